@@ -1,4 +1,4 @@
-"""Opening of a session, at PostgreSQL or at a pooler, with its role and the tenants' limits."""
+"""Opening of sessions at PostgreSQL or a pooler, with a role and the tenants' limits."""
 
 import asyncio
 import socket
@@ -17,11 +17,11 @@ from bottega.errors import DatabaseAwayError, InvalidInputError, UnavailableErro
 class PooledSession(ListenSession):
     """A connection to a pooler, which may run each transaction in another session of the server.
 
-    So each transaction sets its role and limits at its beginning, in the round trip of ``BEGIN``. A
+    So each transaction sets its role and limits at the beginning, in the round trip of ``BEGIN``. A
     single statement becomes a transaction.
 
     Attributes:
-        set_up: statements that follow each ``BEGIN``.
+        set_up: statements to send after each ``BEGIN``.
     """
 
     set_up: str = ""
@@ -36,7 +36,7 @@ class PooledSession(ListenSession):
             self.terminate()
             raise asyncpg.ReadOnlySQLTransactionError(str(error)) from error
         except BaseException:
-            self.terminate()  # or the pooler may begin the transaction later, at a free session
+            self.terminate()  # else the pooler may begin the transaction later
             raise
 
     async def _do_execute(
@@ -47,7 +47,7 @@ class PooledSession(ListenSession):
 
     @asynccontextmanager
     async def _in_transaction(self, timeout: float | None) -> AsyncIterator[None]:
-        """Begin a transaction if there is none; ``timeout`` includes the wait for a session."""
+        """Begin a transaction if none is open. ``timeout`` includes the wait for a session."""
         if self.is_in_transaction():
             yield
             return
@@ -56,12 +56,12 @@ class PooledSession(ListenSession):
 
 
 _CONNECT_S = 10.0
-"""Time limit in seconds for connecting to all servers of a URL, each of which gets a share."""
+"""Timeout in seconds for connecting to all servers of a URL. Each server gets a share."""
 LONGEST_STATEMENT_S = 30.0
-"""Time limit of the engine's statements, in seconds. A statement that takes longer hangs."""
+"""Timeout of the engine's statements in seconds. A statement that takes longer hangs."""
 
 APP_ROLE = "bottega_app"
-"""Role that owns no tables and sees only the rows of the tenant that a transaction names."""
+"""Role that owns no tables, and that sees only the rows of the transaction's tenant."""
 SYSTEM_ROLE = "bottega_system"
 """Role that sees all tenants, for the operator's commands."""
 
@@ -75,23 +75,23 @@ _MEANING = {
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
-    # A plan made for a small table must not still read the whole table after the table has grown.
+    # A plan for a small table must not read the whole table after the table has grown.
     "enable_seqscan": "off",
 }
-"""Settings on which our statements depend; a database or a login may have other defaults.
+"""Settings on which our statements depend. A database or a login may have other defaults.
 
 The server's time limits are off, because the driver limits statements, and SQL limits some locks.
 """
 _SINCE_17 = {"transaction_timeout": "0"}
 _OF_SESSIONS = {"transaction_isolation": "default_transaction_isolation"}
-"""Settings of a transaction, each with the name of the session's default for this setting."""
+"""Settings of a transaction, by name of the setting with the session's default."""
 _OF_POOLED = {"bottega.tenant": "", "transaction_read_only": "off"}
-"""Settings for a pooler's sessions: no stale tenant, and an error if the server is a standby."""
+"""Settings for a pooler's sessions: no stale tenant; on a standby, an error."""
 _WHICH = "SELECT pg_postmaster_start_time(), current_database()"
 _NOT_AS_ASKED = "BT010"
-"""SQLSTATE if a session ignored its start-up parameters; the message is the session's role."""
+"""SQLSTATE if a session ignored its start-up parameters. The message is the session's role."""
 _ELSEWHERE = "BT011"
-"""SQLSTATE if a session is in another database than its address names; the message names it."""
+"""SQLSTATE if a session is in a wrong database. The message is this database's name."""
 _CHECK = f"""
 DO $$ BEGIN
     IF current_database()::text <> convert_from(decode('{{}}', 'hex'), 'UTF8') THEN
@@ -115,15 +115,15 @@ async def connect(
 ) -> ListenSession:
     """Open a connection whose statements take at most ``longest_s`` seconds.
 
-    If the address has several servers, the first server that accepts writes is used. The server
-    that was used last is tried first. See :func:`open_database` for the errors.
+    If the address has several servers, use the first server that accepts writes, and try the last
+    used server first. See :func:`open_database` for the errors.
 
     Args:
-        conninfo: address in any form of libpq's, see :func:`bottega.db.conninfo.servers`.
+        conninfo: address in any form that libpq reads; see :func:`bottega.db.conninfo.servers`.
         role: role of the session; ``None``: the login's role.
         limits: see :class:`Database`.
-        trust: state shared with other connections of the database.
-        pooled: the address is a pooler's, see :class:`PooledSession`.
+        trust: state that all connections to the database share.
+        pooled: true if the address is a pooler's; see :class:`PooledSession`.
     """
     session, trust = _session(role, limits or {}), trust or ConnectionGeneration(SilenceTimeouts())
     listed = servers(conninfo)
@@ -140,7 +140,7 @@ async def connect(
         except (OSError, asyncpg.TargetServerAttributeNotMatched) as error:
             failures.append(error)
         except (ValueError, asyncpg.InterfaceError) as error:
-            # The driver's own errors name the option; other errors may quote a secret value.
+            # The driver's own errors have the option's name. Other errors may have a secret value.
             is_own = isinstance(error, asyncpg.ClientConfigurationError)
             reason = str(error).splitlines()[0] if is_own else type(error).__name__
             raise InvalidInputError(
@@ -178,7 +178,7 @@ async def _connect_one(
     try:
         connection.begin(trust)
         newer = _SINCE_17 if connection.get_server_version().major >= 17 else {}
-        if pooled:  # isinstance() is true of every connection of the driver
+        if pooled:  # isinstance() is true for all connections of the driver
             connection.set_up = _set_up(session | newer)
         else:
             await _check_session(connection, session, newer, server.database)
@@ -262,14 +262,14 @@ async def _check_session(
     newer: Mapping[str, str],
     database: str,
 ) -> None:
-    """Check, in one round trip, that a new session took its start-up parameters.
+    """Check in one round trip that a new session accepted its start-up parameters.
 
-    The statement has no parameters and returns no rows, because the driver would prepare it
-    otherwise. A proxy that ignores start-up parameters may not support prepared statements.
+    The driver would prepare a statement with parameters or rows, so this statement has neither. A
+    proxy that ignores start-up parameters may not support prepared statements.
 
     Args:
         asked: the result of :func:`_session`.
-        newer: settings that this statement sets, because older servers refuse them as parameters.
+        newer: settings that older servers refuse as start-up parameters. The check sets them.
         database: name of the database in the address.
 
     Raises:
@@ -309,7 +309,7 @@ async def _check_session(
 
 
 def _session(role: str | None, limits: Mapping[str, int | None]) -> dict[str, str]:
-    """Return the settings of each transaction: role, limits, and those of our statements."""
+    """Return the settings of each transaction: role, limits and the settings of our statements."""
     set_ = {} if role is None else {"role": role}
     return (
         _MEANING
@@ -324,6 +324,6 @@ def _start_up(session: Mapping[str, str]) -> dict[str, str]:
 
 
 def _set_up(session: Mapping[str, str]) -> str:
-    """Return the settings as statements of a transaction, with those for a pooler's sessions."""
+    """Return the settings as statements of a transaction, with the settings for a pooler."""
     settings = {**session, **_OF_POOLED}
     return "".join(f"SET LOCAL {name} = '{value}';" for name, value in settings.items())

@@ -1,7 +1,7 @@
-"""Addresses of PostgreSQL as libpq reads them: URLs, ``key=value`` pairs, services, ``PG…``.
+"""Addresses of PostgreSQL in libpq's forms: URLs, ``key=value`` pairs, services, ``PG…``.
 
-Each option of libpq either has its effect here, or is refused with an error that names it. No error
-quotes a value that may hold a password.
+This module supports an option of libpq, or refuses the option with an error. No error contains a
+value that may have a password.
 """
 
 import getpass
@@ -29,7 +29,7 @@ _VARIABLES = {
     "service": "PGSERVICE",
     "servicefile": "PGSERVICEFILE",
 }
-"""Options that this module reads, each with its environment variable.
+"""Options that this module reads, with their environment variables.
 
 The driver reads the variables of all other options.
 """
@@ -53,7 +53,7 @@ _LACKED = {
     "sslcompression": ("0",),
     "sslsni": ("1",),
 }
-"""Options that are not supported, each with the values that ask for nothing, so are accepted."""
+"""Options that are not supported. Their accepted values have no effect."""
 _SYNONYMS = {"database": "dbname", "fallback_application_name": "application_name"}
 _PAIR = re.compile(r"\s*(\w+)\s*=\s*(?:'((?:[^'\\]|\\.)*)'|((?:[^\s'\\]|\\.)*))(?=\s|$)", re.DOTALL)
 _HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(?::([^:]*))?")
@@ -64,12 +64,12 @@ class Server:
     """One server of an address.
 
     Attributes:
-        host: name, address or folder of a socket; ``None``: sockets in the usual folders, then
-            this machine.
-        patience_s: longest wait for a connection; ``None``: not set.
+        host: name, address, or folder of a socket; ``None``: sockets in the usual folders, then
+            ``localhost``.
+        patience_s: longest wait for a connection in seconds; ``None``: not set.
         target: required kind of server (``target_session_attrs``); ``None``: not set.
         settings: start-up parameters.
-        rest: options of TLS and Kerberos.
+        rest: options for TLS and Kerberos.
     """
 
     host: str | None
@@ -88,7 +88,7 @@ class Server:
         found: dict[str, object] = {}
         if rest.get("sslrootcert") == "system":
             del rest["sslrootcert"]
-            found["ssl"] = True  # verify-full with the system's certificates
+            found["ssl"] = True  # verify-full, with the system's certificates
         if rest:
             found["dsn"] = f"postgresql://?{urlencode(rest, quote_via=quote)}"
         if self.host is not None:
@@ -102,7 +102,7 @@ class Server:
 
 
 def servers(conninfo: str) -> list[Server]:
-    """Return the servers of an address, such as a primary and its standbys, in its order.
+    """Return the servers of an address, such as a primary and its standbys, in order.
 
     Raises:
         InvalidInputError: the text is no address, or has an unsupported option.
@@ -148,7 +148,7 @@ def _from_url(url: str) -> dict[str, str]:
     scheme, rest = url.split("://", 1)
     if scheme.split("+")[0] not in ("postgresql", "postgres"):
         raise _invalid(f"must be a postgresql:// URL, not {scheme}://")
-    # As in libpq, a login ends at the first @ before the first slash; it may have question marks.
+    # As in libpq, a login ends at the first @ before the first slash, and may have question marks.
     login, at, address = rest.partition("@")
     if not at or "/" in login:
         login, address = "", rest
@@ -177,7 +177,7 @@ def _from_url(url: str) -> dict[str, str]:
             raise _invalid("has an option without a value: write ?option=value&option=value")
         key = _decoded(key, "an option")
         options[key] = _decoded(value, f"the option {key}")
-    if options.pop("ssl", None) == "true":  # how an address of JDBC asks for TLS
+    if options.pop("ssl", None) == "true":  # JDBC's way to request TLS
         options["sslmode"] = "require"
     return _renamed(options)
 
@@ -211,7 +211,7 @@ def _renamed(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _of_service(options: Mapping[str, str]) -> dict[str, str]:
-    """Return the options of the service that an address names."""
+    """Return the options of the service in an address."""
     name = options.get("service") or os.environ.get("PGSERVICE")
     if not name:
         return {}
@@ -280,7 +280,7 @@ def _each(options: Mapping[str, str], name: str) -> list[str]:
 
 
 def _patience(options: Mapping[str, str]) -> float | None:
-    """Return the time limit for connecting, in seconds; as in libpq, 0 is no limit, 1 means 2."""
+    """Return the timeout for connecting in seconds. As in libpq, 0 is no limit, and 1 means 2."""
     seconds = _number(options.get("connect_timeout", "0"), "connect_timeout", range(-1, 1_000_000))
     return max(2, seconds) if seconds > 0 else None
 

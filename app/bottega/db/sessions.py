@@ -1,8 +1,8 @@
-"""Connections that end when the server falls silent. Only this module changes the driver's code.
+"""Connections that end when the server is silent. Only this module changes the driver's code.
 
-Packets may vanish without an error, because a load balancer drops an idle connection or a network
-fails. On TCP, the kernel detects the silence. If a proxy between us and the server still answers
-the kernel, this module detects the silence.
+Packets may be lost without an error, because a load balancer drops an idle connection or a network
+fails. The kernel detects a silent TCP connection. If a proxy between us and the server still
+answers the kernel, this module detects the silence.
 """
 
 import asyncio
@@ -41,22 +41,22 @@ SERVER_OPTIONS = {
 }
 """Settings with which the server detects a silent client and releases its locks."""
 _RUN_ENDED = "BT020"
-"""SQLSTATE of a notice (RAISE NOTICE) by which ``end_unclaimed`` says that a run ended."""
+"""SQLSTATE of the notice (RAISE NOTICE) that ``end_unclaimed`` sends when a run ends."""
 _FIXED_TYPES = 10_000
-"""Bound above the OIDs of PostgreSQL's own types, which are equal in all its versions."""
+"""Upper bound of the OIDs of PostgreSQL's own types, which are equal in all versions."""
 _known_types: dict[frozenset[int], list[asyncpg.Record]] = {}
 """The driver's descriptions of PostgreSQL's own types."""
 
 
 @dataclass(frozen=True, slots=True)
 class SilenceTimeouts:
-    """Time limits for a silent database, in seconds.
+    """Timeouts for a silent database, in seconds.
 
     Attributes:
-        probe_every_s: time between two probes of a connection that only listens.
-        answer_s: limit for the answer to a probe.
-        cancel_s: limit for the server's confirmation that it cancelled a statement.
-        step_s: limit for a statement of the asyncpg pool.
+        probe_every_s: pause between two probes of a connection that only listens.
+        answer_s: timeout for the answer to a probe.
+        cancel_s: timeout for the server's confirmation of a statement's cancellation.
+        step_s: timeout of a statement of the asyncpg pool.
     """
 
     probe_every_s: float = 3.0
@@ -66,13 +66,13 @@ class SilenceTimeouts:
 
 
 class ConnectionGeneration:
-    """The connections of one database; when one falls silent, all idle ones are replaced.
+    """State of a database's connections. After a silent connection, all idle ones are replaced.
 
     Attributes:
         generation: number of the current generation of connections.
         pool: the open asyncpg pool of these connections.
-        signals: sends the signals of their transactions.
-        last: the server that was last used, by address. Server and address may hold passwords.
+        signals: sender of the signals of the connections' transactions.
+        last: by address: the last used server. Both may have passwords.
     """
 
     def __init__(self, silence: SilenceTimeouts) -> None:
@@ -89,9 +89,9 @@ class ConnectionGeneration:
 
 
 class _Kept:
-    """A stand-in for a prepared statement when the driver has prepared none.
+    """Stand-in for a prepared statement when the driver has prepared none.
 
-    So the unnamed statement that was prepared last stays valid.
+    With this object, the unnamed statement that was prepared last stays valid.
     """
 
     name = "none"
@@ -100,8 +100,8 @@ class _Kept:
 class ListenSession(asyncpg.Connection):  # type: ignore[misc]
     """A connection that ends when the server does not confirm a cancellation in time.
 
-    The driver sends the cancellation over a new connection, and would wait without limit for its
-    effect on the old connection.
+    The driver sends the cancellation over a new connection. The driver alone would wait without
+    limit for the cancellation's effect on the old connection.
     """
 
     trust: ConnectionGeneration
@@ -114,7 +114,7 @@ class ListenSession(asyncpg.Connection):  # type: ignore[misc]
 
     @property
     def distrusted(self) -> bool:
-        """True if another connection of this connection's generation fell silent."""
+        """True if another connection of the same generation was silent."""
         return self.generation != self.trust.generation
 
     async def _do_execute(self, *arguments: Any, **options: Any) -> Any:
@@ -132,14 +132,14 @@ class ListenSession(asyncpg.Connection):  # type: ignore[misc]
             self._tell()
 
     def _tell(self) -> None:
-        """Send the signals of a transaction that is over."""
+        """Send the signals of the ended transaction."""
         if self._untold and (self.is_closed() or not self.is_in_transaction()):
             for channel, payload in self._untold:
                 self.trust.signals.publish(channel, payload)
             self._untold.clear()
 
     def _process_log_message(self, fields: Mapping[str, str], last_query: str) -> None:
-        """Keep a signal for later; log and count a run that a statement of this session ended."""
+        """Store a signal until the transaction's end. Log and count a run that has ended."""
         if fields.get("C") == SIGNAL:
             self._untold.append((fields["M"], fields.get("D", "")))
         elif fields.get("C") == _RUN_ENDED:
@@ -150,15 +150,15 @@ class ListenSession(asyncpg.Connection):  # type: ignore[misc]
             say("run.ended", task_id=None, trace_id=trace_id, **end)
 
     async def probe(self) -> None:
-        """Query the server, to check that it answers.
+        """Check with a query that the server answers.
 
         Raises:
-            TimeoutError: it does not answer.
+            TimeoutError: the server does not answer.
         """
         await self.execute("SELECT 1", timeout=self.trust.silence.answer_s)
 
     async def close(self, *, timeout: float | None = None) -> None:
-        """Close the connection; terminate it if the server does not answer."""
+        """Close the connection. Terminate the connection if the server does not answer."""
         with contextlib.suppress(TimeoutError):
             await super().close(timeout=_CLOSE_S if timeout is None else timeout)
 
@@ -167,8 +167,8 @@ class ListenSession(asyncpg.Connection):  # type: ignore[misc]
     ) -> tuple[list[asyncpg.Record], Any]:
         """Describe types, such as ``uuid[]``, that a connection uses for the first time.
 
-        The driver asks the server on each connection, with three statements that cost as much as
-        a dozen usual statements. For PostgreSQL's own types, this process asks only once.
+        On each connection, the driver would ask the server with three statements that cost as much
+        as a dozen usual statements. For PostgreSQL's own types, this process asks only once.
         """
         wanted = frozenset(numbers)
         if wanted in _known_types:
@@ -181,7 +181,7 @@ class ListenSession(asyncpg.Connection):  # type: ignore[misc]
         return described
 
     async def _cancel(self, *arguments: Any) -> None:
-        """Cancel the current statement as the driver does, but within a time limit."""
+        """Cancel the current statement as the driver does, but with a timeout."""
         async with asyncio.timeout(self.trust.silence.cancel_s) as bound:
             await super()._cancel(*arguments)
         if bound.expired():
@@ -191,7 +191,7 @@ class ListenSession(asyncpg.Connection):  # type: ignore[misc]
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Set up TCP keep-alive, so that the kernel ends a silent connection."""
+    """Switch on TCP keep-alive, so that the kernel ends a silent connection."""
     if connection.family not in (socket.AF_INET, socket.AF_INET6):
         return
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -203,8 +203,7 @@ def _keep_alive(connection: socket.socket) -> None:
 class ShrinkingPool(AsyncAdaptedQueuePool):
     """SQLAlchemy's pool with a method that closes idle connections.
 
-    ``dispose()`` would not do, because it makes a new pool: connections in use would return to the
-    old pool and stay open.
+    ``dispose()`` makes a new pool. Connections in use would return to the old pool and stay open.
     """
 
     __module__ = AsyncAdaptedQueuePool.__module__  # name of its logger
@@ -213,26 +212,25 @@ class ShrinkingPool(AsyncAdaptedQueuePool):
         """Close idle connections until at most ``most`` connections are open, or none is idle."""
         while self.checkedin() and self.checkedin() + self.checkedout() > most:
             idle = self._pool.get(block=False)
-            self._dec_overflow()  # before the close, so that no caller waits for this connection
+            self._dec_overflow()  # before the close: no caller may wait for this connection
             idle.close()
 
 
 async def driver_of(connection: AsyncConnection) -> asyncpg.Connection:
-    """Return the driver's connection, to run statements in SQLAlchemy's transaction.
+    """Return the driver's connection, which runs statements in SQLAlchemy's transaction.
 
-    The transaction must have begun through SQLAlchemy, as in ``Database.begin``.
+    SQLAlchemy must have begun the transaction, as in ``Database.begin``.
     """
     return (await connection.get_raw_connection()).driver_connection
 
 
 def session_of(adapter: Any) -> ListenSession:
-    """Return the session of a pooled connection, from the argument of SQLAlchemy's events."""
     session: ListenSession = adapter.driver_connection
     return session
 
 
 def decoded(value: Any) -> Any:
-    """Decode JSON of a row, unless SQLAlchemy's engine has decoded it already."""
+    """Decode the JSON of a row, unless SQLAlchemy's engine has already decoded the JSON."""
     return from_json(value) if isinstance(value, str) else value
 
 

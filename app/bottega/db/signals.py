@@ -1,18 +1,18 @@
-"""Signals between processes: hints that something is new, which readers also find by polling.
+"""Signals between processes: hints about new data. Readers also find new data by polling.
 
-A transaction that stores something sends no NOTIFY, because NOTIFY locks the whole cluster until
-the commit is flushed. Instead, the SQL function ``send_signal`` gives the signal to the session by
-RAISE NOTICE, and the process sends it when the transaction is over. It sends the first signal at
-once, and the signals of the next 10 ms together. If a process dies before it sends a signal,
-readers find the news at their next poll.
+A transaction that stores data sends no NOTIFY, because NOTIFY locks the whole cluster until the
+commit is flushed. Instead, the SQL function ``send_signal`` gives the signal to the session by
+RAISE NOTICE, and the process sends the signal after the transaction. The process sends the first
+signal at once, and the signals of the next 10 ms together. If a process dies before it sends a
+signal, readers find the new data at their next poll.
 
-Signals are sent by NOTIFY. If the operator has NATS, wake-ups are sent over NATS instead, and by
-NOTIFY only while this process has no connection to NATS. NATS may lose a wake-up without a notice,
-but its readers poll anyway (see :mod:`bottega.events.nats`).
+Signals are sent by NOTIFY. If the operator has NATS, wake-ups are sent over NATS, and by NOTIFY
+only while this process has no connection to NATS. NATS may lose a wake-up without a notice, but
+readers also poll (see :mod:`bottega.events.nats`).
 
-The end of a child run is an arrival for its parent run. After the transaction that stored the end,
+The end of a child run is an arrival for the parent run. After the transaction that stored the end,
 the same process calls the SQL function ``arrive`` in another transaction, which locks the parent
-run. If the process dies before that, the sweep calls ``arrive``.
+run. If the process dies before this call, the sweep calls ``arrive``.
 """
 
 import asyncio
@@ -23,38 +23,38 @@ import asyncpg
 import structlog
 
 SIGNAL = "BT021"
-"""SQLSTATE of a signal (RAISE NOTICE); its message is the channel, its detail the payload."""
+"""SQLSTATE of a signal (RAISE NOTICE). The message is the channel, the detail the payload."""
 _TOGETHER_S = 0.01
 _PATIENCE_S = 3.0
 DUE = "bottega_queue"
-"""Channel of due runs; the payload is the worker that has to claim some of these runs."""
+"""Channel of due runs. The payload is the id of the worker that must claim due runs."""
 EVENTS = "bottega_events"
-"""Channel of runs that began, or have news after a silence; the payload is the runs' ids."""
+"""Channel of wake-ups about runs with new events. The payload is the runs' ids."""
 WAKE_UPS = (DUE, EVENTS)
-"""Channels of frequent signals about one worker or run, for which other processes need not wake."""
+"""Channels of frequent signals about one worker or run, which most processes ignore."""
 ARRIVALS = "bottega_arrivals"
-"""Name of signals about arrivals: :class:`SignalSender` calls ``arrive`` and sends no NOTIFY.
+"""Name of signals about arrivals. :class:`SignalSender` calls ``arrive``, without a NOTIFY.
 
 The payload is the tenant and the run.
 """
 _ARRIVE = "SELECT arrive($1, $2)"
 _SEND = "SELECT pg_notify(c, p) FROM unnest($1::text[], $2::text[]) AS signal(c, p)"
 _MOST_IDS = 200
-"""Most ids in one NOTIFY, whose payload takes 8,000 bytes; an id and its comma take 37."""
+"""Maximum number of ids in a NOTIFY, with 8,000 bytes at most; an id and a comma take 37."""
 
 logger = structlog.get_logger(__name__)
 
 Notify = Callable[[str | None], None]
-"""Function that gets a signal's payload; ``None``: signals may have been lost."""
+"""Function of a signal's payload; ``None``: signals may have been lost."""
 
 
 class SignalSender:
-    """Sends signals by NOTIFY, on a connection of a pool, or wake-ups over NATS.
+    """Sender of signals by NOTIFY, on a connection of a pool, or of wake-ups over NATS.
 
     Attributes:
         pool: pool of the connection; ``None``: signals wait until :meth:`take` returns them.
-        claims: claims due runs in this process; returns true if that makes a signal unnecessary.
-        wake: sends a wake-up over NATS; returns false if that is impossible now, and NOTIFY
+        claims: claims due runs in this process. It returns true if no signal is needed then.
+        wake: sends a wake-up over NATS. It returns false if that is impossible now; then NOTIFY
             sends the wake-up.
     """
 
@@ -66,10 +66,10 @@ class SignalSender:
         self._sending: asyncio.Task[None] | None = None
 
     def publish(self, channel: str, payload: str) -> None:
-        """Send a signal soon. Equal signals that wait are sent once. A signal may be lost.
+        """Queue a signal. Equal waiting signals are sent only once. A signal may be lost.
 
         Args:
-            payload: an id, several with commas between them, or an empty text.
+            payload: an id, several ids with commas between, or an empty text.
         """
         if channel == DUE and self.claims():
             return
@@ -79,7 +79,7 @@ class SignalSender:
             self._sending = asyncio.ensure_future(self._send())
 
     def take(self) -> list[tuple[str, str]]:
-        """Return the channels and payloads of pending signals, and forget these signals."""
+        """Return and remove the pending signals: channels and payloads."""
         pending = [*self._pending]
         self._pending.clear()
         return pending
@@ -114,7 +114,7 @@ class SignalSender:
 
 
 def _notifications(by_channel: Mapping[str, Sequence[str]]) -> tuple[list[str], list[str]]:
-    """Return the channels and the payloads of as few notifications as have room for the ids."""
+    """Return the channels and payloads of the fewest notifications that can have all ids."""
     channels, payloads = [], []
     for channel, ids in by_channel.items():
         for first in range(0, len(ids), _MOST_IDS):

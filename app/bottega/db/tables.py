@@ -1,7 +1,7 @@
-"""Tables that Python composes queries on: names and types of their columns.
+"""Tables for queries that Python composes: names and types of the columns.
 
-The baseline migration has the whole schema, with comments. This module leaves out the tables that
-only SQL functions and statements in text use; these are most tables.
+The baseline migration has the whole schema, with comments. Most tables are not in this module,
+because only SQL functions and SQL texts use these tables.
 """
 
 from typing import Any
@@ -37,7 +37,7 @@ _metadata = MetaData()
 
 
 def _table(name: str, **columns: str) -> Table:
-    """Return a table; each argument is a type in ``_TYPES`` with the names of its columns."""
+    """Return a table. Each argument is a type in ``_TYPES`` with the names of columns."""
     made: list[Column[Any]] = [
         Column(each, _TYPES[kind]) for kind in columns for each in columns[kind].split()
     ]
@@ -315,4 +315,4 @@ run_heads = _table(
 
 
 DEFAULT_TENANT = UUID("00000000-0000-7000-8000-000000000001")
-"""The tenant of a server without keys; the first migration creates it."""
+"""The tenant of a server without keys. The first migration creates this tenant."""
