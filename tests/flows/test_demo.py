@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from bottega.cli.scenarios import SOFTWARE
 from bottega.settings import Settings
 from tests import forks
 from tests.fake_model import FakeModel, http_error, text
-from tests.service import running
+from tests.processes import command
+from tests.service import client_of, running
 
 
 async def played(database_url: str, model: FakeModel) -> int:
@@ -59,3 +61,10 @@ async def test_the_demo_s_embedded_database_is_not_the_service_s(
     ended = await asyncio.to_thread(forks.run, ["demo"], {**os.environ, **variables})
     assert ended.returncode == 0, ended.stderr
     assert (folder / "demo/postgres").is_dir()
+    said = re.search(r"Next: BOTTEGA_DATA_DIR=(\S+) bottega serve, .*/runs/(\S+)", ended.stdout)
+    assert said
+    async with (
+        command("serve", "--port", "0", BOTTEGA_DATA_DIR=said[1]) as served,
+        client_of(served.port) as client,
+    ):
+        assert (await client.get(f"/v1/runs/{said[2]}")).json()["status"] == "completed"

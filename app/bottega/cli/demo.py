@@ -25,10 +25,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from itertools import cycle, islice
 from pathlib import Path
+from shlex import quote
 from typing import IO, Any, TypeVar
 from uuid import uuid4
 
 from rich.console import Console
+from rich.markup import escape
 from rich.panel import Panel
 
 from bottega.cli.chat import Chat, open_session
@@ -216,7 +218,8 @@ def run(
                 status = talk(server, scenario, session)
             else:
                 _define(server, scenario)
-                status = learn(server, scenario) if learns else show(server, scenario)
+                serve = _serve_command(settings)
+                status = learn(server, scenario) if learns else show(server, scenario, serve)
         except (RemoteError, DemoError) as error:
             _errors.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
             return REFUSED if isinstance(error, RemoteError) else 1
@@ -226,8 +229,15 @@ def run(
     return status
 
 
-def show(server: RemoteServer, scenario: Scenario) -> int:
-    """Run the team, and show what it does; return the exit status."""
+def _serve_command(settings: Settings) -> str:
+    """Return the command that serves the demo's database."""
+    if settings.database_url is not None:
+        return "bottega serve"
+    return f"BOTTEGA_DATA_DIR={quote(str(settings.data_dir))} bottega serve"
+
+
+def show(server: RemoteServer, scenario: Scenario, serve: str) -> int:
+    """Run the team, and show what it does; name the command ``serve``; return the exit status."""
     run = server.create("/v1/runs", scenario.run)
     _console.print(
         f"[dim]POST {server.address}/v1/runs → run {run['id']}[/]", highlight=False, soft_wrap=True
@@ -237,13 +247,14 @@ def show(server: RemoteServer, scenario: Scenario) -> int:
         for event in RunEvents(server, run["id"], transcript.note):
             transcript.show(event)
     except KeyboardInterrupt:
-        transcript.note(f"Stopped. Run {run['id']} continues when the next server starts.")
+        transcript.note(f"Stopped. Run {run['id']} continues with: {serve}")
         return INTERRUPTED
     run = server.get(f"/v1/runs/{run['id']}")
     transcript.end(run)
     address = f"http://127.0.0.1:{Settings.model_fields['port'].default}"
     _console.print(
-        f"Next: [bold]bottega serve[/], then look at the run: {address}/console/#/runs/{run['id']}",
+        f"Next: [bold]{escape(serve)}[/], then look at the run: "
+        f"{address}/console/#/runs/{run['id']}",
         highlight=False,
         soft_wrap=True,
     )
