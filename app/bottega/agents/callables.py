@@ -119,7 +119,7 @@ def valid_of(adapter: TypeAdapter[Any], arguments: Names) -> Any:
     """
     try:
         encoded = to_json(arguments, inf_nan_mode="constants")
-    except PydanticSerializationError:  # there is a lone surrogate, or an object from a hook
+    except PydanticSerializationError:  # a lone surrogate, or an object from a hook, is not JSON
         return adapter.validate_python(arguments)
     return adapter.validate_json(encoded)
 
@@ -322,7 +322,7 @@ def is_context(hint: Any) -> bool:
 
 
 def context_for(parameters: Sequence[str]) -> dict[str, ToolContext]:
-    """Return the current context as the value of each parameter, by the parameter's name."""
+    """Return the current context for each of the parameters, by parameter name."""
     if not parameters:
         return {}
     context = current_context.get() or ToolContext()  # called outside of a query
@@ -402,7 +402,7 @@ def as_json(value: Any) -> Any:
     - Bytes become base64; dates, decimals, paths and similar values become texts.
 
     Raises:
-        TypeError: a part of the value has no form in JSON.
+        TypeError: JSON cannot represent a part of the value.
         ValueError: the value contains itself.
     """
     if type(value) in _BASIC:

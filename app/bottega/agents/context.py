@@ -27,7 +27,7 @@ class Caller:
     """The run, tenant, end user and session of a query. An unknown field is ``None``.
 
     Attributes:
-        run_id: id of the run. The service sets it, or a program that has its own ids of runs.
+        run_id: id of the run. The service sets the id, or a program that has its own ids of runs.
         tenant: name of the tenant.
         user: the name that the tenant's product uses for the end user.
         session_id: the session, or conversation.
@@ -55,7 +55,7 @@ class CancelScope:
         return self._over.is_set()
 
     def wait(self, seconds: float) -> bool:
-        """Sleep in a tool's thread; return true as soon as the call is over, otherwise false."""
+        """Sleep in a tool's thread; return true early if the call ends, false after ``seconds``."""
         return self._over.wait(seconds)
 
     def cancel(self) -> None:

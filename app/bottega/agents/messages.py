@@ -118,7 +118,7 @@ class Usage:
 
 @dataclass(slots=True, unsafe_hash=True)
 class AgentUsage(Usage):
-    """Usage of an agent, its sub-agents included."""
+    """Usage of an agent, including its sub-agents."""
 
     model_calls: int = 0
     tool_calls: int = 0
@@ -238,7 +238,7 @@ class Message(BaseModel):
         """Return this message's wire form in ``dialect``; compute the form once, then cache it."""
         try:  # not by self._encoded, because Pydantic searches slowly for a missing attribute
             cached: tuple[str, T] = object.__getattribute__(self, "_encoded")
-        except AttributeError:  # this message was never encoded; a copy loses the cached form
+        except AttributeError:  # this message was never encoded; a copy has no cached form
             pass
         else:
             if cached[0] == dialect:

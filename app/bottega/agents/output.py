@@ -65,7 +65,7 @@ def answer_schema(schema: Mapping[str, Any]) -> AnswerSchema:
     Raises:
         InvalidInputError: the schema is not valid, or exceeds a bound.
     """
-    # Imported here, because most agents have no schema and the library takes long to load.
+    # This import is here, because most agents have no schema and the library loads slowly.
     from bottega.json_schema.output import output_schema
 
     return output_schema(schema)
@@ -192,7 +192,7 @@ def quoted(text: str) -> str:
 
 
 async def _fits(schema: Mapping[str, Any], text: str) -> tuple[bool, str]:
-    # Imported here, because the library takes long to load.
+    # This import is here, because the library loads slowly.
     from bottega.json_schema.output import output_schema
 
     problems = await run_in_thread(lambda: output_schema(schema).read(text)[1])

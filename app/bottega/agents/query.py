@@ -155,7 +155,7 @@ class PendingAnswer:
     def nudge(
         self, message: AssistantMessage, ending: Ending, on_length: OnLength
     ) -> list[StandardMessage]:
-        """Return messages that ask the model to continue, or ``[]`` if it cannot continue."""
+        """Return messages that ask the model to continue, or ``[]`` if that is impossible."""
         if ending in self._tried or ending not in _NUDGES:
             return []
         added: list[StandardMessage] = [
@@ -287,7 +287,7 @@ class PromptMemory(Protocol):
 
     @property
     def tools(self) -> Sequence[ToolBase]:
-        """Tools that the memory adds to the agent's tools; :meth:`compose` may change them."""
+        """Tools that the memory adds to the agent's tools; :meth:`compose` may change the tools."""
 
     def compose(self, query: "Query", schemas: Sequence[ToolSchema]) -> Sequence[StandardMessage]:
         """Return the prompt's messages in place of ``query.agent.conversation_history``.
@@ -526,7 +526,7 @@ class Recorder(QueryObserver):
         """Record recalled publications added to the history, with their cosines (-1 to 1)."""
 
     def sources_of(self, query: Query) -> Collection[str] | None:
-        """Return the agents whose publications an earlier attempt read; without one, ``None``."""
+        """Return the agents that an earlier attempt read, or ``None`` without such an attempt."""
         return None
 
     def version_of(self, query: Query) -> int | None:
@@ -534,7 +534,7 @@ class Recorder(QueryObserver):
         return None
 
     def published_at(self, query: Query) -> datetime | None:
-        """Return the time of an earlier attempt's publication, or ``None`` without one."""
+        """Return the time at which an earlier attempt published, or ``None`` if none published."""
         return None
 
     def published(self, query: Query, publication: Publication) -> None:

@@ -331,7 +331,7 @@ def nearest(items: Sequence[MemoryItem], scores: Sequence[float], k: int) -> lis
 
 
 def recalled_message(item: MemoryItem, score: float | None = None) -> SystemMessage:
-    """Render a recalled publication like a predecessor's one; mark the message's metadata."""
+    """Render a recalled publication like a predecessor's publication; mark its metadata."""
     message = shared_message(item)
     marks: dict[str, Any] = {RECALLED: True}
     if score is not None:

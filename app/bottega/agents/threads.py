@@ -1,8 +1,8 @@
 """Daemon threads for blocking functions.
 
-``asyncio.to_thread`` does not fit, because hanging tools could occupy all of its few threads, and
-the event loop waits for those threads when it closes. The threads here are daemons, unlimited in
-number, and reused.
+``asyncio.to_thread`` is not suitable: hanging tools could occupy all of its few threads, and a
+closing event loop waits for these threads. This module's threads are daemons, unlimited in number,
+and reused.
 """
 
 import asyncio

@@ -206,7 +206,7 @@ class _Calls:
             current_call.reset(token)
 
     async def _approved(self, call: ToolCall, tool: ToolBase) -> ToolResult:
-        """Execute a call, or wait until people or a client have answered it."""
+        """Execute a call, or wait until people or a client have answered the call."""
         if not (interrupt := tool.interrupt(call)):
             return await self._executed(call, tool, None)
         decision = await self.query.recorder.decision(self.query, call, interrupt)

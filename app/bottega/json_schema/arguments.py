@@ -22,7 +22,7 @@ class ArgumentSchema:
     Attributes:
         schema: the schema for the model. Unless the schema sets ``additionalProperties``, a check
             refuses unknown arguments.
-        patterns: the schema's patterns by JSON Pointer, before their check.
+        patterns: the schema's unchecked patterns, by JSON Pointer.
 
     Raises:
         InvalidInputError: the schema is invalid, or exceeds a bound.
@@ -50,7 +50,7 @@ class ArgumentSchema:
         return self._checked.unchecked
 
     def check(self, arguments: Mapping[str, Any]) -> None:
-        """Check a call's arguments. For the time it takes, see :meth:`CheckedSchema.problems`.
+        """Check a call's arguments, which takes as long as :meth:`CheckedSchema.problems`.
 
         Raises:
             InvalidInputError: the arguments are invalid; the error text lists the violations for

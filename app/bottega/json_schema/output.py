@@ -27,7 +27,7 @@ class OutputSchema:
 
     Attributes:
         schema: the schema, unchanged.
-        patterns: the schema's patterns by JSON Pointer, before their check.
+        patterns: the schema's unchecked patterns, by JSON Pointer.
 
     Raises:
         InvalidInputError: the schema is invalid, or exceeds a bound.

@@ -138,7 +138,7 @@ class CheckedSchema:
     """A valid schema, ready to check values.
 
     Attributes:
-        patterns: the schema's patterns by JSON Pointer, before their check; see
+        patterns: the schema's unchecked patterns, by JSON Pointer; see
             :func:`bottega.json_schema.patterns.check_patterns`.
         size: number of values in the schema.
 
@@ -160,7 +160,7 @@ class CheckedSchema:
 
     @cached_property
     def unchecked(self) -> Sequence[str]:
-        """JSON Pointers of patterns that a check leaves out; see :func:`is_supported`."""
+        """JSON Pointers of patterns that a check omits; see :func:`is_supported`."""
         return [place for place, each in self.patterns.items() if not is_supported(each)]
 
     def problems(self, value: Any) -> list[Problem]:
@@ -458,7 +458,7 @@ def _counted(keyword: _Keyword) -> _Keyword:
 
 
 def _cost(value: Any) -> int:
-    """Return the number of steps that a comparison or a display of a value counts as."""
+    """Return the cost, in steps, of the comparison or display of a value."""
     if isinstance(value, dict | list):
         return count_values(value) // _CHEAP if value else 0
     return len(value) // _CHEAP_CHARACTERS if isinstance(value, str) else 0

@@ -29,7 +29,7 @@ MAX_CHARACTERS = 32_768
 _BATCH = 4
 
 # Feature weights are integers. Sums of integers are exact in any order, so every machine computes
-# the same bits. A changed weight changes the vectors, so the name must change with it.
+# the same bits. A changed weight changes the vectors, so the embedder's name must change too.
 _NAME = "builtin-1"
 _STEM = 64
 _GRAMS = 96

@@ -60,7 +60,7 @@ async def _spawn(arguments: list[str]) -> Process:
 
 
 def _environment() -> dict[str, str]:
-    """Copy this process's environment; if Bottega is not installed, add its folder to the path."""
+    """Copy this process's environment. If Bottega is not installed, add its folder to the path."""
     environment = dict(os.environ)
     root = Path(bottega.__path__[0]).parent
     if root != Path(sysconfig.get_path("purelib")):

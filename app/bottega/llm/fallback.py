@@ -49,7 +49,7 @@ class SpecSource(Protocol):
         """
 
     async def spec(self) -> ServerSpec:
-        """Return the description, with the current values of its secrets.
+        """Return the server's description with the current values of the secrets.
 
         Raises:
             InvalidInputError: the description is invalid, or a secret is missing or must not be
@@ -177,7 +177,7 @@ class Servers:
         self._open: OrderedDict[tuple[Hashable, int], OpenServer] = OrderedDict()
 
     async def get(self, key: Hashable, version: int, source: SpecSource) -> OpenServer:
-        """Return a server; open it if it is not open.
+        """Return a server, and open the server if necessary.
 
         Args:
             key: identifies the server; the same for all versions of the server's definition.
@@ -229,7 +229,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class _Dearest:
-    """The prices of the model that is the most expensive one for a usage."""
+    """The prices of the most expensive model for a given usage."""
 
     all: Sequence[ModelPrices]
 

@@ -1,8 +1,8 @@
 """This worker's shares of the limits of model servers. One limit applies to all workers together.
 
 The database distributes calls, requests and tokens to workers. A worker admits calls from its share
-without a query, and soon returns the unused part of the share. Requests and tokens count for a
-minute.
+without a query, and soon returns the unused part of the share. Requests and tokens count towards a
+limit for one minute.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ class ServerLimits(NamedTuple):
 class LimitPermit(NamedTuple):
     """The part of the limits that an admitted call uses and returns at the end of the call.
 
-    A number is 0 if it had no limit when the call was admitted. Limits may change later.
+    A number is 0 if there was no such limit when the call was admitted. Limits may change later.
     """
 
     calls: int
@@ -180,7 +180,7 @@ class Share:
         """End an admitted call.
 
         Args:
-            tokens: tokens that the call used. If they are unknown (``None``), the estimate counts.
+            tokens: tokens that the call used, or ``None`` if unknown: then the estimate counts.
         """
         self._calls -= permit.calls
         if permit.tokens:
@@ -357,10 +357,10 @@ _PLACE = LimitPermit(calls=1, tokens=0)
 
 
 class TaskPlaces:
-    """Slots of tenants' asynchronous tasks. As for calls, all workers together have one limit.
+    """Places of tenants' asynchronous tasks. As for calls, all workers together have one limit.
 
     Args:
-        most: maximum number of a tenant's tasks that have a slot at the same time.
+        most: maximum number of a tenant's tasks that have a place at the same time.
     """
 
     def __init__(self, shares: Shares, most: int) -> None:
@@ -368,11 +368,11 @@ class TaskPlaces:
         self._limits = ServerLimits(most, None, None)
 
     def take(self, tenant: UUID) -> bool:
-        """Take a slot from this worker's share; return false if the share has no free slot."""
+        """Take a place from this worker's share; return false if the share has no free place."""
         return self._shares.admit(_key(tenant)) is not None
 
     async def wait(self, tenant: UUID) -> None:
-        """Wait for a slot and take it. A cancelled wait takes no slot."""
+        """Wait for a place and take it. A cancelled wait takes no place."""
         since = monotonic()
         while not await self._shares.enter(_key(tenant), self._limits, 0, since, wait_s=60.0):
             pass

@@ -182,7 +182,7 @@ class Charge(Protocol):
     permit: Permit
 
     def pay(self, model: str, usage: Usage) -> None:
-        """Charge one answer of the call, complete or broken off; a call may need several."""
+        """Charge one answer of the call, complete or broken off. A call may have several."""
 
 
 class ModelAccount(Protocol):

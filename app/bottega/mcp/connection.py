@@ -419,7 +419,7 @@ def _now() -> float:
 
 
 class Connection:
-    """A connection, which has a task that keeps it open.
+    """A connection with its own task, which keeps the connection open.
 
     Args:
         on_changed: called once when the server reports that its tools have changed. With ``None``,
@@ -572,7 +572,7 @@ class Connection:
         return self._egress.turn(self._server.tenant)
 
     async def _hold(self) -> None:
-        """Keep the connection open until :meth:`close`; the SDK must open and close in one task."""
+        """Keep the connection open in one task until :meth:`close`, as the SDK requires."""
         from mcp import Client
 
         async with (

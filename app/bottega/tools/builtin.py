@@ -100,7 +100,7 @@ def _called(name: str, arguments: list[Number]) -> Number:
 
 
 def _bounded(number: Any) -> Number:
-    """Return a result, or raise an error if it is not real, not finite or too large."""
+    """Return a number, or raise an error if the number is not real, not finite or too large."""
     if isinstance(number, int):
         if number.bit_length() > MAX_BITS:
             raise OverflowError
@@ -405,7 +405,7 @@ _HARMLESS = WITHIN_RUN - {"ask_user"}
 
 
 class NotCalled(ToolBase):
-    """A tool with the real name and schema; a call of it does nothing."""
+    """A tool with the real name and schema, but without any effect."""
 
     timeout_s = None
     idempotent = True

@@ -121,7 +121,7 @@ class Egress:
         allow: hosts, addresses and CIDR blocks that are allowed although they are not public
             (``BOTTEGA_EGRESS_ALLOW``).
         resolve: function that replaces the system's resolver.
-        ssl_context: TLS context that replaces the one with the system's certificates.
+        ssl_context: TLS context; by default a context with the system's certificates.
         each: maximum number of concurrent requests per tenant; further requests wait.
 
     Attributes:
@@ -205,8 +205,8 @@ class Egress:
             if not limit.expired():
                 raise
             failure = error
-        # The error is raised outside of the handlers. Otherwise their error, which may quote the
-        # request, would be its context.
+        # Raise the error outside of the handlers. Inside, a handled error, which may quote the
+        # request, would become the context of the new error.
         raise _explained(failure, target.host, timeout_s)
 
     def turn(self, tenant: str) -> asyncio.Semaphore:

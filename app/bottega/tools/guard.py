@@ -74,7 +74,7 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 
 
 def why_refused(address: Address) -> str | None:
-    """Return in one or two words why an address is not public, or ``None`` if it is public.
+    """Return in one or two words why an address is not public, or ``None`` for a public address.
 
     If an IPv6 address embeds an IPv4 address (mapped, NAT64), the IPv4 address is checked.
     """

@@ -47,7 +47,7 @@ class McpToolDefinition(Approvable):
     @classmethod
     def _once(cls, tools: list[str] | None) -> list[str] | None:
         if twice := sorted(name for name, times in Counter(tools).items() if times > 1):
-            raise ValueError(f"named more than once: {', '.join(twice)}")
+            raise ValueError(f"listed more than once: {', '.join(twice)}")
         return tools
 
     @property
@@ -118,7 +118,7 @@ def refuse_unfit(
     if twice := sorted(name for name, times in names.items() if times > 1):
         raise InvalidInputError(
             f"tools and sub-agents of the agent '{agent}' share a name: {', '.join(twice)}. "
-            "Name the tools that it needs in `tools` of its MCP servers",
+            "List the tools that it needs in `tools` of its MCP servers",
             code="duplicate_tool",
         )
     if names.total() > MOST_TOOLS:
@@ -164,7 +164,7 @@ def _existing(tool: Mapping[str, Any], servers: Mapping[str, Mapping[str, Any]])
     if unknown := sorted(set(names) - set(known)):
         raise InvalidInputError(
             f"the MCP server '{name}' has no tool {', '.join(unknown)}: correct the name, or send "
-            f"POST /v1/mcp-servers/{name}/refresh if it is new there",
+            f"POST /v1/mcp-servers/{name}/refresh if the tool is new",
             code="unknown_tool",
         )
     return names
