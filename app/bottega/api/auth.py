@@ -39,31 +39,31 @@ from bottega.tenants.tokens import Action, Token, is_ours, is_token
 _PUBLIC = frozenset(
     (
         *("/", "/healthz", "/readyz", "/docs", "/openapi.json", "/asyncapi.json", "/console"),
-        "/metrics",  # checks its own token
+        "/metrics",  # this route checks its own token
         "/v1/sign-in",
     )
 )
 _UNCOUNTED = frozenset(("/healthz", "/readyz", "/metrics"))
-"""Public paths for monitoring without a limit on requests: they are cheap, or check a token."""
+"""Public paths for monitoring without a rate limit: they are cheap, or they check a token."""
 _MONITORED = frozenset(("/healthz", "/readyz"))
 _PROXY = frozenset((b"forwarded", b"via", b"cf-connecting-ip", b"x-real-ip"))
 _PROXY_PREFIX = b"x-forwarded-"
 _CONSOLE = frozenset(("/", "/console", "/console/"))
-"""Pages of the console, to which pages of other sites may link."""
+"""Paths of the console: pages of other sites may link to them."""
 _KEYS_REQUIRED = (
     "this request came through a proxy or from a page of another site, and without keys this "
     "server answers only this machine: make a key with 'bottega keys create --tenant default "
     "--scope admin', and send it"
 )
 _PAGES = ("/docs-assets/", "/console/")
-# Generated keys have 56 characters, keys that an operator chose may differ; tokens are longer.
+# Generated keys have 56 characters, and an operator's own keys may differ. Tokens are longer.
 _BEARER = re.compile(rb"[Bb][Ee][Aa][Rr][Ee][Rr] +([!-~]{32,8192}) *")
 _LONGEST_KEY = 256
 _NO_SOCKET = "there is no WebSocket at this path: the WebSocket of a run is /v1/runs/{id}/ws"
 TICKET = "ticket."
-"""Prefix of the "subprotocol" that carries a browser's ticket."""
+"""Prefix of the "subprotocol" with which a browser sends its ticket."""
 _PLACES = {"ws": ("websocket", "websocket"), "events": ("http", "sse"), "stream": ("http", "sse")}
-"""Ends of the paths that tickets open, with their protocols and the tickets' kinds."""
+"""Last path segments that a ticket opens, with the path's protocol and the ticket's kind."""
 _WATCHED = re.compile(
     r"/v1/runs/([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})/(ws|events|stream)"
 )
@@ -71,15 +71,15 @@ _WATCHED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """The authenticated caller, and its rights.
+    """The authenticated caller and its rights.
 
     Attributes:
-        actor: name in the audit log: ``key:<prefix>``, ``user:<name>``, or ``local`` while there
-            are no keys.
-        key_id: ``None`` while there are no keys.
-        require_user: each request must name the end user that it acts for.
+        actor: the caller's name in the audit log: ``key:<prefix>``, ``user:<name>``, or ``local``
+            while there are no keys.
+        key_id: id of the caller's key; ``None`` while there are no keys.
+        require_user: each request must name the end user for whom the caller acts.
         limits: limits of the caller's key.
-        token: the token or ticket that the caller sent; ``None``: it sent a key.
+        token: the token or ticket that the caller sent; ``None``: the caller sent a key.
         person: the signed-in person; ``None``: the caller sent a key, a token or a ticket.
     """
 
@@ -94,12 +94,12 @@ class Principal:
 
     @property
     def is_local(self) -> bool:
-        """True while there are no keys: the caller is this machine."""
+        """True while there are no keys, because then the caller must be on this machine."""
         return self.key_id is None and self.person is None
 
     @property
     def user(self) -> str | None:
-        """The end user whom all requests of a token act for; ``None``: no user is fixed."""
+        """The end user for whom all requests of a token act; ``None``: no user is fixed."""
         return None if self.token is None else self.token.user
 
     @property
@@ -147,11 +147,11 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class Acting:
-    """A caller, and the end user that its request acts for.
+    """A caller, and the end user for whom the caller's request acts.
 
     Attributes:
-        user: ``None``: no end user. The key may still read and control everything of its tenant,
-            but a run that it starts reads no end user's data.
+        user: the end user; ``None``: no end user. Without a user, the caller may still read and
+            control everything of the key's tenant, but the caller's runs read no end user's data.
     """
 
     principal: Principal
@@ -175,17 +175,17 @@ class Acting:
 
 
 def acts_for(principal: Principal, named: str | None, pointer: str | None = "/user") -> Acting:
-    """Return the caller and the end user that its request acts for.
+    """Return the caller and the end user for whom the request acts.
 
-    All routes use this function for it.
+    All routes find the end user with this function.
 
     Args:
-        named: the user that the request names; empty or blank: no user.
-        pointer: JSON Pointer of the name in the request's body; ``None``: it is not in the body.
+        named: the user that the request names; an empty or blank text means no user.
+        pointer: JSON Pointer to the name in the request's body; ``None``: the body has no name.
 
     Raises:
         UserRequiredError: the key requires an end user, but the request names none.
-        ForbiddenError: ``other_user``: a token acts for its own user only.
+        ForbiddenError: ``other_user``: the token acts for another user.
     """
     user = None if named is None or names_nobody(named) else named
     if principal.user is not None:
@@ -198,7 +198,7 @@ def acts_for(principal: Principal, named: str | None, pointer: str | None = "/us
 
 
 LOCAL = Principal(DEFAULT_TENANT, ("admin",), "local", None)
-"""Caller of all requests while there are no keys; then only this machine has access."""
+"""Caller of all requests while there are no keys; only this machine has access then."""
 
 
 def is_public(path: str) -> bool:
@@ -219,10 +219,10 @@ def _came_from_elsewhere(scope: Scope) -> bool:
 class Authenticate:
     """Middleware that puts the :class:`Principal` into ``scope["state"]``, or refuses the request.
 
-    While there are no keys, only requests of this machine pass. Requests that a proxy forwarded
-    are refused, because a proxy on this machine makes all requests look local. The Host header must
-    name this machine, because DNS rebinding would otherwise let a web page read responses. An
-    Origin header, which only browsers send, must be the server's own.
+    While there are no keys, only requests of this machine pass. The middleware refuses requests
+    that a proxy forwarded, because a proxy on this machine makes all requests look local. The Host
+    header must name this machine, because DNS rebinding would otherwise let a web page read
+    responses. The Origin header, which only browsers send, must name the server's own origin.
 
     Args:
         rates: limits requests without a valid key, while there are keys.
@@ -285,7 +285,7 @@ class Authenticate:
         return problem_response(403, *refused) if is_open else None
 
     def _refused(self, scope: Scope) -> tuple[str, str] | None:
-        """Return code and text of the refusal; ``None``: the request is from this machine."""
+        """Return the code and text of a refusal; ``None``: the request is from this machine."""
         if scope["path"] not in _MONITORED and _came_from_elsewhere(scope):
             return "keys_required", _KEYS_REQUIRED
         reason = self._foreign(scope)
@@ -306,7 +306,7 @@ class Authenticate:
         return None
 
     def _refusal_of_unknown(self, scope: Scope, key_cache: KeyCache) -> Response | None:
-        """Return a refusal if the key needs a look-up in the database, and the rate is used up."""
+        """Return a refusal if the key needs a look-up in the database above the rate limit."""
         key = _key(sent(scope, b"authorization"))
         if key is None or key_cache.may_be_open or _ticket(scope) is not None:
             return None
@@ -368,7 +368,7 @@ async def _by_key(key_cache: KeyCache, keys_sent: list[bytes]) -> Principal:
 
 
 async def _find(key_cache: KeyCache, keys_sent: list[bytes]) -> keys.Key | None:
-    """Look up the key of a request; ``None``: it sends no valid key."""
+    """Look up the key of a request; ``None``: the request sends no valid key."""
     key = _key(keys_sent)
     return None if key is None else await key_cache.find(key)
 
@@ -380,7 +380,7 @@ def _key(keys_sent: list[bytes]) -> str | None:
 
 
 def _ticket(scope: Scope) -> str | None:
-    """Return a browser's ticket, from a WebSocket's subprotocol or an EventSource's query."""
+    """Return a browser's ticket from a WebSocket's subprotocol or from an EventSource's query."""
     if scope["type"] == "http":
         query = scope.get("query_string", b"")
         if scope["method"] != "GET" or b"ticket=" not in query:
@@ -401,7 +401,7 @@ async def _by_token(scope: Scope, key_cache: KeyCache, text: str) -> Principal:
     token = await key_cache.token(text)
     if token.opens is not None:
         raise UnauthenticatedError("a ticket opens a stream only", code="bad_token")
-    # The route checks the scope ``run``; before it, bottega.api.auth checks the token's actions.
+    # The route checks the scope ``run``. Before that, bottega.api.auth checks the token's actions.
     return Principal(
         token.tenant_id, ("run",), token.actor, token.key_id, limits=token.limits, token=token
     )
@@ -477,7 +477,7 @@ OPERATIONS: Mapping[tuple[str, str], Action | None] = {
     ("POST", "/mcp"): "run",
     ("POST", "/mcp/"): "run",
 }
-"""Methods and paths that a token may call, each with the needed action; ``None``: no action."""
+"""Operations that a token may call, each with the needed action; ``None``: no action."""
 _OWNED: Mapping[str, tuple[str, Table]] = {
     "run_id": ("run", runs),
     "session_id": ("session", sessions),

@@ -1,7 +1,7 @@
-"""The OpenAPI document (FastAPI's, with problems and keys added) and the AsyncAPI document.
+"""The OpenAPI document (FastAPI's, with added problems and keys) and the AsyncAPI document.
 
-Pydantic leaves rules between a body's fields out of the schema, because validators check them.
-Here the schema of such a body becomes `oneOf` several complete schemas, one for each valid
+Pydantic's schemas do not show rules between the fields of a body, because validators check these
+rules. This module replaces the schema of such a body by `oneOf`: one complete schema for each valid
 combination of fields. Client generators then make a class for each combination.
 """
 
@@ -52,7 +52,7 @@ class Variant:
         needs: fields that must be present and not null.
         lacks: fields that must be absent or null.
         mode: allowed values of the field `mode`; empty if the body has no such field.
-        rules: keywords to add to a field's schema.
+        rules: keywords to add to the schemas of fields, by field name.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Variant:
 
 
 _NULL: dict[str, Any] = {"const": None}
-"""Same meaning as `{"type": "null"}`, from which openapi-generator makes a wrong class."""
+"""Means the same as `{"type": "null"}`, from which openapi-generator makes a wrong class."""
 _NO_SIGNATURE = {"properties": {"failure_signature": _NULL}}
 _SIGNATURE = {
     "properties": {"failure_signature": {"type": "string"}},
@@ -131,7 +131,7 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
 
 
 def split(schemas: dict[str, Any]) -> None:
-    """Replace each schema that has variants by `oneOf` of them, in place."""
+    """Replace each schema that has variants by `oneOf` its variants, in place."""
     for name, variants in VARIANTS.items():
         whole = schemas[name]
         for variant in variants:
@@ -160,7 +160,7 @@ def _of(whole: dict[str, Any], variant: Variant) -> dict[str, Any]:
 
 
 def _not_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a required field: no null, no default."""
+    """Return the schema of a required field: without null and without a default."""
     about = {key: value for key, value in schema.items() if key not in ("anyOf", "default")}
     kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
     if not kinds:
@@ -199,7 +199,7 @@ _STATUS_CODES: Mapping[int, str] = {
     500: "internal",
     503: "database_unavailable storage_full too_many_connections",
 }
-"""Error codes by status; an operation that lists the status may answer with any of them."""
+"""Error codes by status; each operation with the status may answer with any of these codes."""
 _SECRETS = "secret_host_unset secret_in_clear secret_needs_https secret_not_for_host"
 _ONCE = "idempotency_key_reused in_flight"
 _STORES = "storage_quota too_many"
@@ -334,8 +334,8 @@ def openapi_document(app: FastAPI) -> dict[str, Any]:
             for operation in operations.values():
                 _describe_parameters(operation)
                 _show_answers(operation)
-                # Requests that are too slow or too long are refused before routing, and bodies of
-                # operations that take none by every operation.
+                # The server refuses requests that are too slow or too long before it routes them.
+                # Each operation without a body refuses a body.
                 _add_problems(operation, 408, 414, 422, 431)
         for path, method, scopes in _protected(app):
             _protect(schema["paths"][path][method], scopes)
@@ -354,7 +354,7 @@ def examples() -> Mapping[str, Mapping[str, Any]]:
 def _show_answers(operation: dict[str, Any]) -> None:
     recorded = examples().get(operation["operationId"], {})
     for status, answer in operation["responses"].items():
-        # A status without a recorded answer shows another's, such as 202 and 200 of a cancellation.
+        # A status without a recorded answer shows another's answer (a cancellation: 200 for 202).
         kinds: Mapping[str, Any] = recorded.get(status) or next(iter(recorded.values()), {})
         for kind, content in answer.get("content", {}).items():
             if (body := kinds.get(kind, kinds.get("text/plain"))) is not None:
@@ -368,9 +368,9 @@ def _describe_parameters(operation: dict[str, Any]) -> None:
 
 
 def _name_defaults(document: dict[str, Any]) -> None:
-    """Move each ``default`` of request bodies to ``x-default`` and to the field's description.
+    """Move each ``default`` of a request body to ``x-default`` and into the field's description.
 
-    Type generators make a field with ``default`` required, even in what clients send.
+    Otherwise type generators make a field with a ``default`` required, even in requests.
     """
     schemas = document["components"]["schemas"]
     bodies = [
@@ -388,7 +388,7 @@ def _name_defaults(document: dict[str, Any]) -> None:
 
 
 def _reached(parts: list[Any], schemas: Mapping[str, Any]) -> set[str]:
-    """Return the names of all schemas that these parts refer to, directly or indirectly."""
+    """Return the names of all schemas to which these parts refer, directly or indirectly."""
     todo, names = list(parts), set[str]()
     while todo:
         part = todo.pop()
@@ -453,7 +453,7 @@ class LiveText(Answer):
     call: int
     attempt: int
     offset: int
-    """Position in the call's text, in characters; the new text replaces all text from it on."""
+    """Position in the call's text, in characters; the new text replaces all text after it."""
     text: str
     """The new text."""
 
@@ -468,7 +468,7 @@ class Delta(Event):
 
 
 class OutputChunk(Delta):
-    """Live text of an asynchronous task; only for subscribers that ask for this type."""
+    """Live text of an asynchronous task. Only subscribers that ask for this type get it."""
 
     type: Literal["subagent.output_chunk"]  # type: ignore[assignment]
 
@@ -482,9 +482,9 @@ class ToolReport(Answer):
     progress: float
     """Progress so far, in the server's own units."""
     total: float | None
-    """Value of `progress` at the end; null: unknown."""
+    """Value of `progress` at the end of the call; null: unknown."""
     message: str | None
-    """What the tool does now; null: the server says nothing."""
+    """What the tool does now; null: the server sent no message."""
 
 
 class ToolProgress(Event):
@@ -497,7 +497,7 @@ class ToolProgress(Event):
 
 
 class Heartbeat(Answer):
-    """A frame that the server sends when there is nothing else to send."""
+    """A frame that the server sends when it has nothing else to send."""
 
     type: Literal["heartbeat"]
 
@@ -528,7 +528,7 @@ class MessageAccepted(MessageSent):
 
 
 class FrameError(Answer):
-    """An error: the frame is unknown, or cannot be carried out."""
+    """An error: the frame is unknown, or its request failed."""
 
     type: Literal["error"]
     code: str
@@ -552,7 +552,7 @@ class Cancel(Answer):
     task_id: UUID | None = None
     """The task to cancel; null: the whole run."""
     user: str | None = None
-    """The end user that the run must belong to; null: any."""
+    """The end user to whom the run must belong; null: any user."""
 
 
 _TICKET_SCHEME = {

@@ -54,7 +54,7 @@ _HEADERS = {
     ErrorKind.UNAVAILABLE: {"Retry-After": "1"},
 }
 FAILURE = "database_failure"
-"""Key in the request's state for the temporary database error that caused a 503 answer."""
+"""Key in the request's state that holds the temporary database error behind a 503 answer."""
 _CODES = {
     400: "bad_request",
     403: "forbidden",
@@ -67,7 +67,7 @@ _CODES = {
     503: "unavailable",
 }
 _SPOKEN = frozenset(("secret_in_clear",))
-"""Pydantic error types that become the problem's code; all others become ``invalid``."""
+"""Pydantic error types that are also the problem's code; all other types become ``invalid``."""
 
 
 class FieldProblem(BaseModel):
@@ -83,7 +83,7 @@ class FieldProblem(BaseModel):
 
 
 class Problem(BaseModel):
-    """An error, and how to mend it (RFC 9457)."""
+    """An error, and how to correct it (RFC 9457)."""
 
     type: Annotated[str, Field(description="Always `about:blank`; `code` names the error.")] = (
         "about:blank"
@@ -102,7 +102,7 @@ class Problem(BaseModel):
 
 
 def title_of(status: int) -> str:
-    """Return a status's name by RFC 9110; Python's own names depend on its version."""
+    """Return a status's name from RFC 9110, because Python's own names depend on its version."""
     return _RENAMED.get(status) or HTTPStatus(status).phrase
 
 
@@ -118,7 +118,7 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def headers(**described: str) -> dict[str, Any]:
-    """Describe a response's headers, for OpenAPI; ``_`` in a name stands for ``-``."""
+    """Describe a response's headers for OpenAPI; a ``_`` in a parameter's name means ``-``."""
     return {
         "headers": {
             name.replace("_", "-"): {"description": text, "schema": {"type": "string"}}
@@ -157,7 +157,7 @@ def for_error(error: BottegaError, *, has_body: bool = True) -> Response:
     """Return the problem for an error that Bottega's code raised.
 
     Args:
-        has_body: the request has a body; otherwise the pointer names a query parameter.
+        has_body: the request has a body; otherwise the error's pointer names a query parameter.
     """
     places = [] if error.pointer is None else [(error.pointer, error.detail)]
     if isinstance(error, UnknownReferenceError):
@@ -187,11 +187,11 @@ def database_unavailable() -> Response:
 
 
 def field_problem(error: Mapping[str, Any], body: Any = None) -> FieldProblem:
-    """Convert an error of Pydantic, leaving out the input that it quotes.
+    """Convert an error of Pydantic to a problem without the quoted input.
 
     Args:
-        body: the body as sent. A name in the error's path that is not in the body is Pydantic's
-            name for a member of a union, and is left out.
+        body: the body as the client sent it. A name in the error's path that is not in the body is
+            Pydantic's name for a member of a union. The result leaves out this name.
     """
     place, *path = error["loc"]
     if place == "body":
@@ -226,7 +226,7 @@ async def _on_invalid(request: Request, error: RequestValidationError) -> Respon
 
 
 def invalid(found: Sequence[Any], body: Any = None) -> Response:
-    """Return the problem for errors of validation; see :func:`field_problem`."""
+    """Return the problem for validation errors; see :func:`field_problem`."""
     errors = [field_problem(item, body) for item in found[:20]]
     first = errors[0]
     where = first.pointer if first.pointer is not None else first.parameter
@@ -261,7 +261,7 @@ def allowed_methods(request: Request) -> list[str]:
     """Return the methods that the API has for the request's path."""
     asked = request.url.path
     known = [route for route in request.app.routes if isinstance(route, Route)]
-    # A route with exactly this path goes before routes with path parameters.
+    # A route whose path is exactly this text has precedence over routes with path parameters.
     found = [route for route in known if route.path == asked] or [
         route for route in known if route.path_regex.match(asked)
     ]

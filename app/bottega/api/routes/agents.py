@@ -45,7 +45,7 @@ from bottega.tools.http import HttpToolDefinition
 
 
 def sent_secrets(body: AgentContent) -> list[Sending]:
-    """Return the secrets that an agent's tools send."""
+    """Return the secrets that an agent's tools send to servers."""
     return [
         Sending(f"/tools/{index}/headers/{header}", secret, tool.origin)
         for index, tool in enumerate(body.tools)
@@ -177,8 +177,8 @@ class NewDraftRun(Body):
     input: RunInput
     """The question, or the messages of a conversation, as for a run."""
     model: Literal["demo", "real"] = "demo"
-    """`demo`: the demo model answers for all agents; approvals are not asked for, memory is not
-    read, and tools with effects are not called. `real`: a normal run, which reads memory."""
+    """`demo`: the demo model answers for all agents. The run asks for no approvals, reads no
+    memory, and calls no tools that have effects. `real`: a normal run, which reads memory."""
 
 
 @router.post(

@@ -67,7 +67,7 @@ class BatchBudget(Body):
     tokens: Annotated[int, Field(ge=1, le=10**12), WHOLE] | None = None
     """Input and output tokens."""
     cost: CostBudget | None = None
-    """Cost of the model calls. Each model needs a known price."""
+    """Cost of the model calls. The price of each model must be known."""
 
 
 class NewBatch(Body):
@@ -82,21 +82,21 @@ class NewBatch(Body):
     agent: Name | None = None
     """The agent that runs; null: `graph` names a graph."""
     graph: Name | None = None
-    """The graph that runs, as in a run of the mode `dag`; null: `agent` names an agent."""
+    """The graph that runs, as for a run of the mode `dag`; null: `agent` names an agent."""
     items: Annotated[list[BatchItem], Field(min_length=1, max_length=submit.MOST_ITEMS)] | None = (
         None
     )
     file: UUID | None = None
-    """Id of an uploaded file with an item in each line, as JSON."""
+    """Id of an uploaded file that has one item per line, as JSON."""
     concurrency: Annotated[int, Field(ge=1, le=10_000), WHOLE] | None = None
-    """Items that may be queued or running at a time, at most `concurrent_runs`; null: half of
-    `concurrent_runs`."""
+    """Maximum number of items that may be queued or running at the same time, at most
+    `concurrent_runs`; null: half of `concurrent_runs`."""
     on_error: Literal["continue", "fail"] = "continue"
     """`fail`: the first item that fails ends the batch and all its other items."""
     priority: Annotated[int, Field(ge=1, le=10), WHOLE] = 8
     """1 is the most urgent."""
     webhook_url: WebhookUrl | None = None
-    """URL that gets a signed request when the batch has ended."""
+    """URL that gets a signed request when the batch ends."""
     budget: BatchBudget | None = None
     """When the budget is spent, items that have not begun fail with `budget_exhausted`."""
 
@@ -110,22 +110,22 @@ class NewBatch(Body):
 
 
 class BatchCounts(Answer):
-    """Numbers of a batch's items, by status."""
+    """Number of a batch's items in each status."""
 
     queued: int
-    """Not begun."""
+    """Items that have not begun."""
     running: int
-    """Executed by a worker."""
+    """Items that a worker executes now."""
     waiting: int
-    """Waiting for people, a model or child runs."""
+    """Items that wait for people, a model or child runs."""
     completed: int
-    """Ended with an answer."""
+    """Items that ended with an answer."""
     failed: int
-    """Ended with an error."""
+    """Items that ended with an error."""
     timeout: int
-    """Ended because their time was over."""
+    """Items that ended because their time was over."""
     cancelled: int
-    """Cancelled by a client, or with the batch."""
+    """Items that a client cancelled, alone or with the batch."""
 
 
 class Batch(Answer):
@@ -135,7 +135,7 @@ class Batch(Answer):
     agent: str | None
     graph: str | None
     status: Literal["running", "completed", "failed", "cancelled"]
-    """`completed`: all items are over; some may have failed."""
+    """`completed`: all items have ended; some may have failed."""
     error: Failure | None
     """Why the batch failed; null: it did not fail."""
     total: int
@@ -143,15 +143,14 @@ class Batch(Answer):
     counts: BatchCounts
     """Number of items by status."""
     usage: AgentUsage | None
-    """Usage of the items that are over; null: no item is over."""
+    """Usage of the items that have ended; null: no item has ended."""
     seconds_left: float | None
-    """Estimate from the items that are over; null: no item is over, or all items are."""
+    """Estimate from the items that have ended; null: no item has ended, or all items have."""
     created_at: datetime
     ended_at: datetime | None
 
 
 def _refused(error: ValidationError, data: bytes | None) -> RequestValidationError:
-    """Return the error of a body, or of query parameters: ``data`` is ``None``."""
     found = error.errors(include_url=False)
     place = "query" if data is None else "body"
     body = None if data is None or found[0]["type"] == "json_invalid" else from_json(data)
@@ -168,8 +167,8 @@ def items_of(data: bytes) -> list[BatchItem]:
     """Parse the items, one JSON object per line; empty lines are skipped.
 
     Raises:
-        InvalidInputError: a line is invalid (the error has its number), or there are too many items
-            or none.
+        InvalidInputError: a line is invalid (the error has the line's number), or there are no
+            items or too many items.
     """
     items: list[BatchItem] = []
     for number, line in enumerate(data.split(b"\n"), 1):

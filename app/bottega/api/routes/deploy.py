@@ -54,11 +54,11 @@ from bottega.tenants import audit
 from bottega.tools.mcp import McpToolDefinition
 
 MOST = 500
-"""Most definitions of each kind in one document."""
+"""Maximum number of definitions of each kind in one document."""
 
 
 class Resources(Body):
-    """Definitions of a tenant, each in the form that the POST of its kind accepts."""
+    """Definitions of a tenant. Each has the form that the POST operation of its kind accepts."""
 
     deep = frozenset({"providers", "mcp_servers", "agents", "graphs", "schedules"})
 
@@ -67,7 +67,7 @@ class Resources(Body):
     mcp_servers: Annotated[list[NewMcpServer], Field(max_length=MOST, default_factory=list)]
     """MCP servers."""
     agents: Annotated[list[NewAgent], Field(max_length=MOST, default_factory=list)]
-    """Agents; they may name each other."""
+    """Agents; one agent may name another."""
     graphs: Annotated[list[NewGraph], Field(max_length=MOST, default_factory=list)]
     """Graphs of agents."""
     schedules: Annotated[list[NewSchedule], Field(max_length=MOST, default_factory=list)]
@@ -75,7 +75,7 @@ class Resources(Body):
 
 
 class Apply(Resources):
-    """Definitions to store, all or none."""
+    """Definitions to store: all of them or none."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -84,17 +84,18 @@ class Apply(Resources):
     )
 
     dry_run: bool = False
-    """Check everything, say what would change, and store nothing."""
+    """Check everything, return the changes, and store nothing."""
     source: Annotated[str | None, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._/-]{0,99}$")] = None
-    """Name of the origin of these definitions, such as a repository. The server remembers which
-    definitions came from it."""
+    """Name of the origin of these definitions, such as a repository. The server stores which
+    definitions have this source."""
     prune: bool = False
     """Delete the definitions that earlier calls with the same `source` stored, if they are missing
     in this call."""
 
     allow_missing: bool = False
     """Store definitions with names of agents, graphs, MCP servers, providers or secrets that do not
-    exist, and return warnings. Their runs are refused until all names exist."""
+    exist, and return warnings. The server refuses runs of these definitions until all names
+    exist."""
 
 
 class Applied(Answer):
@@ -105,11 +106,13 @@ class Applied(Answer):
     name: str
     """Name of the definition."""
     action: Literal["created", "replaced", "unchanged", "deleted"]
-    """Effect on the definition; with `dry_run`: the effect that the files would have."""
+    """Effect on the definition; with `dry_run`: the effect that the request would have."""
     before: dict[str, Any] | None
-    """Definition before; null: none, no change, or the answer has 4 MiB of bodies already."""
+    """The definition before the change; null: there was none, it did not change, or the answer
+    already has 4 MiB of definitions."""
     after: dict[str, Any] | None
-    """Definition now; null: none, no change, or the answer has 4 MiB of bodies already."""
+    """The definition after the change; null: there is none, it did not change, or the answer
+    already has 4 MiB of definitions."""
 
 
 class ApplyWarning(Answer):
@@ -133,13 +136,13 @@ class ApplyResult(Answer):
 
 
 Place = tuple[str, DefinitionKind, str]
-"""JSON Pointer of a reference in a document, with kind and name of its target."""
+"""JSON Pointer of a reference in a document, with the kind and name of the reference's target."""
 
 
 async def missing(caller: Caller, asked: Apply) -> list[tuple[str, str]]:
-    """Return pointer and error text of each reference to a definition that does not exist.
+    """Return the pointer and error text of each reference to a definition that does not exist.
 
-    Runs of a definition with such a reference would be refused. At most 100 are returned.
+    The server would refuse runs of a definition with such a reference. At most 100 are returned.
     """
     names: dict[str, set[str]] = defaultdict(set)
     places = list(_named(asked))
@@ -169,7 +172,7 @@ async def missing(caller: Caller, asked: Apply) -> list[tuple[str, str]]:
 
 
 async def _without_provider(caller: Caller, asked: Apply) -> Iterable[tuple[str, str]]:
-    """Return the models that agents name and whose provider does not exist."""
+    """Return the models of agents that need a missing provider, as pointers and error texts."""
     references = [
         each for number, agent in enumerate(asked.agents) for each in _models(number, agent)
     ]
@@ -190,7 +193,6 @@ async def _without_provider(caller: Caller, asked: Apply) -> Iterable[tuple[str,
 
 
 def _models(number: int, agent: NewAgent) -> Iterator[tuple[str, str | None]]:
-    """Yield the pointers and references of an agent's models."""
     place = f"/agents/{number}"
     for index, reference in enumerate(listed(agent.model)):
         yield (
@@ -207,7 +209,7 @@ def _judges(place: str, checks: Sequence[AnyCheck]) -> Iterator[tuple[str, str |
 
 
 def _sent_secrets(asked: Apply) -> Iterator[Sending]:
-    """Yield the secrets that definitions send, with their pointers in the document."""
+    """Yield the secrets that definitions send to servers, with pointers into the document."""
     for section, of in (
         ("providers", providers.sent_secrets),
         ("mcp_servers", servers.sent_secrets),
@@ -261,7 +263,7 @@ def _ends(number: int, graph: NewGraph) -> Iterator[tuple[str, str]]:
 
 
 def _unlisted(asked: Apply) -> Iterator[tuple[str, str]]:
-    """Yield edges' ends that are missing in the graph's list of nodes, if the graph has a list."""
+    """Yield source and target names of edges that are missing in the graph's list of nodes."""
     for number, graph in enumerate(asked.graphs):
         nodes = [node if isinstance(node, str) else node.name or "" for node in graph.nodes]
         for pointer, name in _ends(number, graph):
@@ -283,7 +285,7 @@ _KINDS: dict[str, tuple[DefinitionKind, Prepare]] = {
 """Sections of a document, in the order in which they are stored."""
 _BY_WORD = {kind.word: kind for kind, _ in _KINDS.values()}
 _DELETED = (schedules.KIND, *reversed(_BY_WORD))
-"""Kinds in the order of deletion: a kind that refers to other kinds goes first."""
+"""Kinds in the order of deletion: a kind comes before the kinds to which it refers."""
 _columns = applied_definitions.c
 
 
@@ -291,7 +293,7 @@ async def check_patterns(service: Service, tenant: UUID, asked: Apply) -> None:
     """Check the schemas of a document's agents, graphs and schedules; this may take seconds.
 
     Raises:
-        BottegaError: a schema was refused; ``pointer`` names it.
+        BottegaError: a schema was refused; the error's ``pointer`` names this schema.
     """
     for number, agent in enumerate(asked.agents):
         with _at("agents", number):
@@ -308,10 +310,10 @@ async def store_all(caller: Caller, asked: Apply) -> list[dict[str, Any]]:
     """Store each definition of a document that differs from the stored one.
 
     Returns:
-        The result for each definition, in the form of :class:`Applied`.
+        One result for each definition, in the form of :class:`Applied`.
 
     Raises:
-        BottegaError: a definition was refused; ``pointer`` names it.
+        BottegaError: a definition was refused; the error's ``pointer`` names this definition.
     """
     lock = func.hashtextextended(f"apply:{caller.tenant}", 0)
     await caller.tx.execute(select(func.pg_advisory_xact_lock(lock)))
@@ -334,7 +336,7 @@ async def store_all(caller: Caller, asked: Apply) -> list[dict[str, Any]]:
 
 
 def _in_order(section: str, bodies: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-    """Yield a section's definitions with their numbers, each after the definitions that it names.
+    """Yield a section's numbered definitions, each after the definitions that it names.
 
     Raises:
         InvalidInputError: two definitions have the same name.
@@ -348,8 +350,8 @@ def _in_order(section: str, bodies: Sequence[Any]) -> Iterator[tuple[int, Any]]:
     order = list(places)
     if section in ("agents", "graphs"):
         children = {body.name: _children(body) for body in bodies}
-        # In another order, old and new definitions together could form a cycle. A cycle of agents
-        # in the document is refused later, by the check of each agent.
+        # In another order, old and new definitions together could form a cycle. The check of each
+        # agent later refuses a cycle of agents in the document.
         try:
             order = [name for name in TopologicalSorter(children).static_order() if name in places]
         except CycleError as error:
@@ -367,7 +369,7 @@ def _children(body: NewAgent | NewGraph) -> Sequence[str]:
 
 @contextmanager
 def _at(section: str, number: int) -> Iterator[None]:
-    """Add the definition's JSON Pointer to an error in the block."""
+    """Add the definition's JSON Pointer to each error that the block raises."""
     try:
         yield
     except BottegaError as error:
@@ -391,7 +393,7 @@ async def _store(
 
 
 def _shown(content: Mapping[str, Any] | None, body: Body) -> dict[str, Any] | None:
-    """Return the fields of a content that a request's body can set."""
+    """Return the fields of a stored content that the body of a request can set."""
     if content is None:
         return None
     known = type(body).model_fields
@@ -419,7 +421,8 @@ async def _store_schedule(caller: Caller, body: NewSchedule) -> dict[str, Any]:
         before = _of_schedule(current)
         url = current["run"].get("webhook_url")
         if url is not None and run.webhook_url == url.split("?")[0]:
-            asked["run"]["webhook_url"] = url  # clients cannot send the query: they never see it
+            # clients cannot send the URL's query, because no response shows it
+            asked["run"]["webhook_url"] = url
     row, _ = await schedules.put(caller.tx, caller.tenant, asked)
     result = _result(schedules.KIND, body.name, before, _of_schedule(row))
     if result["action"] != "unchanged":
@@ -449,7 +452,7 @@ def _result(
 async def _note_source(
     caller: Caller, source: str, results: Sequence[Mapping[str, Any]], *, prune: bool
 ) -> list[dict[str, Any]]:
-    """Store the definitions' source; with ``prune`` delete its definitions that are missing now."""
+    """Store the definitions' source; with ``prune``, delete its definitions that are missing."""
     here = [(each["kind"], each["name"]) for each in results]
     mine = and_(_columns.tenant_id == caller.tenant, _columns.source == source)
     deleted = []
@@ -473,7 +476,7 @@ async def _note_source(
 
 
 async def _delete(caller: Caller, kind: str, name: str) -> dict[str, Any] | None:
-    """Delete a definition and return its content; ``None``: another request has deleted it."""
+    """Delete a definition and return its content; ``None``: it was already deleted."""
     tx, tenant = caller.tx, caller.tenant
     try:
         if kind == schedules.KIND:
@@ -490,8 +493,8 @@ async def _delete(caller: Caller, kind: str, name: str) -> dict[str, Any] | None
 
 
 def _bounded(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Leave out bodies that exceed the limit on an answer's size."""
-    left = 4 * 1024 * 1024  # bytes of bodies; a response has no other limit
+    """Leave out definitions that exceed the size limit of an answer."""
+    left = 4 * 1024 * 1024  # size of the definitions in bytes; a response has no other limit
     for each in results:
         left -= len(to_json(each["before"])) + len(to_json(each["after"]))
         if left < 0:

@@ -65,7 +65,7 @@ def within(
     Raises:
         ForbiddenError: the request is for the whole tenant, and the caller lacks the scope
             ``admin``.
-        UserRequiredError: the key requires an end user, but the request names none.
+        UserRequiredError: the key requires an end user, but the request names no user.
     """
     if scope == "tenant":
         principal.need("admin")
@@ -74,8 +74,6 @@ def within(
 
 
 class EpisodeQuery(PageQuery):
-    """Query parameters of the list of episodes."""
-
     domain: Known | None = None
     task_type: Known | None = None
     outcome: Annotated[
@@ -105,7 +103,7 @@ class EpisodeQuery(PageQuery):
 
 
 def to_response(episode: memory.Episode) -> dict[str, Any]:
-    """Return an episode as response body."""
+    """Return an episode as the body of a response."""
     state = episode.state
     task, result = dict(episode.task), dict(episode.result)
     metadata = dict(episode.metadata)
@@ -136,7 +134,7 @@ _FIELDS = tuple(each.name for each in fields(memory.Episode))
 def imported(
     body: NewEpisode, *, principal: str, now: datetime, pointer: str = "/at"
 ) -> memory.Episode:
-    """Build an episode at the lowest trust from a client's body.
+    """Build an episode with the lowest trust from a client's body.
 
     Args:
         principal: the caller that imports it.
@@ -181,7 +179,6 @@ def imported(
 def _summary(
     asked: str, results: Sequence[str], error: EpisodeFailure | None, trace: Sequence[Any]
 ) -> memory.Summary:
-    """Build the texts by which an episode is searched."""
     read = trace if len(trace) <= 1000 else [*trace[:500], *trace[-500:]]
     texts = (
         asked,

@@ -29,26 +29,26 @@ from bottega.tenants import audit
 from bottega.tools.media import RASTER
 
 LONGEST_BODY = MOST_BYTES + 64 * 1024
-"""Bytes of an upload's body: the largest file, and the multipart text around it."""
+"""Maximum size of an upload's body in bytes: the largest file and the multipart text around it."""
 LONGEST_S = 3000.0
-"""Longest upload, in seconds. The object store holds an upload's pieces for longer."""
+"""Maximum duration of an upload, in seconds. The object store keeps pieces for longer."""
 _LONGEST_FIELD = 1000
 _LONGEST_HEADER, _MOST_LINES = 8192, 20
 
 
 class MultipartFile:
-    """Parser of a body with a part ``file`` and short text fields.
+    """Parser of a multipart body that has a part ``file`` and short text fields.
 
-    It searches for whole boundaries, so bytes that only resemble a boundary cost little.
+    The parser searches for whole boundaries, so bytes that only resemble a boundary cost little.
 
     Attributes:
         fields: the text fields, by name.
-        name: file name, as sent; ``None`` without one.
-        media_type: declared type of the file.
+        name: file name as the client sent it; ``None``: no file name.
+        media_type: media type of the file as the client declared it.
 
     Args:
         boundary: the boundary in the content-type header.
-        known: names of the text fields.
+        known: allowed names of text fields.
 
     Raises:
         InvalidInputError: ``bad_multipart``: the boundary cannot be used.
@@ -62,7 +62,8 @@ class MultipartFile:
         self.media_type: str | None = None
         self._known = known
         self._delimiter = b"\r\n--" + boundary
-        self._rest = b"\r\n"  # a delimiter begins with the end of a line; the body may not
+        # a delimiter begins with a line break, but the body may begin without one
+        self._rest = b"\r\n"
         self._state = "before"
         self._has_file = False
         self._in_file = False
@@ -70,10 +71,10 @@ class MultipartFile:
         self._value = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Parse the next bytes of the body, and return the bytes of the file among them.
+        """Parse the next bytes of the body, and return the file's bytes among them.
 
         Raises:
-            InvalidInputError: ``bad_multipart``, or a field that is unknown, repeated or too long.
+            InvalidInputError: ``bad_multipart``; or a field is unknown, repeated or too long.
         """
         text, at, found = self._rest + data, 0, []
         while at < len(text) and self._state != "over":
@@ -104,10 +105,10 @@ class MultipartFile:
             raise InvalidInputError("the body has no part named file", pointer="/file")
 
     def _until_delimiter(self, text: bytes, at: int) -> tuple[bytes, int]:
-        """Return a part's bytes from ``at`` on, and the position at which parsing goes on.
+        """Return a part's bytes from ``at`` on, and the position at which to continue.
 
-        A delimiter counts only if nothing follows it in its line; otherwise it is content
-        (RFC 2046, 5.1.1).
+        A delimiter counts only if its line has no further text; otherwise it is content (RFC 2046,
+        5.1.1).
         """
         start = at
         while (place := text.find(self._delimiter, start)) >= 0:
@@ -124,7 +125,7 @@ class MultipartFile:
         return text[at:keep], keep
 
     def _header(self, text: bytes, at: int) -> int:
-        """Parse a part's header; return its end, or ``at`` while the header is incomplete."""
+        """Parse a part's header; return the position of its end, or ``at`` if it is incomplete."""
         end = text.find(b"\r\n\r\n", at, at + _LONGEST_HEADER)
         if end < 0:
             if len(text) - at >= _LONGEST_HEADER:
@@ -182,7 +183,7 @@ def clean_name(name: str) -> str | None:
 
 
 def multipart_of(request: Request, *fields: str) -> MultipartFile | None:
-    """Return a parser for a multipart body with a file and possibly some text ``fields``.
+    """Return a parser for a multipart body that has a file and may have these text ``fields``.
 
     ``None``: the request's body has another type.
 
@@ -196,10 +197,10 @@ def multipart_of(request: Request, *fields: str) -> MultipartFile | None:
 
 
 async def file_in(request: Request, body: MultipartFile) -> AsyncIterator[bytes]:
-    """Yield the bytes of the file in a request's body; check at the end that the body is complete.
+    """Yield the bytes of the file in a request's body; check at its end that it is complete.
 
     Raises:
-        InvalidInputError: as :meth:`MultipartFile.feed` and :meth:`MultipartFile.close`.
+        InvalidInputError: see :meth:`MultipartFile.feed` and :meth:`MultipartFile.close`.
     """
     outside = BoundedReader(LONGEST_BODY)
     try:
@@ -215,10 +216,10 @@ async def file_in(request: Request, body: MultipartFile) -> AsyncIterator[bytes]
 
 @asynccontextmanager
 async def patience() -> AsyncIterator[None]:
-    """Limit the time of the upload in the block, and end it when its client disconnects.
+    """Limit the duration of the upload in the block, and end the upload if its client disconnects.
 
     Raises:
-        InvalidInputError: ``upload_stopped``: the upload took too long, or was cut off.
+        InvalidInputError: ``upload_stopped``: the upload took too long, or the client disconnected.
     """
     limit = asyncio.timeout(LONGEST_S)
     try:
@@ -316,8 +317,6 @@ def _session(given: str | None) -> str | None:
 
 
 class FileQuery(PageQuery):
-    """Query parameters of the list of files."""
-
     session_id: SessionName | None = None
     user: QueriedUser = None
 
@@ -395,7 +394,8 @@ async def content(request: Request, service: ServiceDep, tenant: Tenant, file_id
     if part is not None:
         fields["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
     pieces = service.files.read(row, start, end)
-    first = await anext(pieces, b"")  # before the status is sent: an unreachable store means 503
+    # read before the response's status is sent, so that an unreachable store means 503
+    first = await anext(pieces, b"")
     return StreamingResponse(
         _all(first, pieces), 200 if part is None else 206, fields, _content_type(row)
     )
@@ -426,7 +426,7 @@ def _content_type(row: Mapping[str, Any]) -> str:
 def _part(request: Request, size: int, etag: str) -> tuple[int, int] | None:
     """Return start and exclusive end of the requested bytes; ``None``: all bytes (RFC 9110, 14).
 
-    A range outside of the file is returned as empty. Other forms of ranges are ignored.
+    A range outside of the file becomes an empty range. This function ignores other forms of ranges.
     """
     found = _RANGE.fullmatch(request.headers.get("range", ""))
     if found is None or request.headers.get("if-range", etag) != etag:

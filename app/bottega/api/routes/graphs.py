@@ -123,7 +123,7 @@ GraphChecks = Annotated[
 
 
 class NodeBudget(Part):
-    """Limits on what a node and its sub-agents may spend; above them, the node fails."""
+    """Limits on the spending of a node and its sub-agents; beyond these limits, the node fails."""
 
     tokens: Annotated[int, Field(ge=1, le=10**12), WHOLE] | None = None
     """Input and output tokens together."""
@@ -135,17 +135,18 @@ _Pointer = Annotated[str, StringConstraints(pattern="^(/|$)", max_length=1000)]
 
 
 class NodeForEach(Part):
-    """The list over whose elements a node runs, once for each element."""
+    """The list for which a node runs, once for each element."""
 
     model_config = ConfigDict(serialize_by_alias=True)
 
     from_: Annotated[Name, Field(alias="from")]
     """Source of the list: a node upstream, whose parsed output has the list, or `run`, whose
-    `input` or `metadata` has it."""
+    `input` or `metadata` has the list."""
     pointer: _Pointer = ""
     """JSON Pointer to the list in the value that `from` names."""
     max: Annotated[int, Field(ge=1, le=1000), WHOLE] = 1000
-    """Most elements; with more, the node fails with the code `too_many_items`."""
+    """Maximum number of elements; if the list has more, the node fails with the code
+    `too_many_items`."""
     concurrency: Annotated[int, Field(ge=1, le=1000), WHOLE] = 20
     """Number of elements that run at the same time."""
     on_error: Literal["fail", "skip", "collect"] = "fail"
@@ -162,14 +163,14 @@ class NodeLoop(Part):
     """Condition that ends the loop, tested after each turn. Features: `status`, `output` and
     `output_json.NAME` of the turn."""
     max: Annotated[int, Field(ge=1, le=100), WHOLE]
-    """Most turns."""
+    """Maximum number of turns."""
     on_max: Literal["fail", "continue"] = "fail"
-    """If `until` is false after the last of `max` turns: `fail` fails the node with the code
-    `max_iterations`, `continue` takes the last turn's output."""
+    """What happens if `until` is still false after `max` turns: `fail` fails the node with the code
+    `max_iterations`; `continue` uses the last turn's output."""
 
 
 class Node(Part):
-    """A node of the graph: an agent, a call of a tool, a question to people, another graph."""
+    """A node of the graph: an agent, a call of a tool, a question to people, or another graph."""
 
     model_config = ConfigDict(
         serialize_by_alias=True,
@@ -207,42 +208,45 @@ class Node(Part):
     type: NodeType = "agent"
     """Kind of the node."""
     agent: Name | None = None
-    """Name of the agent that the node asks; null: the node has another `type`."""
+    """Name of the agent that the node runs; null: the node has another `type`."""
     ttl_s: Seconds | None = None
     join: Literal["any", "all"] = "any"
-    """`any`: the node starts if at least one incoming edge is taken; `all`: if all of them are."""
+    """`any`: the node starts if at least one incoming edge is taken; `all`: the node starts if all
+    incoming edges are taken."""
     on_error: Literal["fail", "continue"] = "fail"
-    """If the node fails: `fail` ends the run; with `continue` the run goes on along the outgoing
+    """If the node fails: `fail` ends the run; with `continue` the run continues along the outgoing
     edges, whose conditions may test `status`."""
     timeout_s: Annotated[float, Field(gt=0, le=604_800)] | None = _Absent
-    """Seconds for each try, of a graph with all turns of its loop; without the time that people
-    take. Then the node fails with the code `timeout`."""
+    """Maximum duration of each try, in seconds, without the time that the node waits for people. A
+    try of a graph includes all turns of its loop. After this time, the node fails with the code
+    `timeout`."""
     retry: NodeRetry | None = _Absent
     """Retries after a failure; null: none."""
     memory: MemoryMode | None = _Absent
-    """The node's use of memory: `full`: it is given what it did in earlier runs of the run's user,
-    and leaves what it does now in the run's episode; `read`: it leaves nothing; `off`: neither.
-    Null: its agent's `memory`."""
+    """The node's use of memory: `full`: the node gets its results in earlier runs of the run's
+    user, and the run's episode stores its results; `read`: the episode stores nothing of the node;
+    `off`: neither. Null: the `memory` of the node's agent."""
     budget: NodeBudget | None = _Absent
     """Limits on what the node may spend; null: only the run's limits."""
     success_check: NodeChecks | None = _Absent
-    """Checks of the node's answer; if one fails, the node fails with the code `check_failed`. They
-    judge the node's part of the run's episode; null: its agent's checks of these types do."""
+    """Checks of the node's answer; if one fails, the node fails with the code `check_failed`. These
+    checks judge the node's part of the run's episode; null: the checks of these types of its agent
+    do."""
     router: Annotated[bool, Field(exclude_if=lambda value: not value)] = False
-    """True: the agent chooses which outgoing edge is taken. Its output schema is
-    `{"route": TARGET}`."""
+    """True: the agent chooses the outgoing edge that is taken. Its output schema is `{"route":
+    TARGET}`."""
     tool: ToolDefinition | None = _Absent
-    """Tool that a node of type `tool` calls, defined as for agents. For an MCP server, `tools` has
-    exactly one name."""
+    """Tool that a node of type `tool` calls, defined in the form of an agent's tools. For an MCP
+    server, `tools` has exactly one name."""
     arguments: Annotated[dict[str, JsonValue], Field(max_length=100)] | None = _Absent
     """Arguments of the call: values, or `{"from": NODE, "pointer": "/a/b"}` for a part of another
     node's parsed output. NODE may also be `run`, which has `input` and `metadata`, or `item`, the
     element of `for_each`."""
     graph: Name | None = _Absent
     """Name of the graph that a node of type `graph` runs. That graph must have one sink, or an
-    `output`. Its sources receive what the node received."""
+    `output`. The sources of that graph receive the input of the node."""
     version: VersionNumber | None = _Absent
-    """Version of that graph; null: the version that is current when the run is accepted."""
+    """Version of that graph; null: the version that is current when the server accepts the run."""
     for_each: NodeForEach | None = _Absent
     """Runs the node once for each element of a list; the node's output is the list of results."""
     loop: NodeLoop | None = _Absent
@@ -252,13 +256,13 @@ class Node(Part):
     schema_: OutputSchemaField | None = Field(
         default=None, alias="schema", exclude_if=lambda value: value is None
     )
-    """JSON Schema of the person's answer, which becomes the node's parsed output."""
+    """JSON Schema of the person's answer. The answer becomes the node's parsed output."""
     who: Literal["run", "approve", "user"] | None = _Absent
     """Who may answer: keys with the scope `run` or `approve` (also null), only `approve`, or only
     the run's own user."""
     expires_s: ExpiresS | None = _Absent
-    """Seconds that people have to answer; then the node fails with the code `expired`. Null: a
-    week."""
+    """Number of seconds in which people may answer; after them, the node fails with the code
+    `expired`. Null: a week."""
 
     @model_validator(mode="after")
     def _named(self) -> Self:
@@ -291,7 +295,7 @@ class Edge(Part):
     target: Name
     """Name of the node that receives the answer."""
     policy: Literal["final_response_only", "tool_results", "full_history"] = "final_response_only"
-    """Content that the target receives."""
+    """Content of the source that the target receives."""
     when: dict[str, JsonValue] | None = _Absent
     """Condition under which the edge is taken; null: always. Features: `status`, `output` and
     `output_json.NAME` of the source, `input` and `metadata.NAME` of the run."""
@@ -311,8 +315,8 @@ class GraphContent(Body):
     deep = frozenset({"nodes"})
 
     nodes: Annotated[list[Node | Name], Field(max_length=MOST_NODES)] = Field(default_factory=list)
-    """Nodes; a text is the name of an agent. Nodes that edges name may be left out, unless a node
-    or an edge has conditions."""
+    """Nodes; a text is the name of an agent. You may omit nodes that edges name, unless a node or
+    an edge has conditions."""
     edges: Annotated[list[Edge], Field(max_length=5000)] = Field(default_factory=list)
     ttl_s: Seconds | None = None
     """Seconds until a publication of the graph's agents expires; null: never."""
@@ -432,9 +436,9 @@ class DryRunTool(Answer):
     name: str
     """Name of the tool, as the model sees it."""
     description: str
-    """What the tool is for, as the model reads it."""
+    """Purpose of the tool, as the model reads it."""
     agent: str | None
-    """The agent that the tool asks; null: the tool asks no agent."""
+    """The agent that the tool runs; null: the tool runs no agent."""
     called: bool
     """False: the dry run does not execute the tool."""
 
@@ -454,7 +458,7 @@ class DryRunReceived(Answer):
     source: str
     """Name of the agent that published the answer."""
     version: int
-    """Number of that agent's publication."""
+    """Number of the publication, counted per agent."""
     policy: str | None
     """Policy of the edge. Null: the answer came from memory, not along an edge."""
     content: Annotated[str, Field(description=_CONTENT)]
@@ -476,24 +480,24 @@ class DryRunTask(Answer):
     """One query of one agent."""
 
     number: int
-    """Number of the task in the order of their starts, from 1."""
+    """Number of the task, from 1, in the order in which tasks start."""
     agent: str
     parent: int | None
-    """Number of the task that asked this task. Null: this task is a root."""
+    """Number of the task that called this task. Null: this task is a root."""
     question: Annotated[str, Field(description=_CONTENT)]
     received: list[DryRunReceived]
     """Answers that the task received, in the order of the prompt."""
     messages: list[DryRunMessage]
     """The prompt of the task's last model call as the model sees it, and the model's answer. Empty
-    if there was no model call, or if the dry run's result is too large."""
+    if the task made no model call, or if the dry run's result is too large."""
     model_calls: int
     output: Annotated[str, Field(description=_CONTENT)]
     error: str | None
-    """Why the task has no answer; null: it has one."""
+    """Why the task has no answer; null: the task has an answer."""
 
 
 class DryRunNode(Answer):
-    """A node's end in a dry run."""
+    """The final status of a node in a dry run."""
 
     name: str
     status: Literal["pending", "running", "completed", "failed", "skipped"]
@@ -502,7 +506,7 @@ class DryRunNode(Answer):
 
 
 class DryRun(Answer):
-    """Course of a dry run."""
+    """The result of a dry run."""
 
     graph: str
     version: int
@@ -516,21 +520,21 @@ class DryRun(Answer):
     agents: list[DryRunAgent]
     """Agents that the run would have."""
     tasks: list[DryRunTask]
-    """Queries of agents, in the order of their starts."""
+    """Queries of agents, in the order in which they started."""
     output: str | dict[str, str]
     """The answer; with several sinks: the answers by sink."""
     error: str | None
-    """Why the dry run has no answer; null: it has one."""
+    """Why the dry run has no answer; null: it has an answer."""
     warnings: list[Failure]
     longest_text: int
-    """Characters after which texts are cut."""
+    """Maximum number of characters of a text; longer texts are cut."""
 
 
 _TOO_LARGE = (-SIGXCPU, -SIGKILL, -SIGABRT, NO_MEMORY)
 
 
 class DryRuns:
-    """The dry runs of this process."""
+    """Queue of the dry runs that this process makes."""
 
     def __init__(self, longest_s: float = LONGEST_S) -> None:
         self._limit = TenantLimit(4, "dry runs", "dry_runs")
@@ -541,7 +545,7 @@ class DryRuns:
 
         Raises:
             LimitedError: ``dry_runs``: too many other dry runs of the tenant are in progress.
-            UnavailableError: ``dry_run_too_large``: the dry run takes too much time or memory.
+            UnavailableError: ``dry_run_too_large``: the dry run needs too much time or memory.
         """
         try:
             with self._limit.enter(tenant_id):
@@ -562,12 +566,14 @@ DrawingKey = tuple[UUID, bytes]
 
 
 class Drawings:
-    """Cache of this process's drawings, by content.
+    """Cache of the drawings that this process made, by content.
 
-    A large graph is drawn in a separate process. Equal requests share one drawing.
+    A large graph is drawn in a separate process. Equal requests that wait at the same time share
+    one drawing.
 
     Args:
-        most_bytes: limit on the cache's size; the least recently used drawings go first.
+        most_bytes: maximum size of the cache in bytes; beyond it, the cache drops the least
+            recently used drawings.
     """
 
     def __init__(self, most_bytes: int = 16 * 1024 * 1024) -> None:
@@ -591,7 +597,7 @@ class Drawings:
             return kept
         making = self._making.get(key)
         if making is None:
-            # Drawing a graph of this size takes a thread only a few milliseconds.
+            # A thread draws a graph of this size in a few milliseconds.
             small = len(content["nodes"]) + len(content["edges"]) <= 100
             making = asyncio.ensure_future(self._make(tenant_id, plan, small=small))
             self._making[key] = making
@@ -622,12 +628,12 @@ class Drawings:
 async def plan_of(
     service: Service, tenant_id: UUID, graph: str, agent: str | None, question: str
 ) -> dict[str, Any]:
-    """Return the plan of a dry run, with the versions that a run would have now.
+    """Return the plan of a dry run, with the versions that a run would use now.
 
     Raises:
-        UnknownAgentError, InvalidInputError: as for a run; see :func:`bottega.runs.submit.submit`.
+        UnknownAgentError, InvalidInputError: see :func:`bottega.runs.submit.submit`.
     """
-    service.pins.forget(tenant_id, agent, graph)  # cached pins may be stale
+    service.pins.forget(tenant_id, agent, graph)  # the cached pins may be old
     pins = await service.pins.find(service.database.pool, tenant_id, agent, graph)
     pins_needed = set(pins_of(tenant_id, pins.pinned))
     found = await PinnedDefinitions(service.database.pool).get(pins_needed)
@@ -648,7 +654,7 @@ NodeName = Annotated[str, Query(pattern=NAME_PATTERN)]
 
 
 def sent_secrets(body: GraphContent) -> list[Sending]:
-    """Return the secrets that a graph's tools send."""
+    """Return the secrets that a graph's tools send to servers."""
     return [
         Sending(f"/nodes/{index}/tool/headers/{header}", secret, node.tool.origin)
         for index, node in enumerate(body.nodes)
@@ -660,7 +666,7 @@ def sent_secrets(body: GraphContent) -> list[Sending]:
 async def prepare(caller: Caller, name: str, body: GraphContent) -> dict[str, Any]:
     """Check a graph, and return the content to store.
 
-    A thread does the slow part, because thousands of edges take 100 ms.
+    A thread does the slow part, because a graph with thousands of edges takes 100 ms.
     """
     content = body.model_dump(exclude={"name"}, by_alias=True)
     await refuse_foreign(caller, sent_secrets(body))
@@ -672,7 +678,7 @@ async def prepare(caller: Caller, name: str, body: GraphContent) -> dict[str, An
 
 
 async def _subgraphs(caller: Caller, content: Mapping[str, Any]) -> Graphs:
-    """Return all graphs nested in a graph, at any depth; stop when they have too many nodes."""
+    """Return all graphs nested in a graph, at any depth; stop at too many nodes in all."""
     found: dict[GraphRef, Mapping[str, Any]] = {}
     asked: set[GraphRef] = set()
     level = [content]
@@ -693,9 +699,9 @@ _REFERRING = ("arguments", "for_each", "loop")
 
 
 async def _answer_schemas(caller: Caller, content: Mapping[str, Any], graphs: Graphs) -> Schemas:
-    """Return the output schemas of the graph's agents, if the graph refers to parts of answers.
+    """Return the output schemas of the graph's agents if the graph refers to parts of answers.
 
-    Agents that do not exist are left out.
+    The result leaves out agents that do not exist.
     """
     asks = any("when" in edge for edge in content["edges"])
     if not asks and all(name not in node for node in content["nodes"] for name in _REFERRING):
@@ -708,7 +714,7 @@ async def _answer_schemas(caller: Caller, content: Mapping[str, Any], graphs: Gr
 
 
 async def check_schemas_of(_: Service, tenant: UUID, body: GraphContent) -> None:
-    """Check the schemas of people's answers, and the patterns of tools."""
+    """Check the schemas of people's answers and the patterns of tools."""
     nodes = [(f"/nodes/{at}", each) for at, each in enumerate(body.nodes) if isinstance(each, Node)]
     schemas: dict[str, Mapping[str, Any]] = {}
     schemas |= {f"{at}/schema": each.schema_ for at, each in nodes if each.schema_ is not None}
@@ -828,7 +834,7 @@ async def drawing(
             content, versions = await published_graph(tx, tenant, run_id, name, node)
     drawings: Drawings = request.app.state.drawings
     picture = await drawings.get(tenant, content, versions, format)
-    # A picture that a browser opens as a page must not load or run anything.
+    # A browser that opens a drawing as a page must not load or run anything in it.
     headers = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox"}
     return Response(picture, media_type=_MEDIA[format], headers=headers)
 

@@ -23,8 +23,6 @@ InterruptId = Annotated[UUID, Path(description="The interrupt's id.")]
 
 
 class InterruptQuery(PageQuery):
-    """Query parameters of the list of interrupts."""
-
     order: Annotated[
         Literal["asc", "desc", "resolved_at"],
         Field(

@@ -40,7 +40,7 @@ class NewKey(Body):
     )
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=100)]
-    """Purpose of the key, to find it again when it must be revoked."""
+    """Purpose of the key, which helps you to find the key when you must revoke it."""
     scopes: Annotated[list[Scope], Field(min_length=1, max_length=len(SCOPES))] | None = None
     """Scopes of the key. `read`: reading and searching; `run`: starting runs, and all changes
     that no other scope names; `define`: changing agents, graphs, providers and schedules;
@@ -72,7 +72,7 @@ class Key(Answer):
     id: UUID
     """Id of the key, which is no secret."""
     name: str
-    """What the key is for; null: no name was given."""
+    """Purpose of the key; null: the key has no name."""
     prefix: str
     """Beginning of the key."""
     scopes: list[Scope]
@@ -80,8 +80,8 @@ class Key(Answer):
     require_user: bool
     """True: requests with this key must name a `user`."""
     limits: dict[str, JsonValue]
-    """Limits of the key's requests, combined with the limits of the key that made it. Absent: no
-    limit."""
+    """Limits of the key's requests, combined with the limits of the key that made it. An absent
+    field means no limit."""
     created_at: datetime
     expires_at: datetime | None
     last_used_at: datetime | None
@@ -94,7 +94,7 @@ class MadeKey(Key):
     """A new API key with its secret, which no later response shows."""
 
     key: str
-    """Send it as `Authorization: Bearer <key>`. No later response shows it."""
+    """Send this value as `Authorization: Bearer <key>`. No later response shows it."""
 
 
 router = APIRouter(tags=["keys"])
@@ -206,23 +206,23 @@ class NewToken(Body):
     `upload`: files; `message`: messages to runs, and feedback; `cancel`: runs and their tasks;
     `answer`: questions and client tools, not approvals."""
     expires_in: Annotated[int, Field(ge=1, le=LONGEST_S), WHOLE]
-    """Seconds until the token expires. It ends with its key at the latest."""
+    """Seconds until the token expires. The token ends at the latest when its key ends."""
     agents: _Names = None
-    """Names of the only agents that the token may run. With `agents` or `graphs`, it may run
-    nothing else."""
+    """Names of the only agents that the token may run. With `agents` or `graphs`, the token may run
+    only these."""
     graphs: _Names = None
     """Names of the only graphs that the token may run."""
     sessions: _Sessions = None
-    """Names of the only sessions that the token sees and may start runs in."""
+    """Names of the only sessions that the token may see and start runs in."""
 
 
 class MadeToken(Answer):
     """A new token, which the server does not store."""
 
     token: str
-    """Send it as `Authorization: Bearer <token>`, never in a URL."""
+    """Send this value as `Authorization: Bearer <token>`, never in a URL."""
     jti: str
-    """Id of the token, for revoking it."""
+    """Id of the token, which you need to revoke the token."""
     expires_at: datetime
     """Time from which the token is invalid."""
 
@@ -235,7 +235,7 @@ class Me(Answer):
     name: str
     """Name of the key, or of the person."""
     user: str | None
-    """The end user that all requests act for; null: each request names its own user."""
+    """The end user for whom all requests act; null: each request names its own user."""
     scopes: list[str]
     """Scopes of the key, or the actions of the token."""
     limits: dict[str, Any]
@@ -244,10 +244,10 @@ class Me(Answer):
 
 
 class Code(Body):
-    """Authorization code of the identity sign_in_provider, for the console.
+    """Authorization code of the identity provider, for the console.
 
     Attributes:
-        verifier: secret of the page, which sent its hash to the sign_in_provider before (RFC 7636).
+        verifier: secret of the page; the page has already sent its hash (RFC 7636).
         redirect_uri: address of the page.
     """
 
@@ -258,7 +258,7 @@ class Code(Body):
 
 @router.get("/v1/sign-in", include_in_schema=False)
 async def sign_in_provider(service: ServiceDep) -> Any:
-    """Return the sign_in_provider's addresses for signing in and out; null: people use keys."""
+    """Return the identity provider's addresses for signing in and out; null: people use keys."""
     client_id = service.settings.oidc_client_id
     if client_id is None or service.sign_in is None:
         return {"client_id": None}
@@ -272,7 +272,7 @@ async def sign_in_provider(service: ServiceDep) -> Any:
 
 @router.post("/v1/sign-in", include_in_schema=False)
 async def sign_in(service: ServiceDep, request: Request, body: Code, response: Response) -> Any:
-    """Redeem a code for the console, because some providers refuse pages of other origins."""
+    """Exchange a code for the console, because some providers refuse pages of other origins."""
     client_id = service.settings.oidc_client_id
     if client_id is None or service.sign_in is None:
         raise NotFoundError(

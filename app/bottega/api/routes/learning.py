@@ -1,4 +1,4 @@
-"""Routes of memory: search for a task, learning, a run's memory and feedback, maintenance."""
+"""Routes of memory: search for a task, learning, a run's memory and feedback, and maintenance."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
@@ -60,14 +60,14 @@ from bottega.tenants import audit
 
 
 class MinedPattern(Answer):
-    """A pattern found in the run's episode; only other runs are evidence for it."""
+    """A pattern that was found in the run's episode; only other runs are evidence for it."""
 
     id: UUID
     name: str
     category: str
     state: Literal["CANDIDATE", "VALIDATED", "IN_REVIEW", "DEPRECATED"]
-    """`CANDIDATE`: on trial; `VALIDATED`: used; `IN_REVIEW`: there is evidence against it;
-    `DEPRECATED`: not used."""
+    """`CANDIDATE`: on trial; `VALIDATED`: in use; `IN_REVIEW`: some evidence is against it;
+    `DEPRECATED`: not in use."""
     version: int
     """Version of the pattern."""
 
@@ -83,13 +83,13 @@ class RunApplication(Answer):
     """Version of the pattern that was assigned."""
     arm: Literal["used", "trial", "withheld", "control", "reported", "reported_without"]
     """`used`: the run got this validated pattern; `withheld`: the run did not get it. `trial`: the
-    run got this candidate; `control`: the run did not get it. `reported`, `reported_without`: a
-    client reported the result, with and without the pattern."""
+    run got this candidate; `control`: the run did not get this candidate. `reported`,
+    `reported_without`: a client reported the result, with and without the pattern."""
     at: datetime
     followed: bool | None
     """True if the run followed the pattern; null: unknown."""
     good: bool | None
-    """True if the run went well; null: the pattern's subject did not occur."""
+    """True if the run went well; null: the run had no chance to use the pattern."""
 
 
 class RunLearning(Answer):
@@ -97,16 +97,16 @@ class RunLearning(Answer):
 
     run_id: UUID
     status: LearningStatus | None
-    """Status of learning; null: the run is not over, or left no episode."""
+    """Status of learning; null: the run has not ended, or it has no episode."""
     tries: int
-    """Tries since learning was last requested."""
+    """Number of tries since learning was last requested."""
     error: str | None
     """Error of the last try."""
     next_at: datetime | None
-    """Time of the next try, if any."""
+    """Time of the next try; null: there is no next try."""
     updated_at: datetime | None
     by: str | None
-    """Author of the reflection: `rules`, or a model; null: none yet."""
+    """Author of the reflection: `rules`, or a model; null: there is no reflection yet."""
     insights: list[Any]
     patterns: list[Any]
     """Successful behaviour of the run."""
@@ -139,19 +139,19 @@ class ContextQuery(EpisodeReader):
     )
 
     task: Annotated[str, StringConstraints(min_length=1, max_length=100_000)]
-    """The task, as a user would ask for it."""
+    """The task in a user's words."""
     domain: Label | None = None
     task_type: Label | None = None
     complexity: Annotated[float | None, Field(ge=0, le=1)] = None
-    """Null: estimated from the task's words."""
+    """Complexity from 0 to 1; null: the server estimates it from the task's words."""
     tools_required: Annotated[list[Term], Field(max_length=100)] | None = None
     """Required tools. Null: the tools that the task names."""
     capabilities: Annotated[list[Term], Field(max_length=200)] = Field(default_factory=list)
     """Available tools and agents."""
     error: EpisodeFailure | None = None
-    """An error; with it, only patterns about failures are found."""
+    """An error; if you send one, the search finds only patterns about failures."""
     k: Annotated[int, Field(ge=1, le=50), WHOLE] = 5
-    """Most patterns, most episodes and most insights."""
+    """Maximum number of patterns, of episodes and of insights."""
 
 
 class KnownPattern(Answer):
@@ -164,7 +164,8 @@ class KnownPattern(Answer):
     category: str
     state: str
     trust: int
-    """3: learned from own runs; 2: from own runs that read outside content; 1: sent by a client."""
+    """3: learned from the tenant's own runs; 2: from own runs that read outside content; 1: a
+    client sent the pattern."""
     summary: str
     uses: Annotated[list[str], taken_from("content", "uses")]
     """Tools and agents that the pattern names."""
@@ -181,7 +182,7 @@ class MatchedPattern(Answer):
     score: float
     """How well the pattern fits the task, from 0 to 1."""
     quality: float
-    """Share of the task's features that the pattern tests."""
+    """The share of the task's features that the pattern tests."""
 
 
 class Insight(Answer):
@@ -196,7 +197,7 @@ class Insight(Answer):
     episodes: list[UUID]
     """The found episodes that have this insight."""
     at: datetime
-    """End of the latest of these episodes."""
+    """Time at which the latest of these episodes ended."""
 
 
 class Knowledge(Answer):
@@ -212,24 +213,25 @@ class ContextFound(Answer):
     """Memory found for a task."""
 
     goals: list[str]
-    """Behind the label `Goal:` in the task; else its list items, or its first sentence."""
+    """The text behind the label `Goal:` in the task; without this label, the task's list items or
+    its first sentence."""
     constraints: list[str]
-    """Behind the label `Constraints:` in the task."""
+    """The text behind the label `Constraints:` in the task."""
     criteria: list[str]
-    """Behind the label `Success criteria:` in the task."""
+    """The text behind the label `Success criteria:` in the task."""
     features: dict[str, Any]
-    """Features for matching patterns; absent: unknown."""
+    """Features for matching patterns; an absent feature is unknown."""
     patterns: list[MatchedPattern]
     """Validated patterns, best first."""
     episodes: list[EpisodeHit]
-    """Similar episodes, best first; empty if no episode is more similar than by chance. `why` has
-    the words that the episode shares with the task, the cosine, and the least cosine that
+    """Similar episodes, best first; empty if no episode is more similar than chance explains. `why`
+    has the words that the episode shares with the task, the cosine, and the minimum cosine that
     counts."""
     by_meaning: bool
-    """True if vectors of meaning were compared."""
+    """True if the search compared vectors of meaning."""
     by_spelling: bool
-    """True if the built-in embedder was used, which compares spelling. If `by_meaning` and
-    `by_spelling` are false, only whole words were compared."""
+    """True if the search used the built-in embedder, which compares spelling. If `by_meaning` and
+    `by_spelling` are false, the search compared only whole words."""
     knowledge: Knowledge
     """Knowledge of the task's domain; empty if the task has no domain."""
 
@@ -242,7 +244,7 @@ class NewLesson(Body):
     name: Annotated[str, StringConstraints(min_length=1, max_length=120)] | None = None
     """Short name of the lesson; null: its first words."""
     category: Literal["domain", "strategic", "decomposition"] = "domain"
-    """Category of the lesson. Only categories that a whole run's outcome can validate are
+    """Category of the lesson. Only categories that the outcome of a whole run can validate are
     allowed."""
     uses: Annotated[list[Term], Field(max_length=20)] = Field(default_factory=list)
     """Tools and agents that the lesson names."""
@@ -281,12 +283,12 @@ class NewLearning(Body):
     episode_id: Id | None = None
     """Id of a stored episode; null: `episode` has a new episode."""
     episode: NewEpisode | None = None
-    """An episode to store and to learn from; null: `episode_id` names one."""
+    """An episode to store and to learn from; null: `episode_id` names a stored episode."""
     user: OwnUser = None
     insights: Annotated[list[NewLesson], Field(max_length=20)] = Field(default_factory=list)
-    """Lessons; each becomes a candidate."""
+    """Lessons; each lesson becomes a candidate."""
     outcomes: Annotated[list[NewOutcome], Field(max_length=20)] = Field(default_factory=list)
-    """Results of applied patterns. A result is evidence only if the episode is of a run, and the
+    """Results of applied patterns. A result is evidence only if a run made the episode, and the
     pattern was not found in this episode."""
 
     @model_validator(mode="after")
@@ -305,8 +307,8 @@ class Learnt(Answer):
     reflection: dict[str, Any]
     """The stored reflection. The first reflection of an episode is never replaced."""
     candidates: list[KnownPattern]
-    """Patterns made from the insights, or existing equivalent patterns. Candidates are used only
-    after other runs have validated them."""
+    """Patterns made from the insights, or existing patterns with the same content. Candidates are
+    used only after other runs have validated them."""
     applications: int
     """Number of new outcomes that count as evidence."""
 
@@ -316,15 +318,16 @@ class MaintenanceJob(Answer):
 
     id: UUID
     cause: Literal["nightly", "demand"]
-    """`nightly`: by schedule; `demand`: on request."""
+    """`nightly`: the schedule started the job; `demand`: a request started the job."""
     tick: datetime | None
-    """Scheduled time; null: on request."""
+    """Scheduled time; null: a request started the job."""
     status: Literal["pending", "running", "done", "failed"]
-    """Status of the job. After `failed`, the next job continues where this job stopped."""
+    """Status of the job. After `failed`, the next job continues at the stage where this job
+    stopped."""
     stage: int
-    """Number of finished stages, of six."""
+    """Number of finished stages; a job has six."""
     error: str | None
-    """Last error, until the job succeeds."""
+    """Last error of the job; null after the job succeeds."""
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
@@ -351,11 +354,11 @@ class MemorySection(Answer):
     name: SectionName
     """Name of the section."""
     budget: int
-    """Tokens, at 4 bytes each."""
+    """Maximum number of tokens; one token is 4 bytes."""
     tokens: int
-    """Tokens in use."""
+    """Number of used tokens."""
     content: str
-    """Text of the section, as it is in a prompt."""
+    """Text of the section as the prompt has it."""
 
 
 class MemoryReference(Answer):
@@ -380,19 +383,19 @@ class WorkingMemory(Answer):
 
     run_id: UUID
     limit: int
-    """Most tokens of all sections together."""
+    """Maximum number of tokens of all sections together."""
     tokens: int
-    """Tokens in use, of all sections."""
+    """Number of used tokens of all sections together."""
     sections: list[MemorySection]
     """The sections, each within its budget."""
     variables: dict[ScopeName, dict[str, Any]]
     """Variables by scope and name."""
     results: int
-    """Number of references of the working memory: m1, m2 and so on."""
+    """Number of references of the working memory; they are called m1, m2 and so on."""
     references: list[MemoryReference]
     """The newest 50 references, newest first."""
     prompt: ShortenedPrompt | None
-    """Shortening of the prompt; null: the prompt had the whole history."""
+    """How the prompt was shortened; null: the prompt had the whole history."""
 
 
 router = APIRouter(prefix="/v1/memory", tags=["memory"])
@@ -454,7 +457,6 @@ async def context(
 
 
 def _insight(found: FoundInsight) -> dict[str, Any]:
-    """Return an insight with the found episodes that have it, as response body."""
     episodes = found.episodes
     return {
         "text": found.text,

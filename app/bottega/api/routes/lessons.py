@@ -30,7 +30,7 @@ class LessonSource(Answer):
     """The source of a lesson."""
 
     run_id: UUID | None
-    """The run that taught it; null: an imported episode did."""
+    """The run from which the lesson was learned; null: the lesson is from an imported episode."""
     episode_id: UUID
     by: str
     """Author: `rules`, a model, `check`, `judge`, `feedback`, `approval` (a person denied or edited
@@ -38,27 +38,28 @@ class LessonSource(Answer):
 
 
 class LessonItem(Answer):
-    """A sentence that later runs of its user or session get."""
+    """A sentence that later runs of a user or a session get."""
 
     id: UUID
     text: str
     state: lessons.LessonState
     """`removed`: no run gets it."""
     pinned: bool
-    """True if runs get it whatever their task is."""
+    """True if runs get the lesson whatever their task is."""
     for_all: bool
-    """True if all runs that begin with its agent get it, also of other users and of none."""
+    """True if all runs that begin with the lesson's agent get the lesson, also runs of other users
+    and runs without a user."""
     user: str | None
-    """End user of the run; null: none."""
+    """End user of the run; null: the run has no user."""
     session_id: str | None
     agent: str | None
-    """Agent that the run began with; null: unknown."""
+    """Agent with which the run began; null: unknown."""
     source: LessonSource
     created_at: datetime
 
 
 class LessonChanges(Body):
-    """Changes of a lesson; absent fields stay as they are."""
+    """Changes of a lesson; a field that is absent does not change."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -69,10 +70,10 @@ class LessonChanges(Body):
     text: Annotated[str, StringConstraints(min_length=1, max_length=2000)] | None = None
     """The sentence that runs get, on one line."""
     for_all: bool | None = None
-    """True: all runs that begin with its agent get it, also of other users. Needs the scope
-    `define`, as does another text of such a lesson."""
+    """True: all runs that begin with the lesson's agent get the lesson, also runs of other users.
+    This change needs the scope `define`, as does a new text for such a lesson."""
     pinned: bool | None = None
-    """True: runs get it whatever their task is. At most 10 lessons of a user are pinned."""
+    """True: runs get the lesson whatever their task is. A user has at most 10 pinned lessons."""
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
@@ -84,8 +85,6 @@ class LessonChanges(Body):
 
 
 class LessonQuery(PageQuery):
-    """Query parameters of the list of lessons."""
-
     user: QueriedUser = None
     session_id: SessionName | None = None
     agent: Annotated[
@@ -140,7 +139,11 @@ async def get(tx: Transaction, tenant: Tenant, lesson_id: LessonId) -> Any:
 async def _owned(
     driver: asyncpg.Connection, principal: Principal, lesson_id: UUID, user: str | None
 ) -> lessons.Lesson:
-    """Return a lesson, and lock it. Raises ``session_user`` for another user's."""
+    """Return a lesson, and lock its row.
+
+    Raises:
+        ConflictError: ``session_user``: the lesson belongs to another user.
+    """
     acting = acts_for(principal, user, None)
     lesson = await lessons.get(driver, acting.tenant_id, lesson_id, lock=True)
     acting.refuse_other(lesson["user"], f"lesson {lesson_id}")

@@ -1,4 +1,4 @@
-"""Routes for operators: health, version, load of the workers, audit log, usage."""
+"""Routes for operators: health, version, load of the workers, audit log, and usage."""
 
 import asyncio
 from datetime import datetime
@@ -61,31 +61,31 @@ class Root(Answer):
 
 
 class Health(Answer):
-    """Sign that the process answers."""
+    """Confirmation that the process answers."""
 
     status: Literal["ok"] = "ok"
     """Always `ok`."""
 
 
 class Readiness(Answer):
-    """Sign that the service is ready for work."""
+    """Confirmation that the service is ready for work."""
 
     status: Literal["ready"] = "ready"
-    """Always `ready`; a service that is not ready answers with a problem."""
+    """Always `ready`; a service that is not ready returns a problem."""
     worker: Literal["here", "elsewhere", "none"]
-    """Where runs are executed: `here`: in this process; `elsewhere`: in another process; `none`:
-    runs wait until a worker starts."""
+    """The process that executes runs: `here`: this process; `elsewhere`: another process; `none`:
+    no process, so runs wait until a worker starts."""
 
 
 class Retention(Answer):
-    """Days for which something is kept; null: for ever."""
+    """Number of days for which data is kept; null: for ever."""
 
     runs: float | None
-    """A run after its end, with its events, tasks and files."""
+    """Days from a run's end; the run's events, tasks and files are kept as long."""
     audit: float | None
-    """An entry of the audit log."""
+    """Days for an entry of the audit log."""
     episodes: float | None
-    """An archived episode after the end of its run."""
+    """Days from the end of its run for an archived episode."""
 
 
 class Info(Answer):
@@ -96,15 +96,15 @@ class Info(Answer):
     version: str
     """Version of the server."""
     model: str
-    """The model of agents that name no model; `provider/MODEL` if the tenant has chosen it."""
+    """The model of agents that name no model; `provider/MODEL` if the tenant has chosen a model."""
     demo_model: bool
-    """True: `model` is the built-in demo model, because no model server is set."""
+    """True: `model` is the built-in demo model, because no model server is configured."""
     docs_url: str
     """Path of the documentation of the API."""
     openapi_url: str
     """Path of the OpenAPI document."""
     retention: Retention
-    """How long this tenant's data is kept; the operator sets it."""
+    """Time for which this tenant's data is kept; the operator sets this time."""
 
 
 @router.get(
@@ -176,7 +176,7 @@ async def readiness(service: Service) -> Readiness | Response:
     if service.wakeups.handed_over:
         return Readiness(
             worker="elsewhere"
-        )  # the worker runs in the process that has replaced this process
+        )  # the worker runs in the process that replaced this one
     if service.wakeups.closed.is_set() or service.stop_working.is_set():
         return problem_response(503, "stopping", "this process is about to stop")
     if service.working:
@@ -186,7 +186,7 @@ async def readiness(service: Service) -> Readiness | Response:
 
 @router.get("/metrics", include_in_schema=False)
 async def metrics(service: ServiceDep, request: Request) -> Response:
-    """Report metrics to Prometheus, which has its own token: they count all tenants, a key one."""
+    """Report metrics to Prometheus; they count all tenants, so they need a token of their own."""
     report = await service.scraping.report(sent(request.scope, b"authorization"))
     return Response(report, media_type=CONTENT_TYPE)
 
@@ -225,14 +225,14 @@ Parked = Annotated[
 
 
 class Pool(Answer):
-    """Tasks of a worker, for all tenants together."""
+    """Tasks in a worker, for all tenants together."""
 
     size: int = 0
     """Number of slots."""
     min: int = 0
-    """Least number of slots."""
+    """Minimum number of slots."""
     max: int = 0
-    """Greatest number of slots."""
+    """Maximum number of slots."""
     busy: int = 0
     """Slots that tasks hold."""
     parked: Parked = 0
@@ -250,22 +250,22 @@ class Pool(Answer):
 
 
 class Breaker(Answer):
-    """A circuit breaker: it stops the start of an agent's tasks that keep failing in a run."""
+    """A circuit breaker of a run: it prevents the start of an agent's tasks that keep failing."""
 
     run_id: UUID
     """The run whose tasks fail."""
     agent: str
-    """The agent whose tasks fail."""
+    """The agent whose tasks keep failing."""
     state: Literal["open", "half_open"]
-    """`open`: no task of the agent is started. `half_open`: one task is tried."""
+    """`open`: no task of the agent may start. `half_open`: one task may start, as a test."""
     failures: int
-    """Failures in a row."""
+    """Number of consecutive failures."""
     retry_after_ms: int | None = None
-    """Milliseconds until an open breaker lets one task start; null: it is not open."""
+    """Milliseconds until an open breaker lets one task start; null: the breaker is not open."""
 
 
 class OwnTasks(Answer):
-    """Tasks of a worker, only of the caller's tenant."""
+    """Tasks in a worker, only of the caller's tenant."""
 
     running: int = 0
     """Started tasks, including parked tasks."""
@@ -297,11 +297,11 @@ class QueuedRuns(Answer):
     """The caller's queued runs of one priority."""
 
     priority: int
-    """Priority of these runs; 1 goes first."""
+    """Priority of these runs; runs of priority 1 start first."""
     queued: int
-    """Number of runs that wait for a place."""
+    """Number of runs that wait for a slot."""
     oldest_at: datetime
-    """Time since which the oldest of these runs waits."""
+    """Time at which the oldest of these runs was queued."""
 
 
 class WaitingRuns(Answer):
@@ -314,26 +314,26 @@ class WaitingRuns(Answer):
     runs: int
     """Number of runs; child runs do not count."""
     oldest_at: datetime
-    """Time since which the first of these runs waits."""
+    """Time at which the first of these runs began to wait."""
     error: Failure | None
-    """Error of the newest run's last failed model call; null: the runs wait for no model."""
+    """Error of the newest run's last failed model call; null: no wait for a model."""
 
 
 class Quota(Answer):
-    """A limit of the caller's tenant, and how much of it is used."""
+    """A limit of the caller's tenant, and the used amount."""
 
     name: Literal[
         "concurrent_runs", "queued_runs", "tokens_per_day", "cost_per_day", "storage_bytes"
     ]
     """Name of the limit."""
     used: Decimal
-    """Runs, tokens of today (UTC), US dollars of today, or stored bytes."""
+    """Number of runs, tokens of today (UTC), US dollars of today, or stored bytes."""
     limit: Decimal | None
     """Value of the limit; null: no limit."""
 
 
 class Storage(Answer):
-    """Bytes that the caller's tenant stores; counted some seconds ago."""
+    """Number of bytes that the caller's tenant stores; the count is some seconds old."""
 
     definitions: int = 0
     """Bytes of definitions, including deleted and earlier versions."""
@@ -342,7 +342,7 @@ class Storage(Answer):
     files: int = 0
     """Bytes of uploaded files."""
     runs: int = 0
-    """Bytes of runs with their logs. Of an unfinished run, only the request counts."""
+    """Bytes of runs with their logs. For an unfinished run, this counts only the request."""
     sessions: int = 0
     """Bytes of sessions: their metadata and shared memory."""
 
@@ -355,11 +355,11 @@ class Workers(Answer):
     runs: list[QueuedRuns]
     """Queued runs by priority, most urgent first."""
     waiting: list[WaitingRuns]
-    """Waiting runs by reason and agent, most runs first: at most 20 groups of 10,000 runs."""
+    """Waiting runs by reason and agent, most runs first: at most 20 groups, from 10,000 runs."""
     quotas: list[Quota]
-    """Limits of the tenant, and how much is used."""
+    """Limits of the tenant and their used amounts."""
     storage: Storage
-    """What the tenant stores."""
+    """Data that the tenant stores."""
 
 
 @load_router.get(
@@ -390,19 +390,17 @@ class AuditEntry(Answer):
     at: datetime
     """Time of the action."""
     actor: str
-    """Actor: `key:` with the prefix of a key, `user:` with a person or an end user, `local`
+    """The actor: `key:` with the prefix of a key, `user:` with a person or an end user, `local`
     (while there are no keys), or `cli`."""
     action: str
     """Kind of action: `run.cancel`, `session.delete` …"""
     target: str
     """Id or name of the object that the action changed."""
     details: dict[str, Any]
-    """Further facts; they depend on the action."""
+    """Further facts, which depend on the action."""
 
 
 class AuditQuery(PageQuery):
-    """Query parameters of the audit log."""
-
     action: Annotated[
         str | None, Field(pattern=r"^[a-z_]{1,32}\.[a-z_]{1,32}$", description="Only this action.")
     ] = None
@@ -444,8 +442,6 @@ usage_router = APIRouter(prefix="/v1/usage", tags=["operations"])
 
 
 class UsageQuery(PageQuery):
-    """Query parameters of the sums."""
-
     by: Annotated[
         str,
         Field(

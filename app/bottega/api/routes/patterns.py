@@ -1,4 +1,4 @@
-"""Routes of patterns: add, find, change, validate, merge and deprecate them."""
+"""Routes of patterns: add, find, change, validate, merge and deprecate patterns."""
 
 import asyncio
 from collections.abc import Mapping
@@ -80,7 +80,7 @@ Conditions = Annotated[list[Condition], Field(max_length=MAX_LIST)]
 
 
 class PatternApplicability(Body):
-    """Conditions of a pattern. All must hold; an empty field is no condition."""
+    """Conditions of a pattern. All conditions must be true; an empty field is no condition."""
 
     problem_types: Terms = Field(default_factory=list)
     """Allowed values of the feature `task_type`."""
@@ -91,9 +91,9 @@ class PatternApplicability(Body):
     capabilities: Terms = Field(default_factory=list)
     """Tools and agents that must all be available."""
     conditions: Conditions = Field(default_factory=list)
-    """Conditions that must all hold."""
+    """Conditions that must all be true."""
     anti_conditions: Conditions = Field(default_factory=list)
-    """Conditions of which none may hold."""
+    """Conditions that must all be false."""
 
 
 class Step(Body):
@@ -121,7 +121,7 @@ class StrategyFields(Body):
     """An approach, with its principles and trade-offs."""
 
     approach: Annotated[str, StringConstraints(min_length=1, max_length=4000)]
-    """How to do the task."""
+    """The approach to the task."""
     principles: Lines = Field(default_factory=list)
     """Rules to follow."""
     trade_offs: Lines = Field(default_factory=list)
@@ -133,7 +133,7 @@ class TemplateFields(Body):
 
     steps: Steps
     parameters: Lines = Field(default_factory=list)
-    """Names to fill in."""
+    """Names of the parameters."""
     rules: Lines = Field(default_factory=list)
     """Rules for the values of the parameters."""
 
@@ -142,11 +142,11 @@ class HeuristicFields(Body):
     """A rule of thumb."""
 
     condition: Annotated[str, StringConstraints(min_length=1, max_length=2000)]
-    """When the rule applies, in words."""
+    """Case in which the rule applies, in words."""
     action: Annotated[str, StringConstraints(min_length=1, max_length=4000)]
     """What to do when the rule applies."""
     rationale: Annotated[str, StringConstraints(max_length=4000)] = ""
-    """Why the rule works."""
+    """Reason why the rule works."""
 
 
 class ProcedureFields(Body):
@@ -156,14 +156,14 @@ class ProcedureFields(Body):
     branches: Annotated[list[Branch], Field(max_length=MAX_LIST)] = Field(default_factory=list)
     """Actions for special cases."""
     stop_when: Annotated[str, StringConstraints(max_length=2000)] = ""
-    """When to stop, in words."""
+    """Case in which to stop, in words."""
 
 
 class _Content(Body):
     uses: Terms = Field(default_factory=list)
     """Tools and agents that the pattern names, in order."""
     affects: Terms = Field(default_factory=list)
-    """Tools and agents whose next call shows the effect; empty: the whole run shows it."""
+    """Tools and agents whose next call shows the effect; empty: only the whole run shows it."""
 
 
 class StrategyContent(_Content):
@@ -210,7 +210,7 @@ class PatternGuide(Body):
     when: Text = ""
     """When to apply the pattern, in words."""
     how: Text = ""
-    """How to apply the pattern, in words."""
+    """Instructions for applying the pattern, in words."""
     benefits: Lines = Field(default_factory=list)
     """Advantages of the pattern."""
     risks: Lines = Field(default_factory=list)
@@ -227,8 +227,8 @@ class PatternRelations(Body):
     generalizes: Ids = Field(default_factory=list)
     """Ids of patterns that are special cases of this pattern."""
     contradicts: Ids = Field(default_factory=list)
-    """Ids of patterns that a run never gets together with this pattern. It is enough that one of
-    two patterns names the other."""
+    """Ids of patterns that a run never gets together with this pattern. It is enough if one of the
+    two patterns names the other. It is enough that one of two patterns names the other."""
     complements: Ids = Field(default_factory=list)
     """Ids of patterns that are useful together with this pattern."""
 
@@ -277,7 +277,7 @@ class NewPattern(Body):
 
 
 class PatternChanges(Body):
-    """Changes of a pattern; an omitted or null field stays as it is."""
+    """Changes of a pattern; a field that is absent or null does not change."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -286,7 +286,7 @@ class PatternChanges(Body):
     )
 
     version: Version | None = None
-    """Version to change; may be sent as `If-Match` instead."""
+    """Version to change; you may send it as `If-Match` instead."""
     name: Title | None = None
     content: NewContent | None = None
     """Advice of the pattern."""
@@ -299,7 +299,7 @@ class PatternChanges(Body):
 
 
 def _bounded(features: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """Refuse features that take long to compare."""
+    """Refuse features whose comparison takes too long."""
     for name, value in features.items():
         if isinstance(value, str | list) and len(value) > _LONGEST_FEATURE:
             raise PydanticCustomError(
@@ -314,7 +314,7 @@ Features = Annotated[Object, Field(max_length=50), AfterValidator(_bounded)]
 
 
 class PatternsWanted(Body):
-    """A task, or its features, to find patterns for."""
+    """A task, or a task's features, for which to find patterns."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -337,16 +337,16 @@ class PatternsWanted(Body):
         ),
     ] = None
     task: Annotated[str, StringConstraints(min_length=1, max_length=100_000)] | None = None
-    """The task in words, instead of `features`; its features are read from the words."""
+    """The task in words, instead of `features`; the server reads the features from the words."""
     context: Features = Field(default_factory=dict)
     """Features that override the features read from `task`."""
     category: CategoryName | None = None
     failure_signature: Term | None = None
-    """Signature of the failure."""
+    """Signature of a failure; the search then finds patterns about this failure."""
     k: Annotated[int, Field(ge=1, le=50), WHOLE] = 5
     """Maximum number of patterns."""
     explain: bool = False
-    """True: return the terms of each score."""
+    """True: return the terms of each score, too."""
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
@@ -365,25 +365,25 @@ class NewApplication(Body):
     good: bool
     """True if the task went well."""
     arm: Literal["with", "without"] = "with"
-    """`with`: the pattern was applied. `without`: the task was drawn at random to go without the
-    pattern. The results of both arms are compared."""
+    """`with`: the pattern was applied. `without`: a random draw withheld the pattern from the task.
+    The server compares the results of both arms."""
     version: Version | None = None
     """Version that was applied; null: the current version."""
     at: Moment | None = None
     """Time of the application, not in the future; null: now."""
     episode_id: Id | None = None
-    """Id of the application's stored episode, if there is one; each episode counts once."""
+    """Id of the application's stored episode, if any; each episode counts once."""
     followed: bool | None = None
-    """True if the pattern was followed."""
+    """True if the task followed the pattern."""
     baseline_rate: Annotated[float | None, Field(ge=0.01, le=0.99)] = None
-    """Known success rate of such tasks without the pattern. It is taken as exact until applications
-    without the pattern are reported."""
+    """Known success rate of similar tasks without the pattern. The server treats this rate as exact
+    until clients report applications without the pattern."""
     features: Annotated[Object, Field(max_length=50)] = Field(default_factory=dict)
     """Features of the task."""
     duration_s: Annotated[float | None, Field(ge=0, le=1e9)] = None
-    """Seconds that the task took; null: unknown."""
+    """Number of seconds that the task took; null: unknown."""
     tokens: Annotated[int | None, Field(ge=0, le=2**31 - 1), WHOLE] = None
-    """Tokens that the task used; null: unknown."""
+    """Number of tokens that the task used; null: unknown."""
 
     @model_validator(mode="after")
     def _compares_once(self) -> Self:
@@ -400,7 +400,7 @@ class Deprecation(Body):
     )
 
     reason: Annotated[str, StringConstraints(min_length=1, max_length=1000)]
-    """Why the pattern is no longer used."""
+    """Reason why the pattern is no longer used."""
     replaced_by: Id | None = None
     """The pattern to use instead."""
 
@@ -439,8 +439,8 @@ class PatternBaseline(Answer):
     """The success rate of tasks without the pattern."""
 
     name: str
-    """Source of the rate. `without`: measured without the pattern; `given`: sent by a client;
-    `unknown`: 0.5 is assumed."""
+    """Source of the rate. `without`: measured without the pattern; `given`: a client sent the rate;
+    `unknown`: the server assumes 0.5."""
     rate: float
     """Share of these tasks that went well."""
     n: int
@@ -451,18 +451,18 @@ class PatternEvidence(Answer):
     """The evidence for and against a pattern."""
 
     mined_from: list[UUID]
-    """Episodes that the pattern was found in; they are no evidence for it."""
+    """Episodes in which the pattern was found; they are not evidence for it."""
     supporting: list[UUID]
-    """Latest episodes that went well with the pattern."""
+    """Latest episodes that had the pattern and went well."""
     contrary: list[UUID]
-    """Latest episodes that did not go well with the pattern."""
+    """Latest episodes that had the pattern and did not go well."""
     applications: int
-    """Number of applications of this version, in the period that counts."""
+    """Number of applications of this version in the period of evidence."""
     success_rate: float | None
     time_saved_s: float | None
-    """Seconds that an application saves on average; null: unknown."""
+    """Mean number of seconds that an application saves; null: unknown."""
     tokens_saved: float | None
-    """Tokens that an application saves on average; null: unknown."""
+    """Mean number of tokens that an application saves; null: unknown."""
     uplift: float | None
     """Success rate minus the baseline."""
     confidence: float
@@ -475,20 +475,20 @@ class PatternEvidence(Answer):
 
 
 class PatternLifecycle(Answer):
-    """The state of a pattern, and its use."""
+    """The state of a pattern and its use."""
 
     state: StateName
-    """`CANDIDATE`: on trial. `VALIDATED`: used. `IN_REVIEW`: there is evidence against it.
-    `DEPRECATED`: kept, and not used."""
+    """`CANDIDATE`: the pattern is on trial. `VALIDATED`: runs use the pattern. `IN_REVIEW`: some
+    evidence is against the pattern. `DEPRECATED`: the pattern is kept, but runs do not use it."""
     uses: int
     """Number of runs that got the pattern."""
     last_used: datetime | None
-    """Time of its last use; null: never."""
+    """Time of the pattern's last use; null: never used."""
     replaced_by: UUID | None
     """Id of the pattern to use instead; null: none."""
     reason: str | None
     decision: str | None
-    """Decision of the last check. Checks are made after 8, 16, 32 and 64 applications."""
+    """Decision of the last check. There is a check after 8, 16, 32 and 64 applications."""
 
 
 class GuideShown(Answer):
@@ -540,24 +540,25 @@ class Pattern(Answer):
     """State and use of the pattern."""
     relations: RelationsShown
     origin: dict[str, Any]
-    """Author of the pattern, or the episodes that it was found in."""
+    """Author of the pattern, or the episodes in which it was found."""
     trust: int
-    """3: learned from own runs; 2: from own runs that read outside content; 1: sent by a client."""
+    """3: learned from the tenant's own runs; 2: from own runs that read outside content; 1: a
+    client sent the pattern."""
 
 
 class ScoreParts(Answer):
     """The terms of a score."""
 
     confidence: float
-    """Term of the confidence that the pattern helps."""
+    """Term for the confidence that the pattern helps."""
     success_rate: float
-    """Term of the success rate."""
+    """Term for the success rate."""
     uses: float
-    """Term of the number of uses."""
+    """Term for the number of uses."""
     freshness: float
-    """Term of the time since the last use."""
+    """Term for the time since the last use."""
     quality: float
-    """Term of the share of the task's features that the pattern tests."""
+    """Term for the share of the task's features that the pattern tests."""
 
 
 class PatternMatch(Answer):
@@ -585,35 +586,35 @@ class ApplicationRecorded(Answer):
     """The result of reporting an application."""
 
     recorded: bool
-    """True if the application counts as evidence. An application does not count if it was reported
-    before, if the pattern was found in its episode, or if the episode was imported, cancelled,
-    quarantined or deleted."""
+    """True if the application counts as evidence. An application does not count if a client
+    reported it before, if the pattern was found in its episode, or if its episode was imported,
+    cancelled, quarantined or deleted."""
 
 
 class EvidencePoint(Answer):
-    """The evidence about a pattern after some of its applications."""
+    """The evidence about a pattern after a number of its applications."""
 
     at: datetime
     """Time of the last application that this point includes."""
     given: int
-    """Applications with the pattern."""
+    """Number of applications with the pattern."""
     given_good: int
-    """Applications with the pattern that went well."""
+    """Number of applications with the pattern that went well."""
     others: int
-    """Applications that were drawn to go without the pattern."""
+    """Number of applications from which a random draw withheld the pattern."""
     others_good: int
-    """Applications without the pattern that went well."""
+    """Number of applications without the pattern that went well."""
     p_value: float
-    """Probability that the pattern does at least as well by chance."""
+    """Probability that chance alone gives a result that is at least as good."""
 
 
 class EvidenceHistory(Answer):
     """The growth of the evidence about a pattern."""
 
     points: list[EvidencePoint]
-    """Points in time, the oldest first."""
+    """Evidence at points in time, the oldest first."""
     more: bool
-    """True: there are older applications; only the newest 500 are counted."""
+    """True: older applications exist; only the newest 500 count."""
 
 
 class Validation(Answer):
@@ -622,9 +623,9 @@ class Validation(Answer):
     pattern_id: Annotated[UUID, taken_from("now", "id")]
     version: Annotated[int, taken_from("now", "version")]
     was: Annotated[StateName, taken_from("was", "state")]
-    """The state before."""
+    """The state before the validation."""
     state: Annotated[StateName, taken_from("now", "state")]
-    """The state after."""
+    """The state after the validation."""
     verdict: Annotated[
         Literal["INSUFFICIENT_EVIDENCE", "VALIDATED", "CANDIDATE", "IN_REVIEW"],
         taken_from("lately", "verdict"),
@@ -646,7 +647,7 @@ class SimilarPattern(Answer):
 
     pattern: Pattern
     likeness: float
-    """Similarity, from 0 to 1; 1: identical."""
+    """Similarity from 0 to 1; 1 means identical."""
 
 
 class SimilarPatterns(Answer):
@@ -673,8 +674,6 @@ _NAMED = ("domain", "task_type")
 
 
 class PatternQuery(PageQuery):
-    """Query parameters of the list of patterns."""
-
     state: StateName | None = None
     category: CategoryName | None = None
 
@@ -684,13 +683,12 @@ class PatternQuery(PageQuery):
 
 
 def tagged(pattern: memory.Pattern, response: Response) -> memory.Pattern:
-    """Return the pattern; set its version as ETag of the response."""
+    """Return the pattern, and set the pattern's version as ETag of the response."""
     response.headers["ETag"] = f'"{pattern.version}"'
     return pattern
 
 
 def _written(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert fields of a body to fields of a pattern."""
     known = {"name": "", "category": Category.DOMAIN, "content": {"kind": "HEURISTIC"}}
     read = memory.pattern_of(known | dict(fields))
     return {name: getattr(read, name) for name in fields}
@@ -799,7 +797,7 @@ def known_of(features: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _features(body: PatternsWanted) -> dict[str, Any]:
-    """Return the features in the body, and further features that are read from its task."""
+    """Return the features in the body, and further features from the words of the task."""
     told = body.context if body.features is None else body.features
     known = known_of(told)
     if body.task is not None:

@@ -61,13 +61,13 @@ def possible_names(model: str | Sequence[str] | None) -> Iterable[str]:
 
 
 _MOST = 200
-"""Most own providers of a tenant whose state one request reads."""
+"""Maximum number of a tenant's own providers whose state one request reads."""
 
 
 async def known_providers(
     connection: AsyncConnection, tenant_id: UUID, names: Iterable[str] | None
 ) -> dict[str, KnownProvider]:
-    """Return a tenant's own providers that have one of these names; ``None``: the first 200."""
+    """Return a tenant's own providers with one of these names; ``None``: the first 200."""
     now, all_ = providers.c, provider_versions.c
     current = and_(
         all_.tenant_id == now.tenant_id, all_.name == now.name, all_.version == now.version
@@ -113,12 +113,12 @@ class ProviderSummary(Answer):
     shows = ProviderContent
 
     name: str
-    """Name of the provider, the part before the slash in an agent's `model`."""
+    """Name of the provider. It is the text before the slash in an agent's `model`."""
     version: int
-    """Number of this version, from 1; 0: the operator defines the provider."""
+    """Number of this version, from 1; 0: the provider is the operator's."""
     owner: Literal["tenant", "operator"] = "tenant"
-    """Owner of the provider. The operator's providers are for all tenants, and their settings
-    are not shown."""
+    """Owner of the provider. All tenants can use the operator's providers, but responses do not
+    show their settings."""
     dialect: DialectName
     base_url: str | None
     key: SecretHeader | None
@@ -141,38 +141,38 @@ class Provider(ProviderSummary):
 
 
 class ModelBreaker(Answer):
-    """The circuit breaker of a model, for the calls of this tenant by all workers."""
+    """The circuit breaker of a model, for this tenant's calls from all workers."""
 
     state: Literal["closed", "open", "half_open"]
-    """`open`: no call is sent. `half_open`: one call is tried."""
+    """`open`: workers send no calls. `half_open`: workers send one call as a test."""
     retry_at: datetime | None = None
-    """Time at which the next call is tried; null: the breaker is closed."""
+    """Time of the next test call; null: the breaker is closed."""
     open_since: datetime | None = None
     """Time since which the model keeps failing; null: the breaker is closed."""
 
 
 class ModelCalls(Answer):
-    """Model calls of this tenant in all workers, by the workers' last reports."""
+    """Model calls of this tenant in all workers, from the workers' last reports."""
 
     under_way: int = 0
-    """Calls that were sent and are not over."""
+    """Number of calls that workers have sent and that have not ended."""
     oldest_at: datetime | None = None
-    """Time when the oldest of these calls was sent; null: none is under way."""
+    """Time at which the oldest of these calls was sent; null: there is no such call."""
     waiting: int = 0
-    """Calls that wait for a limit of the provider, or for its breaker."""
+    """Number of calls that wait for a limit of the provider, or for the provider's breaker."""
 
 
 class FailedCalls(Answer):
-    """Tries of one agent's calls of one model that failed alike."""
+    """Failed tries with the same agent, model, error code and HTTP status."""
 
     agent: str
     """Name of the agent."""
     model: str
     """Name of the model."""
     code: str
-    """Code of the errors."""
+    """Error code of the tries."""
     http_status: int | None
-    """HTTP status of the server's answers; null: it sent none."""
+    """HTTP status of the server's answers; null: the server sent no answer."""
     calls: int
     """Number of tries."""
     first_at: datetime
@@ -182,9 +182,9 @@ class FailedCalls(Answer):
 
 
 class RecentCalls(Answer):
-    """The last 100 tries of model calls of this tenant, in its newest 200 runs.
+    """The last 100 tries of this tenant's model calls, in the tenant's newest 200 runs.
 
-    A try that was held back before the server, by a limit or a breaker, does not count.
+    A try does not count if a limit or a breaker held it back, so that the server never got it.
     """
 
     calls: int
@@ -196,18 +196,18 @@ class RecentCalls(Answer):
     failures: list[FailedCalls]
     """Failed tries by agent, model, error code and HTTP status, most tries first."""
     duration_p50_ms: int | None
-    """Median duration of the answered tries; null: none was answered."""
+    """Median duration of the answered tries, in milliseconds; null: no try was answered."""
     duration_p95_ms: int | None
-    """95 % of the answered tries took less; null: none was answered."""
+    """95 % of the answered tries took less, in milliseconds; null: no try was answered."""
 
 
 class ServerHealth(Answer):
     """The state of a provider's server."""
 
     breaker: dict[str, ModelBreaker]
-    """Breakers by model: of all models that the provider lists, and all breakers not closed."""
+    """Breakers by model: of the models that the provider lists, and all that are not closed."""
     calls: ModelCalls
-    """Model calls to the provider that are not over."""
+    """Model calls to the provider that have not ended."""
     recent: RecentCalls
     """Outcomes of the last model calls to the provider."""
 
@@ -227,11 +227,11 @@ class ProvidersHealth(Answer):
     """The state of the servers of all providers."""
 
     items: list[NamedHealth]
-    """By name."""
+    """Providers and the state of their servers, in the order of names."""
 
 
 def sent_secrets(body: ProviderBody) -> list[Sending]:
-    """Return the secrets that are sent to a provider."""
+    """Return the secrets that the definition sends to a provider."""
     secrets = {"/key": body.key} | {
         f"/headers/{header}": value for header, value in body.headers.items()
     }
@@ -253,7 +253,9 @@ async def prepare(caller: Caller, name: str, body: ProviderBody) -> dict[str, An
 
 
 async def check_address_of(service: Service, tenant: UUID, body: ProviderBody) -> None:
-    """Check a provider's address by DNS. This may take seconds, so no transaction may be open.
+    """Check a provider's address by DNS.
+
+    The check may take seconds, so the caller must have no open transaction.
 
     Raises:
         InvalidInputError: ``egress_forbidden``.
@@ -268,7 +270,7 @@ async def check_address_of(service: Service, tenant: UUID, body: ProviderBody) -
             async with asyncio.timeout(3.0):
                 addresses = await look_up(str(tenant), url.host, url.port or 443)
         except (OSError, UnicodeError, TimeoutError):
-            return  # each connection is checked, too
+            return  # each connection is checked when it is made, too
         for address in addresses:
             check_address(url.host, ip_address(address), allowed)
     except EgressRefusedError as error:
@@ -284,7 +286,7 @@ async def _show(caller: Caller, name: str, response: Response) -> dict[str, Any]
         known = caller.service.settings.operator_providers.get(name)
         if known is None:
             raise
-        # Without an ETag, because the tenant cannot replace an operator's provider.
+        # The response has no ETag, because the tenant cannot replace an operator's provider.
         shown = _operators(name, known)
     else:
         shown = answer(own, response) | {"owner": "tenant"}
@@ -304,8 +306,8 @@ def _operators(name: str, known: KnownProvider) -> dict[str, Any]:
 
 _ALIKE = ("agent", "model", "code", "http_status")
 _OWNERS = {True: "operator", False: "tenant"}
-# The last 100 tries sent to each provider, in the newest 200 runs and child runs. Only the
-# last 50 rows of each log are read.
+# Selects the last 100 tries sent to each provider, in the newest 200 runs and child runs. The query
+# reads only the last 50 rows of each log.
 _RECENT = text("""
     WITH tries AS MATERIALIZED (
         SELECT l.data ->> 'provider' AS provider, l.data ->> 'model' AS model, l.agent, l.code,
@@ -346,7 +348,7 @@ async def _health(
     """Return the breakers and model calls of providers by name, for this tenant only.
 
     Args:
-        providers: by name, with ``owner`` and ``models``.
+        providers: definitions by name, with ``owner`` and ``models``.
     """
     found: dict[str, dict[str, Any]] = {}
     about = {"tenant": caller.tenant, "names": [*providers]}
@@ -386,9 +388,9 @@ class ProviderTest(Answer):
     models: list[str]
     """Names of the server's models, at most 1,000."""
     error: str | None = None
-    """Why the test failed; null: it did not fail."""
+    """Reason why the test failed; null: the test succeeded."""
     latency_ms: int
-    """Time that the server took."""
+    """Response time of the server, in milliseconds."""
 
 
 class DefaultModel(Body):
@@ -397,14 +399,14 @@ class DefaultModel(Body):
     model_config = ConfigDict(json_schema_extra={"examples": [{"model": "claude/claude-opus-5"}]})
 
     model: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,63}/.{1,200}$")]
-    """The model, in the form of an agent's `model`: `provider/MODEL`."""
+    """The model as `provider/MODEL`, the form of an agent's `model`."""
 
 
 class ChosenModel(Answer):
     """The model of agents that name no model."""
 
     model: str
-    """`provider/MODEL`."""
+    """The model as `provider/MODEL`."""
 
 
 async def default_model(

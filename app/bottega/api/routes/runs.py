@@ -1,4 +1,4 @@
-"""Routes of runs: start, read, compare, cancel, retry and steer them."""
+"""Routes of runs: start, read, compare, cancel, retry and steer runs."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -85,7 +85,7 @@ class Retry(Body):
     """The point from which to repeat a run."""
 
     from_: Annotated[Literal["start", "last_step"], Field(alias="from")] = "start"
-    """`start` repeats the whole run; `last_step` keeps the successful steps."""
+    """`start` repeats the whole run; `last_step` keeps the steps that succeeded."""
     user: OwnUser = None
 
 
@@ -101,7 +101,7 @@ class StoppedTasks(Answer):
     """The cancelled task, and all tasks below it."""
 
     items: list[StoppedTask]
-    """The cancelled task and all tasks below it."""
+    """The cancelled task, and all tasks below it in the tree."""
 
 
 @router.post(
@@ -270,7 +270,7 @@ async def retry(
 async def _repeating(
     service: Service, principal: Principal, run_id: UUID, user: str | None
 ) -> AsyncIterator[AsyncConnection]:
-    """Open a transaction, and check in it that the caller may repeat the run."""
+    """Check that the caller may repeat the run, and yield the transaction of this check."""
     tenant = principal.tenant_id
     acting = acts_for(principal, user)
     async with service.database.begin(tenant) as tx:
@@ -344,7 +344,7 @@ async def fork(
 
 
 def _refuse_giving(acting: Acting, node: Mapping[str, Any], user: str | None) -> None:
-    """Check that the caller may provide a node's publication.
+    """Check that the caller may provide the publication of a node.
 
     Raises:
         ForbiddenError: ``insufficient_scope``, ``not_the_user``.
@@ -365,8 +365,6 @@ def _refuse_giving(acting: Acting, node: Mapping[str, Any], user: str | None) ->
 
 
 class DiffQuery(PageQuery):
-    """Query parameters of a comparison."""
-
     with_: Annotated[
         UUID,
         Field(
@@ -450,11 +448,12 @@ Handle = Callable[[Request], Awaitable[Response]]
 
 
 class _CreateRoute(APIRoute):
-    """Route of ``POST /v1/runs`` that answers most requests by :func:`_create_directly`.
+    """Route of ``POST /v1/runs`` that answers most requests with :func:`_create_directly`.
 
-    This avoids FastAPI's dependencies, which cost a third more CPU. Such a request has a valid JSON
-    body, no query, and at most one valid ``Idempotency-Key``. All other requests go through FastAPI
-    to :func:`create`, so that FastAPI makes the validation errors.
+    This route skips FastAPI's dependencies, which would cost a third more CPU. The route answers a
+    request directly if it has a valid JSON body, no query, and at most one valid
+    ``Idempotency-Key``. All other requests go through FastAPI to :func:`create`, so that FastAPI
+    makes the validation errors.
     """
 
     def get_route_handler(self) -> Handle:  # type: ignore[override]
@@ -492,7 +491,7 @@ _SEVERAL = f"If given several times, a run needs one of the values. {_SEARCHED}"
 
 
 class RunFilters(BaseModel):
-    """Query parameters that say which runs are meant."""
+    """Query parameters that select runs."""
 
     status: Annotated[list[Status], Query(default_factory=list, max_length=7, description=_SEVERAL)]
     waiting_for: Annotated[
@@ -626,12 +625,10 @@ class CountedRuns(Answer):
 
 
 def _only(values: Sequence[str]) -> str | None:
-    """Return the only value of a filter; ``None``: the filter has no value, or several values."""
     return values[0] if len(values) == 1 else None
 
 
 def _several(values: Sequence[str]) -> Sequence[str]:
-    """Return the values of a filter that has several values; else no values."""
     different = tuple(dict.fromkeys(values))
     return different if len(different) > 1 else ()
 
@@ -651,7 +648,7 @@ async def _create_directly(request: Request, body: NewRun) -> Response:
     return Response(content, 202, {"Location": _path(run)}, "application/json")
 
 
-# `_CreateRoute` answers most requests without this function.
+# `_CreateRoute` answers most requests, and then this function is not called.
 async def create(
     once: OnceDep,
     service: ServiceDep,
@@ -674,7 +671,7 @@ async def create(
     except Exception as error:
         if not is_transient(error):
             raise
-        return run  # the run is accepted, although its end cannot be awaited now
+        return run  # the server has accepted the run, but cannot wait for its end now
     async with service.database.begin(tenant) as tx:
         return await read.get(tx, tenant, run_id)
 
@@ -750,7 +747,7 @@ async def get_totals(
 
 
 class RunInFull(Run):
-    """A run, with its tasks' limits and progress."""
+    """A run with the limits and the progress of its tasks."""
 
     effective_limits: EffectiveLimits | None
     tasks: TaskProgress | None
@@ -774,8 +771,6 @@ async def get(service: ServiceDep, tx: Transaction, tenant: ReviewTenant, run_id
 
 
 class TaskQuery(PageQuery):
-    """Query parameters of the list of a run's tasks."""
-
     status: TaskStatus | None = None
 
 
@@ -802,7 +797,7 @@ async def tasks(
     async with service.database.begin(tenant) as tx:
         found = await read.tasks_page(tx, tenant, run_id, status=query.status, **window)
     talking = [task for task in found if task["status"] in read.TALKING]
-    if service.nats is not None and talking:  # else the query found the text
+    if service.nats is not None and talking:  # without NATS, the query has already read the text
         runs = list({task["child_run_id"] or run_id for task in talking})
         answers = await asyncio.gather(*(service.nats.text_of(tenant, each) for each in runs))
         texts = dict(zip(runs, answers, strict=True))
@@ -813,8 +808,6 @@ async def tasks(
 
 
 class MessageQuery(PageQuery):
-    """Query parameters of a run's messages."""
-
     task_id: Annotated[
         UUID | None,
         Field(description="Task of the conversation; default: the task of the run's own agent."),

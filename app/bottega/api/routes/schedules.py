@@ -60,8 +60,9 @@ class ScheduleContent(Body):
     cron: Annotated[str, StringConstraints(max_length=200), AfterValidator(_cron)]
     """Minute, hour, day of month, month, day of week."""
     timezone: Annotated[str, StringConstraints(max_length=100), AfterValidator(_zone)] = "UTC"
-    """IANA name of the time zone. A time that the clock change in spring skips counts after the
-    gap. A time that occurs twice in autumn counts once, unless the expression is for every hour."""
+    """IANA name of the time zone. A time of day that the clock change in spring skips is due later
+    by the length of the gap. A time of day that occurs twice in autumn is due once, unless the
+    expression is for every hour."""
     run: Annotated[
         NewRun,
         Field(
@@ -72,7 +73,7 @@ class ScheduleContent(Body):
         ),
     ]
     paused: bool = False
-    """True: the schedule starts no runs until it is resumed."""
+    """True: the schedule starts no runs until somebody resumes it."""
 
     @model_validator(mode="after")
     def _room_for_the_mark(self) -> Self:
@@ -97,7 +98,7 @@ class ScheduleChange(Body):
     """A change of a schedule."""
 
     paused: bool
-    """True: the schedule starts no runs until it is resumed."""
+    """True: the schedule starts no runs until somebody resumes it."""
 
 
 class Schedule(Answer):
@@ -110,14 +111,14 @@ class Schedule(Answer):
     cron: str
     timezone: str
     run: dict[str, Any]
-    """Body of the runs, as stored; only the query string of a webhook's URL is left out."""
+    """Body of the runs as stored, without the query string of a webhook's URL."""
     paused: bool
     next_at: datetime | None
-    """Time of the next start; null while paused."""
+    """Time of the next start; null while the schedule is paused."""
     last_at: datetime | None
-    """Time of the last try to start a run; null: none yet."""
+    """Time of the last try to start a run; null: there was no try yet."""
     last_run_id: UUID | None
-    """Id of the last run that the schedule started; null: none yet."""
+    """Id of the last run that the schedule started; null: it has started no run."""
     last_error: Failure | None
     """Error of the last try to start a run; null: the try succeeded."""
     created_at: datetime
@@ -145,7 +146,7 @@ def _to_response(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_without_query(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the body of a schedule's runs, without the webhook's query, which may be secret."""
+    """Return the body of a schedule's runs without the webhook's query, which may be secret."""
     run = {name: value for name, value in row["run"].items() if value is not None}
     if url := run.get("webhook_url"):
         run["webhook_url"] = url.split("?")[0]
@@ -244,8 +245,6 @@ async def replace(
 
 
 class ScheduleQuery(ViewQuery):
-    """Query parameters of the list of schedules."""
-
     user: QueriedUser = None
 
 
@@ -289,7 +288,8 @@ async def list_(
 async def get(tx: Transaction, tenant: DefineTenant, name: ScheduleName) -> Any:
     shown = _to_response(await schedules.get(tx, tenant, name))
     starts = [] if shown["next_at"] is None else [shown["next_at"]]
-    with suppress(ValueError, LookupError):  # a stored zone or expression that is unknown now
+    # the stored zone or expression may be unknown on this machine now
+    with suppress(ValueError, LookupError):
         while 0 < len(starts) < _STARTS_SHOWN:
             starts.append(schedules.next_tick(shown["cron"], shown["timezone"], starts[-1]))
     return shown | {"next_starts": starts}

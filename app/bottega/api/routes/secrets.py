@@ -51,7 +51,7 @@ def _can_be_sent(value: SecretStr) -> SecretStr:
 
 
 def _as_compared(host: str) -> str:
-    """Return a host's name or address in the form in which hosts of URLs are compared."""
+    """Return a host's name or address in the form that is compared with the hosts of URLs."""
     try:
         return as_compared(host)
     except InvalidInputError:
@@ -68,7 +68,7 @@ Host = Annotated[
 
 
 class SecretContent(Body):
-    """A secret's value, and the hosts that it may be sent to."""
+    """A secret's value, and the hosts that may get it."""
 
     model_config = ConfigDict(hide_input_in_errors=True, json_schema_extra={"examples": [_EXAMPLE]})
 
@@ -83,23 +83,23 @@ class SecretContent(Body):
             }
         ),
     ]
-    """Value as it is sent. For a header, include a scheme such as `Bearer`; for a provider's key,
-    leave the scheme out. Without the scheme, the value must have at least 8 characters. No response
-    shows it."""
+    """Value in the form in which the server sends it. For a header, include a scheme such as
+    `Bearer`; for a provider's key, leave the scheme out. The value must have at least 8 characters,
+    without the scheme. No response shows the value."""
     hosts: Annotated[list[Host], Field(min_length=1, max_length=20)]
     """Names or addresses of the hosts that may get the secret, only over https. Over http, only
-    this machine may get it, and only if the operator allows that."""
+    this machine may get the secret, and only if the operator allows it."""
 
 
 class Secret(Answer):
     """A stored secret, without its value."""
 
     name: str
-    """Name of the secret, as definitions name it."""
+    """Name of the secret, which definitions use to refer to it."""
     version: int
-    """Number of this version; each change of value or hosts raises it."""
+    """Number of this version; a change of the value or of the hosts raises it."""
     hosts: list[str]
-    """The only hosts that may get the secret."""
+    """Hosts that may get the secret; no other host may."""
     created_at: datetime
     updated_at: datetime
 
@@ -117,9 +117,9 @@ Name = Annotated[
 
 
 async def _keyring(service: ServiceDep, tenant: DefineTenant) -> Keyring:
-    """Return the keys that encrypt secrets; the caller's scopes are checked before.
+    """Return the keys that encrypt secrets, after a check of the caller's scopes.
 
-    If the server is open to this machine only, a missing key is made in the data folder.
+    If only this machine can reach the server, this function makes a missing key in the data folder.
     """
     hosts = service.outgoing.model_hosts
     found = keyring(service.settings, hosts.folder)

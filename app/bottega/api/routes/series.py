@@ -1,6 +1,7 @@
 """Routes for metrics over time: series for charts, totals of a period, and outcomes.
 
-Series and totals read rollups, which sum up each minute and each hour; see ``rollups.sql``.
+Series and totals are read from rollups, which sum up each minute and each hour; see
+``rollups.sql``.
 """
 
 from collections import Counter, defaultdict
@@ -52,10 +53,10 @@ _STEPS: Mapping[str, timedelta] = {
 _MINUTE, _HOUR = _STEPS["1m"], _STEPS["1h"]
 _KEPT = {"minute": timedelta(days=30), "hour": timedelta(days=366)}
 MOST_POINTS = 11_000
-"""Most points of an answer, over all its series."""
+"""Maximum number of points in an answer, over all its series."""
 MOST_TOTALS = 200
 MOST_JUDGED = 20_000
-"""Most judged runs, and most applications of patterns, that a request reads: the newest."""
+"""Maximum number of judged runs, and of pattern applications, that a request reads."""
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
 _READ = """
@@ -84,7 +85,8 @@ _KEYS: Mapping[OutcomeGrouping, str] = {
     "memory": "CASE WHEN r.memory = 'off' OR r.memory_used LIKE 'none%' "
     "THEN 'without' ELSE 'with' END",
 }
-# Begins at the labels, because most runs have no label. Ids of runs are in the order of their time.
+# The query begins with the labels, because most runs have no label. Ids of runs have the same order
+# as the runs' times.
 _OUTCOMES = """
     WITH judged AS MATERIALIZED (
         SELECT run_id FROM (
@@ -123,8 +125,8 @@ _OUTCOMES_BY = {
     )
     for by, key in _KEYS.items()
 }
-# A group for each version and state of a pattern: candidates and validated patterns are withheld
-# from different shares of runs. With an agent, also for each of its versions.
+# Each version and state of a pattern is a group of its own: candidates and validated patterns are
+# withheld from different shares of runs. With an agent, so is each of its versions.
 _DRAWN = text("""
     WITH drawn AS MATERIALIZED (
         SELECT p.pattern_id, p.version, p.episode_id, p.good, p.arm = ANY (:applied) AS given,
@@ -170,22 +172,22 @@ Moment = Annotated[datetime, Field(examples=["2026-11-02T08:00:00Z"])]
 
 
 class Point(Answer):
-    """The value for one step of time."""
+    """The value of one time step."""
 
     at: Moment
     """Start of the step."""
     value: float | None
-    """Value for the step; null: nothing to measure, no longer kept, or not known yet."""
+    """Value of the step; null: nothing to measure, no longer kept, or not known yet."""
 
 
 class Series(Answer):
     """The values of one key."""
 
     key: Annotated[str, Field(examples=["clerk@2"])]
-    """Name of the agent, version, model or code; `all`; or `other`: the sum of all keys after the
+    """Name of the agent, version, model or code; `all`; or `other`: the sum of the keys beyond the
     first 199 of a minute."""
     points: list[Point]
-    """A value for each step, the oldest first."""
+    """One value for each step, the oldest first."""
 
 
 class MetricSeries(Answer):
@@ -198,60 +200,60 @@ class MetricSeries(Answer):
     step: Step
     """The requested step."""
     series: list[Series]
-    """A series for each key with a value, in the order of the keys."""
+    """A series for each key that has a value, in the order of the keys."""
 
 
 class Total(Answer):
     """Figures for the runs of one key, or for all runs."""
 
     key: Annotated[str, Field(examples=["clerk@2"])]
-    """Name of the agent, version, model or code, as in a series."""
+    """Name of the agent, version, model or code, as in a time series."""
     runs: int
-    """Runs that are over, including items of batches."""
+    """Number of runs that have ended, including items of batches."""
     errors: int
-    """Runs that failed or ran out of time."""
+    """Number of runs that failed or timed out."""
     tokens: int
-    """Input and output tokens of the key's own model calls."""
+    """Number of input and output tokens of the key's own model calls."""
     cost: float
-    """US dollars of the key's own model calls."""
+    """Cost of the key's own model calls, in US dollars."""
     run_cost: float
-    """US dollars of the key's runs, including their sub-agents."""
+    """Cost of the key's runs with their sub-agents, in US dollars."""
     duration_p50: float | None
-    """Median of the seconds from a run's start to its end, without waits for people; null: no run
+    """Median time from a run's start to its end, in seconds, without waits for people; null: no run
     was started."""
     duration_p95: float | None
-    """95 % of the runs took less; see `duration_p50`."""
+    """95 % of the runs took less than this; see `duration_p50`."""
     first_token_p50: float | None
-    """Median of the seconds from a model's request to the first piece of its answer."""
+    """Median time from a model's request to the first piece of its answer, in seconds."""
     first_token_p95: float | None
-    """95 % of the answers began sooner; see `first_token_p50`."""
+    """95 % of the answers began sooner than this; see `first_token_p50`."""
     queue_wait_p50: float | None
-    """Median of the seconds from a run's acceptance to its start."""
+    """Median time from a run's acceptance to its start, in seconds."""
     queue_wait_p95: float | None
-    """95 % of the runs started sooner; see `queue_wait_p50`."""
+    """95 % of the runs started sooner than this; see `queue_wait_p50`."""
 
 
 class Totals(Answer):
     """Figures of a period."""
 
     items: list[Total]
-    """Totals by key; the key with most runs is first."""
+    """Totals by key; the key that has most runs is first."""
 
 
 class JudgedRuns(Answer):
-    """Runs of a key that one source judged."""
+    """Runs of one key whose outcome is from one source."""
 
     key: Annotated[str, Field(examples=["clerk@2"])]
     """A day (UTC), an agent or graph, its version, or `with` or `without` for memory."""
     source: Literal["feedback", "judge", "check"]
-    """Source of the outcome; people's feedback replaces the outcome by checks. `judge`: a model
+    """Source of the outcome; people's feedback replaces the outcome of checks. `judge`: a model
     made at least one of the checks."""
     good: int
-    """Runs with the outcome `SUCCESS`."""
+    """Number of runs with the outcome `SUCCESS`."""
     partly: int
-    """Runs with the outcome `PARTIAL`."""
+    """Number of runs with the outcome `PARTIAL`."""
     bad: int
-    """Runs with the outcome `FAILURE`."""
+    """Number of runs with the outcome `FAILURE`."""
 
 
 class Outcomes(Answer):
@@ -262,32 +264,32 @@ class Outcomes(Answer):
     items: list[JudgedRuns]
     """Outcomes, in the order of the keys."""
     complete: bool
-    """False: the period has more judged runs or keys than are read."""
+    """False: the period has more judged runs or keys than a request reads."""
 
 
 class Judged(Answer):
-    """Applications of patterns, and how many went well."""
+    """Number of applications of patterns, and number of those that went well."""
 
     good: int
-    """Applications that went well."""
+    """Number of applications that went well."""
     runs: int
-    """Applications whose outcome is known."""
+    """Number of applications whose outcome is known."""
 
 
 class Comparison(Answer):
     """Comparison of runs that got learned patterns with runs from which they were withheld."""
 
     given: Judged
-    """Runs that got patterns, on trial or validated."""
+    """Runs that got patterns; the patterns were on trial or validated."""
     without: Judged
-    """Runs from which patterns were withheld at random."""
+    """Runs from which a random draw withheld patterns."""
     difference: Annotated[float | None, Field(examples=[0.21])]
     """Share of good runs with patterns minus the share without, compared pattern by pattern and
     weighed by the number of runs; null: nothing to compare."""
     low: float | None
     """Lower end of the 95 % interval of `difference`."""
     high: float | None
-    """Upper end of this interval."""
+    """Upper end of the 95 % interval of `difference`."""
 
 
 class PatternEffect(Comparison):
@@ -313,19 +315,17 @@ class MemoryEffect(Comparison):
     """The effect of memory on all runs, by pattern and by version."""
 
     patterns: int
-    """Number of compared versions of patterns, with runs on both sides. A version counts once on
-    trial, and once validated."""
+    """Number of compared versions of patterns; a version needs runs with and without it. A version
+    counts once as a candidate and once as a validated pattern."""
     by_pattern: list[PatternEffect]
-    """The comparisons of these patterns, at most 200: those with most runs."""
+    """The comparisons of these patterns, at most 200: the versions with most runs."""
     by_version: list[VersionEffect]
     """The same comparison among the runs of each version of the agent; empty without `agent`."""
     complete: bool
-    """False: there are more applications in this time than the answer has read."""
+    """False: the period has more applications than the request has read."""
 
 
 class SpanQuery(BaseModel):
-    """Query parameters of a span of time."""
-
     since: Annotated[
         PlaceInTime | None,
         Field(alias="from", description="Start of the period; by default a day before `to`."),
@@ -342,14 +342,10 @@ class SpanQuery(BaseModel):
 
 
 class TimeQuery(SpanQuery):
-    """Query parameters of series and totals."""
-
     by: Annotated[Grouping | None, Field(description=_BY)] = None
 
 
 class SeriesQuery(TimeQuery):
-    """Query parameters of a series."""
-
     metric: Annotated[
         Metric,
         Field(
@@ -367,16 +363,12 @@ class SeriesQuery(TimeQuery):
 
 
 class TotalsQuery(TimeQuery):
-    """Query parameters of totals."""
-
     agent: Annotated[
         str | None, Field(max_length=128, description="Only this agent, or its versions.")
     ] = None
 
 
 class OutcomesQuery(SpanQuery):
-    """Query parameters of outcomes."""
-
     by: Annotated[
         OutcomeGrouping,
         Field(
@@ -392,8 +384,6 @@ class OutcomesQuery(SpanQuery):
 
 
 class EffectQuery(SpanQuery):
-    """Query parameters of the effect of memory."""
-
     agent: Annotated[
         str | None,
         Field(max_length=128, description="Only runs that began with this agent."),
@@ -455,7 +445,7 @@ async def get_outcomes(
     tx: Transaction, tenant: Tenant, query: Annotated[OutcomesQuery, Query()]
 ) -> Outcomes:
     found = await tx.execute(_OUTCOMES_BY[query.by], await _judged_span(tx, tenant, query))
-    looked = found.mappings().all()  # one row without a key if no run counts
+    looked = found.mappings().all()  # the query returns one row without a key if no run counts
     rows = [row for row in looked if row["key"] is not None]
     runs: Counter[str] = Counter()
     for row in rows:
@@ -562,7 +552,7 @@ async def _judged_span(
 
 
 async def _now(tx: AsyncConnection) -> datetime:
-    """Return the time; make the transaction read rollups by their index, without sorting."""
+    """Return the current time; make the transaction read rollups by index, without sorting."""
     by_index = func.set_config("enable_sort", "off", True)
     now: datetime = (await tx.execute(select(func.now(), by_index))).one()[0]
     return now
@@ -573,8 +563,8 @@ async def _read_series(
 ) -> list[dict[str, Any]]:
     """Return the series of a metric: ``key``, and ``points`` with ``at`` and ``value``.
 
-    The first point is the step that contains ``since``. A value is ``None`` if a quantile has no
-    data, or if the rollups are no longer kept or not made yet.
+    The first point is for the step that contains ``since``. A value is ``None`` if a quantile has
+    no data, or if the rollups were deleted or do not exist yet.
 
     Raises:
         InvalidInputError: ``until`` is before ``since``, or there are too many points.
@@ -646,14 +636,14 @@ def _place(
 
 
 def _rounded(value: float | None) -> float | None:
-    """Return a value rounded to 12 digits, without errors of floating-point sums."""
+    """Round a value to 12 digits, which removes errors of floating-point sums."""
     return None if value is None else float(f"{value:.12g}")
 
 
 async def _read_totals(
     tx: AsyncConnection, tenant_id: UUID, query: TotalsQuery
 ) -> list[dict[str, Any]]:
-    """Return all figures of a period by key, sorted by most runs, then by most tokens.
+    """Return all figures of a period by key; keys with most runs, then with most tokens, are first.
 
     Raises:
         InvalidInputError: ``until`` is before ``since``, or the period has too many rollups.

@@ -58,19 +58,19 @@ class NewSession(Body):
     id: SessionName | None = None
     """Id of the session; null: the server chooses one."""
     user: UserName | None = None
-    """Your own name for your end user; it never changes."""
+    """Your own name for your end user; the session's user never changes."""
     title: Title | None = None
-    """Title of the session; null: its first question."""
+    """Title of the session; null: the session's first question is the title."""
     metadata: Metadata = Field(default_factory=dict)
 
 
 class SessionChange(Body):
-    """A change of a session: of its metadata, its title, or both."""
+    """A change of a session's metadata, title, or both."""
 
     metadata: Metadata | None = None
-    """New metadata, which replace all old ones; left out: no change."""
+    """New metadata, which replace all old metadata; absent: no change."""
     title: Title | None = None
-    """New title; null: the first question becomes the title again; left out: no change."""
+    """New title; null: the first question becomes the title again; absent: no change."""
     user: OwnUser = None
 
     @model_validator(mode="after")
@@ -85,7 +85,7 @@ class SessionFork(Body):
     """The turns that a fork of a session copies."""
 
     run_id: Annotated[UUID | None, Field(strict=False)] = None
-    """Run of the last turn to copy; null: all completed turns."""
+    """Run of the last turn to copy; null: the fork copies all completed turns."""
     user: OwnUser = None
 
 
@@ -93,11 +93,11 @@ class Session(Answer):
     """A session: conversations and memory that several runs share."""
 
     id: str
-    """Id of the session: your own, or one that the server chose."""
+    """Id of the session, which you or the server chose."""
     user: str | None
-    """End user that the session belongs to; it never changes. Null: no user."""
+    """End user to whom the session belongs; it never changes. Null: the session has no user."""
     title: str
-    """Title by a client, else the start of the first question (200 characters); empty: none yet."""
+    """Title that a client set, or the first question's first 200 characters; empty: none yet."""
     metadata: Metadata = Field(default_factory=dict)
     """Your own data."""
     created_at: datetime
@@ -110,10 +110,10 @@ class Session(Answer):
     graph: str | None = None
     """Graph of the last run; null: there is no run, or the run has no graph."""
     state: State
-    """State of the last run. `answering`: it is not over; `waiting`: it waits for a person;
-    `failed`: it failed or took too long; `idle`: none of these, or there is no run."""
+    """State of the last run. `answering`: the run has not ended; `waiting`: the run waits for a
+    person; `failed`: the run failed or timed out; `idle`: none of these, or there is no run."""
     last_run_id: UUID | None = None
-    """Id of the last run; null: no run yet."""
+    """Id of the last run; null: there is no run yet."""
 
 
 class SessionItem(Answer):
@@ -125,10 +125,10 @@ class SessionItem(Answer):
     content: str
     """Text of the publication."""
     run_id: UUID
-    """Id of the run that published it."""
+    """Id of the run that made the publication."""
     published_at: datetime
     metadata: Annotated[dict[str, Any], Field(default_factory=dict)]
-    """Annotations by the agent's tools and hooks."""
+    """Annotations that the agent's tools and hooks made."""
 
 
 class SessionMemory(Session):
@@ -139,7 +139,7 @@ class SessionMemory(Session):
 
 
 class Erased(Answer):
-    """The permanently deleted rows."""
+    """The rows that were permanently deleted."""
 
     id: str
     """Id of the session."""
@@ -147,16 +147,16 @@ class Erased(Answer):
         dict[str, int],
         Field(examples=[{"sessions": 1, "session_memory": 2, "runs": 1, "run_steps": 31}]),
     ]
-    """Number of rows by table."""
+    """Number of deleted rows by table."""
 
 
 class SessionMessage(Message):
     """A message of a session's conversations."""
 
     run_id: UUID
-    """Id of the run that the message belongs to."""
+    """Id of the message's run."""
     agent: str | None
-    """Agent whose conversation has the message; null: it is the question to a graph."""
+    """Agent whose conversation has the message; null: the message is a question to a graph."""
     discarded: bool
     """True: the message's run failed or was cancelled, so later runs do not see the message."""
 
@@ -201,8 +201,6 @@ _SEARCHED = f"Searches only sessions of the newest {SEARCHED_RUNS:,} runs."
 
 
 class SessionQuery(PageQuery):
-    """Query parameters of the list of sessions."""
-
     order: Annotated[
         Literal["asc", "desc", "updated_at"],
         Field(
@@ -362,8 +360,6 @@ async def _refuse_other(tx: AsyncConnection, acting: Acting, session_id: str) ->
 
 
 class SessionMessageQuery(PageQuery):
-    """Query parameters of a session's messages."""
-
     agent: Annotated[
         str | None,
         Query(pattern=NAME_PATTERN),
@@ -423,7 +419,8 @@ async def delete(
     user: OwnerNamed = None,
 ) -> Any:
     acting = acts_for(principal, user, None)
-    if acting.user is not None:  # a session that has only imported episodes has no row, and no user
+    # a session that has only imported episodes has neither a row nor a user
+    if acting.user is not None:
         async with service.database.begin(tenant) as tx:
             await _refuse_other(tx, acting, session_id)
     removed = await erase_session(service.database, tenant, session_id, actor)

@@ -1,4 +1,4 @@
-"""A run's events over HTTP: as pages, and as server-sent events."""
+"""Routes for a run's events over HTTP: as pages, and as server-sent events."""
 
 import asyncio
 from collections.abc import (
@@ -89,7 +89,7 @@ class WatchQuery(BaseModel):
 
     @property
     def only(self) -> Filter:
-        """Filter of events; the final event always passes."""
+        """Filter of the events; the final event always passes it."""
         return Filter(
             agents=None if self.agents is None else frozenset(self.agents.split(",")),
             types=None if self.types is None else frozenset(self.types.split(",")),
@@ -104,8 +104,6 @@ RunId = Annotated[UUID, Path(description="The run's id.")]
 
 
 class StreamQuery(WatchQuery):
-    """Query parameters of a stream of a run's events."""
-
     event: Annotated[
         Literal["type", "message"],
         Query(
@@ -243,9 +241,9 @@ async def events(
 def event_stream(
     content: AsyncIterator[bytes], headers: Mapping[str, str] | None = None
 ) -> EventSourceResponse:
-    """Return a response with server-sent events; ``content`` must contain its own heartbeats.
+    """Return a response of server-sent events; ``content`` must yield its own heartbeats.
 
-    The server disconnects clients that read nothing for too long.
+    The server disconnects a client that reads nothing for too long.
     """
     return EventSourceResponse(escaped_lines(content), headers=headers, ping=0)
 
@@ -268,7 +266,7 @@ async def _sse(
             service.keys.watching(principal.identity, subscriber.stop),
             wakeups.resumable(subscriber.stop),
         ):
-            if again:  # the previous process may have sent `retry: 0`
+            if again:  # the previous process may have sent `retry: 0`, so send the value again
                 yield b"retry: 1000\r\n\r\n"
             async for frames in _frames(service, cursor, subscriber, query):
                 if frames:
@@ -325,22 +323,23 @@ def _unnamed(frame: Frame) -> bytes:
 
 
 LOOKS_S = 0.5
-"""Seconds between two looks for new child runs."""
+"""Seconds between two searches for new child runs."""
 ENDS_S = 10.0
-"""Longest wait for the last frames of child runs, after the final event of their parent."""
+"""Maximum wait for the last frames of child runs after their parent's final event, in seconds."""
 MOST_AT_ONCE = 100
-"""Most child runs that one client follows at a time; others are followed as soon as these end."""
+"""Maximum number of child runs that one client follows at the same time; the others wait."""
 
 logger = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
 class Family:
-    """A run and its child runs, which one client follows.
+    """A run and its child runs, all of which one client follows.
 
     Args:
-        parent: reads the run's own events.
-        find: returns the child runs of some runs: those that are not over, or began lately.
+        parent: the reader of the run's own events.
+        find: a function that returns the child runs of some runs: child runs that have not ended,
+            or began lately.
     """
 
     streams: RunStreams
@@ -357,10 +356,11 @@ class Family:
     _frames: asyncio.Queue[list[Frame] | None] = field(default_factory=lambda: asyncio.Queue(1))
 
     async def frames(self) -> AsyncGenerator[list[Frame]]:
-        """Yield frames of all runs; empty lists: a heartbeat is due.
+        """Yield frames of all runs; an empty list means that a heartbeat is due.
 
-        The frames of a child run are in order, from its first event on, and without ``seq``: a
-        client resumes by the run's own. The run's final event comes last.
+        The frames of a child run are in order, from the child run's first event, and have no
+        ``seq``: a client resumes after a ``seq`` of the parent run. The run's final event comes
+        last.
         """
         looking = asyncio.create_task(self._look_again())
         reading = asyncio.create_task(self._read(looking))
@@ -395,7 +395,7 @@ class Family:
             await asyncio.sleep(LOOKS_S)
 
     async def _look(self) -> None:
-        # A run ends after its child runs, so one look after its end finds the last of these.
+        # A run ends after its child runs, so one search after its end finds the last of them.
         ended = set(self._ended)
         parents = {self.run_id, *self._following.values(), *ended}
         found = set(await self.find(parents)) - self._known
@@ -411,7 +411,7 @@ class Family:
 
     async def _follow(self, run_id: UUID) -> None:
         async with self._places:
-            with suppress(NotFoundError):  # deleted meanwhile
+            with suppress(NotFoundError):  # the run was deleted meanwhile
                 cursor = await self.streams.cursor_of(self.tenant_id, run_id)
                 with self.streams.watching(cursor, 0) as stream:
                     child = Subscriber(stream, 0, self.only)

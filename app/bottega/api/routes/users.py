@@ -31,28 +31,28 @@ from bottega.users import UserExport, as_array
 
 
 class User(Answer):
-    """An end user, and the progress of the erasure of its data, if requested."""
+    """An end user, and the progress of the erasure of the user's data, if requested."""
 
     user: str
     """Your own name for the end user."""
     status: Literal["active", "erasing"]
-    """`erasing`: nothing new is accepted for this user."""
+    """`erasing`: the server accepts no new data for this user."""
     requested_at: datetime | None
-    """Time at which the erasure was requested; null: not requested."""
+    """Time of the request for the erasure; null: there was no request."""
     removed: Annotated[dict[str, int], Field(examples=[{"runs": 300, "run_steps": 2410}])]
-    """Number of rows removed so far, by table."""
+    """Number of rows that were removed so far, by table."""
 
 
 class FactSource(Answer):
     """The person or run that set a fact."""
 
     kind: Literal["message", "run", "person"]
-    """`run`: an agent, by its tool `remember_fact`; `person`: a person, by the API or the console;
-    `message`: reserved."""
+    """`run`: an agent set it with its tool `remember_fact`; `person`: a person set it in the API or
+    the console; `message`: reserved."""
     run_id: UUID | None
     """Id of the run that set the fact; null: a person set it."""
     message_id: UUID | None
-    """Id of the message that the fact was taken from; null: none is known."""
+    """Id of the message from which the fact was taken; null: unknown."""
 
 
 class Fact(Answer):
@@ -61,10 +61,10 @@ class Fact(Answer):
     id: UUID
     text: str
     source: FactSource
-    """Who set the fact."""
+    """The person or run that set the fact."""
     confirmed: bool
-    """False: a run set the fact after it had read outside content. Models get the fact only after a
-    person has set its text."""
+    """False: a run set the fact after it had read outside content. Models get such a fact only
+    after a person has set its text."""
     created_at: datetime
 
 
@@ -83,9 +83,9 @@ class FactToSet(Body):
 
 
 class EncodedPathRoute(APIRoute):
-    """A route that is matched before its path is decoded, so that a parameter may contain ``%2F``.
+    """A route that matches the path before it is decoded, so that a parameter may contain ``%2F``.
 
-    Bytes that are not UTF-8 become lone surrogates, which the parameter's check refuses.
+    Bytes that are not UTF-8 become lone surrogates, and the parameter's check refuses these.
     """
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:

@@ -1,4 +1,4 @@
-"""Routes of the secrets that sign a tenant's webhooks, and of their deliveries."""
+"""Routes of the secrets that sign a tenant's webhooks, and of webhook deliveries."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -27,18 +27,19 @@ class WebhookSecret(Answer):
     """A secret that signs the tenant's webhooks, without its value."""
 
     id: UUID | None
-    """Id of the secret; null: it is the server's `BOTTEGA_WEBHOOK_SECRET`."""
+    """Id of the secret; null: the secret is the server's `BOTTEGA_WEBHOOK_SECRET`."""
     created_at: datetime | None
-    """Time of its creation; null: it is the server's own secret."""
+    """Time at which the secret was created; null: it is the server's own secret."""
     expires_at: datetime | None
-    """Time until which the secret signs, together with newer secrets; null: it is the newest."""
+    """Time until which this secret signs together with newer secrets; null: it is the newest."""
 
 
 class MadeWebhookSecret(WebhookSecret):
     """A new webhook secret with its value, which no later response shows."""
 
     secret: str
-    """Secret for verifying webhooks (Standard Webhooks). No later response shows it."""
+    """Secret with which receivers verify webhooks (Standard Webhooks). No later response shows
+    it."""
 
 
 class WebhookSecrets(Answer):
@@ -98,8 +99,8 @@ class Delivery(Answer):
 
     run_id: UUID
     seq: int
-    """Number of the event that the request reports: of a `run.waiting`, or of the end of a batch,
-    which ends again after a retry; 0: the request reports a run's end."""
+    """Number of the event that the request reports: of a `run.waiting`, or of a batch's end (after
+    a retry, a batch ends again); 0: the request reports a run's end."""
     event: Annotated[str, Field(examples=["run.completed"])]
     """Type of the event that the request reports."""
     url: str
@@ -108,17 +109,15 @@ class Delivery(Answer):
     """Status of the delivery; after `failed` there is no further try."""
     tries: int
     answer: int | None
-    """HTTP status that the receiver answered to the last try; null: no answer."""
+    """HTTP status of the receiver's answer to the last try; null: no answer."""
     error: str | None
-    """Error of the last try."""
+    """Error of the last try to deliver."""
     next_at: datetime | None
-    """Time of the next try, if there is one."""
+    """Time of the next try; null: there is no next try."""
     ended_at: datetime | None
 
 
 class DeliveryQuery(PageQuery):
-    """Query parameters of the list of deliveries."""
-
     status: DeliveryStatus | None = None
     run_id: UUID | None = None
     user: QueriedUser = None

@@ -1,8 +1,8 @@
-"""Watching a run over a WebSocket, and tickets for browsers.
+"""The WebSocket on which a client watches a run, and the tickets for browsers.
 
 Browsers need tickets, because their WebSockets and EventSources cannot send an Authorization
-header. ``bottega.api.auth`` redeems a ticket before the route is called. A ticket has the scopes of
-the key that requested it, and ends with this key.
+header. ``bottega.api.auth`` redeems a ticket before it calls the route. A ticket has the scopes of
+the key that requested it, and becomes invalid with this key.
 """
 
 import asyncio
@@ -105,20 +105,20 @@ _CANCELLED = '{"type":"cancel.accepted"}'
 
 
 async def watch(socket: WebSocket) -> None:
-    """Send the run's events as JSON text frames, then close with 1000.
+    """Send the run's events as JSON text frames, then close the socket with 1000.
 
     A refusal is an HTTP response before the upgrade. The client may send ``{"type": "ping"}``,
     ``{"type": "cancel"}``, ``{"type": "message"}`` and ``{"type": "resolve"}``. Cancelling and
-    messages need the scope ``run``; with a ``task_id`` only this task is cancelled. Decisions need
-    the same scopes as over HTTP. Every other frame counts as a ping.
+    messages need the scope ``run``. A cancellation with a ``task_id`` cancels only this task.
+    Decisions need the same scopes as over HTTP. The server treats every other frame as a ping.
     """
     with contextlib.suppress(
         ClientDisconnected
-    ):  # the client left during the handshake or a refusal
+    ):  # the client disconnected during the handshake or the refusal
         await _watch(socket)
 
 
-# Starlette's route, because FastAPI's would solve dependencies, and there are none.
+# A route of Starlette, because a route of FastAPI would solve dependencies, and there are none.
 router.add_websocket_route(f"{router.prefix}/{{run_id}}/ws", watch)
 
 
@@ -168,7 +168,7 @@ def _refusal(error: Exception) -> Response:
 async def _serve(
     socket: WebSocket, service: Service, cursor: RunCursor, watched: RunStream, query: WatchQuery
 ) -> None:
-    """Send events and read frames until the run is over, or the client or server disconnects."""
+    """Send events and read frames until the run ends, or the client or the server disconnects."""
     subscriber = Subscriber(watched, query.after, query.only)
     sending = _Sender(socket, subscriber, connections.SLOW_READER_S)
     socket.scope["extensions"][TOO_MANY_PINGS] = sending.refuse_pings
@@ -183,7 +183,8 @@ async def _serve(
             service.wakeups.resumable(sending.hand_over),
         ):
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not tasks[0].done():  # else the socket is closed, and an error of an answer is expected
+        # otherwise the socket is closed, and an error in an answer is expected
+        if not tasks[0].done():
             tasks[1].result()
     finally:
         for task in tasks:
@@ -192,18 +193,19 @@ async def _serve(
 
 
 class _Sender:
-    """Sender of a subscriber's frames and of the final close frame.
+    """Sender of a subscriber's frames and of the frame that closes the socket.
 
     Args:
-        patience_s: seconds for which the client may read nothing.
+        patience_s: maximum number of seconds for which the client may read nothing.
 
     Attributes:
-        answering: lock that is held while a client's frame is answered.
+        answering: lock that the server holds while it answers a client's frame.
     """
 
     def __init__(self, socket: WebSocket, subscriber: Subscriber, patience_s: float) -> None:
         self._socket = socket
-        # `_send` and `_drop` of the server's protocol, `bottega.api.server.connections`.
+        # `_send` and `_drop` are functions of the server's protocol,
+        # `bottega.api.server.connections`.
         self._send = socket.scope["extensions"][SEND]
         self._drop = socket.scope["extensions"][DROP]
         self._subscriber = subscriber
@@ -214,7 +216,7 @@ class _Sender:
 
     @property
     def stopped(self) -> bool:
-        """True if the socket ends before the run does."""
+        """True if the socket ends before the run's events do."""
         return self._subscriber.stopped
 
     def revoke(self) -> None:
@@ -222,7 +224,7 @@ class _Sender:
         self._break_off(REVOKED, "key revoked, expired or missing")
 
     def refuse_pings(self) -> None:
-        """Close the socket, because the client sends too many pings."""
+        """Close the socket, because the client has sent too many pings."""
         self._break_off(SLOW, "too many pings")
 
     def hand_over(self) -> None:
@@ -242,7 +244,8 @@ class _Sender:
                 async with asyncio.timeout(self._patience_s):
                     await self._send([frame.body for frame in frames] or [_HEARTBEAT])
                 self._place = place
-            self._place = self._subscriber.place  # includes events that the filter left out
+            # this number includes events that the filter left out
+            self._place = self._subscriber.place
             if self._subscriber.finished:
                 await self._last_answer()
             async with asyncio.timeout(self._patience_s):
@@ -269,7 +272,7 @@ class _Sender:
     async def _last_answer(self) -> None:
         """Wait at most 1 s for the answer to the client's last frame; it may have ended the run."""
         with contextlib.suppress(TimeoutError):
-            # `answering` is free once the answer has been sent.
+            # The lock `answering` is free as soon as the answer has been sent.
             async with asyncio.timeout(1.0), self.answering:
                 pass
 
@@ -277,7 +280,6 @@ class _Sender:
 async def _read_frames(
     socket: WebSocket, service: Service, cursor: RunCursor, sending: _Sender
 ) -> None:
-    """Answer the client's frames until it disconnects."""
     with contextlib.suppress(WebSocketDisconnect):
         while True:
             message = await socket.receive()
@@ -293,7 +295,7 @@ async def _read_frames(
 async def _answer(
     frame: dict[str, Any], socket: WebSocket, service: Service, cursor: RunCursor
 ) -> str | None:
-    """Answer one frame; ``None``: the client has sent too many pings."""
+    """Answer one frame; ``None``: the client sent too many pings."""
     extensions = socket.scope["extensions"]
     principal: Principal = socket.state.principal
     match frame:
@@ -311,7 +313,7 @@ async def _answer(
 
 
 async def _request(act: Callable[[], Awaitable[str]], extensions: Mapping[str, Any]) -> str:
-    """Wait until the tenant's rate allows a request, then do what the client's frame asks for."""
+    """Wait until the tenant's rate limit allows a request, then do what the client's frame asks."""
     if TURN in extensions:
         await extensions[TURN]()
     try:
@@ -370,7 +372,6 @@ def _valid(schema: type[Sent], frame: Mapping[str, Any]) -> Sent:
 
 
 def _error(error: Exception) -> str:
-    """Return a refusal as a frame."""
     problem = from_json(bytes(_refusal(error).body))
     answer = {"type": "error", "code": problem["code"], "detail": problem["detail"]}
     return to_json(answer).decode()
@@ -393,12 +394,12 @@ class NewTicket(Body):
     model_config = ConfigDict(json_schema_extra={"examples": [{}]})
 
     opens: Annotated[Literal["websocket", "sse"], Field(alias="for")] = "websocket"
-    """`websocket`: the ticket opens one WebSocket within 60 seconds. `sse`: it opens the event
-    stream of a run for an hour, so that an EventSource can reconnect."""
+    """`websocket`: the ticket opens one WebSocket within 60 seconds. `sse`: the ticket opens the
+    event stream of a run for an hour, so that an EventSource can reconnect."""
     run_id: Annotated[Annotated[UUID, Field(strict=False)] | None, Field(validate_default=True)] = (
         None
     )
-    """The only run that the ticket opens; null, only for `websocket`: all runs of the tenant."""
+    """The only run that the ticket opens; null (only for `websocket`): all runs of the tenant."""
 
     @field_validator("run_id")
     @classmethod

@@ -1,4 +1,4 @@
-"""Bodies of agents: their sub-agents, their success checks, and the results of these checks."""
+"""Bodies of agents: their sub-agents, their success checks, and the results of the checks."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -43,12 +43,12 @@ _Text = Annotated[str, StringConstraints(min_length=1, max_length=10_000)]
 
 
 class EqualsCheck(Body):
-    """Check that the answer is this value; spaces around a text do not count."""
+    """Check that the answer is this value, without regard to spaces around a text."""
 
     deep = frozenset({"value"})
     type: Literal["equals"]
     value: JsonValue
-    """A text is compared with the answer's text; any other value with the answer read as JSON."""
+    """A text is compared with the answer's text, any other value with the answer read as JSON."""
 
     @field_validator("value")
     @classmethod
@@ -62,7 +62,7 @@ class ContainsCheck(Body):
 
     type: Literal["contains"]
     value: _Text
-    """Text that must be in the answer."""
+    """Text that the answer must contain."""
 
 
 class SchemaCheck(Body):
@@ -77,17 +77,17 @@ class SchemaCheck(Body):
 
 
 class JudgeCheck(Body):
-    """Check in which a model reads task and answer, and judges the answer by criteria."""
+    """Check in which a model reads the task and the answer, and judges the answer by criteria."""
 
     type: Literal["judge"]
     criteria: Annotated[str, StringConstraints(min_length=1, max_length=10_000)]
     """Criteria for the judging model, in words."""
     model: Annotated[str, StringConstraints(min_length=1, max_length=265)] | None = None
-    """The judging model, in the form of an agent's `model`; null: the agent's own model."""
+    """The judging model in the form of an agent's `model`; null: the agent's own model."""
 
 
 class PythonCheck(Body):
-    """Check by a plugin's function `check_success`."""
+    """Check that a plugin's function `check_success` makes."""
 
     type: Literal["python"]
     name: Annotated[str, StringConstraints(min_length=1, max_length=64)]
@@ -113,18 +113,18 @@ SuccessCheck = Annotated[
 
 
 class ShownOutcome(Answer):
-    """The worth of a run.
+    """The result of a run.
 
     A completed run without a judgement is `UNKNOWN`; a failed or timed-out run is a `FAILURE`.
     """
 
     value: OutcomeValue
-    """What the run was worth."""
+    """Judgement of the run's result."""
     source: OutcomeSource | None
     """Source of the judgement. Feedback replaces an eval, and an eval replaces a check."""
     reason: str | None
-    """The feedback's comment, or the reason of the first check that decided so, which can be a
-    judge's sentence; null: none is known."""
+    """The feedback's comment, or the reason of the first check that decided the outcome (this can
+    be a sentence of a judge); null: no reason is known."""
 
 
 class CheckResult(Answer):
@@ -133,24 +133,25 @@ class CheckResult(Answer):
     type: str
     """Kind of the check, as in the agent's definition."""
     passed: bool | None
-    """True: the check passed; null: it could not be decided."""
+    """True: the check passed; null: the check could not be decided."""
     reason: str
-    """Why the check passed, failed or could not be decided."""
+    """Reason why the check passed, failed or could not be decided."""
 
 
 class RunCheck(Answer):
-    """The success checks of a run; null: its agent has none, or the run did not complete."""
+    """The success checks of a run; null: its agent has no checks, or the run did not complete."""
 
     status: Literal["pending", "done", "failed", "unknown"]
-    """`failed`: some checks could not be decided, and are not tried again. `unknown`: on each day
-    of a week, the budget was used up before the judge could be asked."""
+    """`failed`: some checks could not be decided, and the server does not try them again.
+    `unknown`: on each day of a week, the budget was used up before the server could ask the
+    judge."""
     passed: bool | None
     """True: all checks passed; null: not all checks are decided."""
     results: list[CheckResult]
     """Results, in the order of the agent's checks."""
     reason: str | None
-    """With `pending`: the budget that a judge waits for; the judge is asked when the next day
-    begins (UTC). With `unknown`: `budget`."""
+    """With `pending`: the budget for which a judge waits; the server asks the judge when the next
+    day begins (UTC). With `unknown`: `budget`."""
     error: str | None
     """Error of the last try; null: no error."""
     tries: int
@@ -190,25 +191,25 @@ _Seconds = Annotated[float, Field(gt=0, le=604_800)]
 class SubAgentLimits(Body):
     """Limits on the tasks of an agent in mode `async`; times are in seconds.
 
-    No limit may be above the operator's limit; null takes the operator's limit.
+    A limit may not be above the operator's limit; null means the operator's limit.
     """
 
     max_concurrent: _Count | None = None
-    """Most tasks that run at the same time; further tasks wait."""
+    """Maximum number of tasks that run at the same time; further tasks wait."""
     max_queued: _Count | None = None
-    """Most tasks that may wait."""
+    """Maximum number of tasks that may wait."""
     max_total_tokens: Annotated[int, Field(ge=1, le=10**12), WHOLE] | None = None
-    """Tokens that all tasks of the agent together may spend."""
+    """Maximum number of tokens that all tasks of the agent together may spend."""
     max_depth: Annotated[int, Field(ge=1, le=20), WHOLE] | None = None
-    """Most levels of tasks below the run."""
+    """Maximum number of levels of tasks below the run."""
     spread_above: Annotated[int, Field(ge=0, le=1_000_000), WHOLE] | None = None
     """Number of tasks above which further tasks become child runs, which any worker executes."""
     default_timeout: _Seconds | None = None
     """Timeout of a task that names no timeout."""
     max_timeout: _Seconds | None = None
-    """Longest timeout that a task may ask for."""
+    """Maximum timeout that a task may request."""
     max_steps_per_subagent: Annotated[int, Field(ge=1, le=1000), WHOLE] | None = None
-    """Most model calls of one task."""
+    """Maximum number of model calls of one task."""
 
 
 class SubAgentLimitsShown(Answer):
@@ -233,7 +234,7 @@ EffectiveLimits = Annotated[
 
 
 class SubAgents(Body):
-    """Sub-agents that an agent may call, and how."""
+    """Sub-agents that an agent may call, and the mode of these calls."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -261,16 +262,16 @@ class SubAgents(Body):
     names: Annotated[list[Name], Field(max_length=50, json_schema_extra={"uniqueItems": True})] = (
         Field(default_factory=list)
     )
-    """Names of the sub-agents. They may be created later, but before the first run. In mode `async`
+    """Names of the sub-agents. You may create them later, but before the first run. In mode `async`
     the model may also start tasks without a sub-agent, with instructions of its own."""
     limits: SubAgentLimits | None = None
-    """Limits of the tasks, only in mode `async`. No limit may be above the operator's limit."""
+    """Limits of the tasks, only in mode `async`. A limit may not be above the operator's limit."""
     anonymous: bool = True
     """In mode `async`, true: the model may start tasks without a sub-agent's definition."""
     share_metadata: Annotated[
         list[Annotated[str, StringConstraints(min_length=1, max_length=64)]], Field(max_length=20)
     ] = Field(default_factory=list)
-    """In mode `async`: keys of a new task's `metadata` that the task reads in its first message."""
+    """In mode `async`: keys of a task's `metadata` whose values are in its first message."""
 
     @field_validator("names")
     @classmethod
@@ -311,25 +312,25 @@ class SubAgents(Body):
 
 
 class AncestorsRecall(Body):
-    """Recall of answers of the agent's indirect ancestors in the graph."""
+    """Recall of answers from the agent's indirect ancestors in the graph."""
 
     mode: Literal["semantic", "ancestors"] = "semantic"
-    """`semantic`: the answers that are nearest to the query; `ancestors`: all answers."""
+    """`semantic`: the answers that are most similar to the query; `ancestors`: all answers."""
     k: Annotated[int, Field(ge=1, le=50), WHOLE] = 3
-    """Most answers, for `semantic`."""
+    """Maximum number of answers, for `semantic`."""
 
 
 class ToolRule(Body):
-    """A rule: the model must call a tool before its answer counts."""
+    """A rule: the model must call a tool before its answer is accepted."""
 
     tool_name: Annotated[str, StringConstraints(min_length=1, max_length=64)]
-    """Name of the tool that must be called."""
+    """Name of the tool that the model must call."""
     min_calls: Annotated[int, Field(ge=1, le=100), WHOLE] = 1
-    """Least number of calls."""
+    """Minimum number of calls."""
     require_success: bool = False
     """True: only successful calls count."""
     error_message: Annotated[str | None, StringConstraints(max_length=2000)] = None
-    """Text that the model reads when it broke the rule; null: a general text."""
+    """Text that the model reads if its answer breaks the rule; null: a general text."""
 
 
 class AgentContent(Body):
@@ -349,25 +350,25 @@ class AgentContent(Body):
     )
 
     description: Annotated[str, StringConstraints(max_length=2000)] = ""
-    """The agent's abilities, in words; agents that may call this agent read the text."""
+    """The agent's abilities in words; agents that may call this agent read this text."""
     system_message: SystemMessage
     """Instructions at the beginning of each of the agent's model calls."""
     model: ModelNames | None = None
-    """`MODEL` of the provider `default`; `provider/MODEL`, if there is a provider of this name; or
-    `provider:MODEL`. In a list, the next model is tried at once if a model is down, over its limit
-    or refuses. Null: the default model of `default`.
+    """`MODEL` of the provider `default`; `provider/MODEL`, if a provider has this name; or
+    `provider:MODEL`. With a list, the next model is tried at once if a model is down, is over its
+    limit, or refuses the call. Null: the default model of `default`.
     """
     model_patience_s: Annotated[float | None, Field(ge=0, le=604_800, allow_inf_nan=False)] = None
-    """Seconds that runs wait for an unavailable model; 0: they do not wait; null: the server's
-    default. The run's deadline still applies."""
+    """Maximum number of seconds for which runs wait for an unavailable model; 0: runs do not wait;
+    null: the server's default. The run's deadline still applies."""
     max_iterations: MaxIterations = 15
     """Maximum number of model calls per query."""
     stateless: bool = True
-    """True: as a sub-agent, the agent forgets the conversation after each call."""
+    """True: when another agent calls this agent, this agent remembers no earlier calls."""
     subagents: SubAgents | None = None
     """Agents that the agent may call; null: none."""
     tools: Annotated[list[ToolDefinition], Field(max_length=50)] = Field(default_factory=list)
-    """Tools of the agent's model, besides sub-agents."""
+    """Tools of the agent's model, without its sub-agents."""
     approval: ApprovalField | None = None
     """Tool calls that a person must approve first; a tool's own `approval` overrides this field.
     The field applies to HTTP tools, `http_get`, tools of MCP servers, client tools, and sub-agents
@@ -375,37 +376,39 @@ class AgentContent(Body):
     recall: AncestorsRecall | None = None
     """Recall of ancestors' answers in the graph; null: none."""
     tool_policy: Annotated[list[ToolRule], Field(max_length=50)] = Field(default_factory=list)
-    """Rules about tool calls. An answer that breaks a rule goes back to the model."""
+    """Rules about tool calls. If an answer breaks a rule, the model must answer again."""
     exit_on_success: Annotated[
         list[Annotated[str, StringConstraints(min_length=1, max_length=64)]], Field(max_length=50)
     ] = Field(default_factory=list)
-    """Tools whose successful result becomes the query's answer, and ends the query."""
+    """Tools whose successful result becomes the query's answer and ends the query."""
     agent_comment: bool = True
-    """True: the model is asked again after its tools have answered."""
+    """True: the model is called again after its tools have answered."""
     on_length: OnLength = "continue"
-    """Reaction to a text that the model's limit cuts off: `continue` asks for the rest once, `fail`
-    fails with `model_length`, `accept` takes the text as the answer."""
+    """Reaction if the model's limit cuts off a text: `continue` asks for the rest once, `fail`
+    fails with `model_length`, `accept` uses the text as the answer."""
     params: Parameters | None = None
     """Parameters of the agent's model calls."""
     tool_choice_scope: ToolChoiceScope = "first"
-    """The model calls to which `tool_choice` applies, within a query."""
+    """The model calls of a query to which `tool_choice` applies."""
     output_schema: OutputSchemaField | None = None
-    """JSON Schema (2020-12) of the answers. An answer that does not fit goes back to the model, at
-    most twice; then the query fails with `output_invalid`."""
+    """JSON Schema (2020-12) of the answers. If an answer does not fit, the model must answer again,
+    at most twice; then the query fails with `output_invalid`."""
     input_schema: ToolInputSchema | None = None
     success_check: SuccessCheck = Field(default_factory=list)
     memory: MemoryMode = "full"
     """Use of memory by runs that begin with this agent: `full`; `read` (the runs store no episode);
-    or `off`. In a DAG and as a sub-agent: `full`: it is given what it did in earlier runs, and
-    leaves its part in the run's episode; `read`: it leaves nothing; `off`: neither."""
+    or `off`. In a DAG and as a sub-agent: `full`: the agent gets its results in earlier runs, and
+    the run's episode stores its results; `read`: the episode stores nothing of this agent; `off`:
+    neither."""
     memory_scope: MemoryScope | None = None
-    """Episodes that a run may retrieve if it begins with this agent. `user`: episodes of the run's
-    user; if the run has no user, episodes of its session; if it has neither, episodes without user
-    and session. `session`: episodes of the run's session. `agent`: as `user`, but only episodes of
-    runs that began with this agent. `run`: no episodes. `tenant`: as `user`; and if the operator
-    has set BOTTEGA_SHARED_MEMORY, also episodes of all sessions without a user. Null: `user`."""
+    """Episodes that a run may retrieve if the run begins with this agent. `user`: episodes of the
+    run's user; if the run has no user, episodes of its session; if the run has neither, episodes
+    without user and session. `session`: episodes of the run's session. `agent`: like `user`, but
+    only episodes of runs that began with this agent. `run`: no episodes. `tenant`: like `user`; and
+    if the operator has set BOTTEGA_SHARED_MEMORY, also episodes of all sessions without a user.
+    Null: `user`."""
     facts: FactsMode = "off"
-    """Facts about the run's user, in runs that begin with this agent. `read`: prompts have the
+    """Facts about the run's user, in runs that begin with this agent. `read`: prompts contain the
     facts; `write`: the agent also has the tools `remember_fact` and `forget_fact`; `off`: neither.
     A run without a user has no facts."""
     expose: Expose = Field(default_factory=usual)
@@ -435,7 +438,7 @@ class AgentContent(Body):
         return self
 
     def _may_have(self, name: str, names: Sequence[str]) -> bool:
-        """Return true if the agent has a tool with this name, or may get it from an MCP server."""
+        """Return true if the agent has a tool with this name, or may get one from an MCP server."""
         return name in names or any(
             isinstance(tool, McpToolDefinition) and tool.may_have(name) for tool in self.tools
         )
@@ -515,4 +518,4 @@ class Agent(AgentSummary):
     approval: ApprovalField | None = None
     success_check: SuccessCheck = Field(default_factory=list)
     tools: list[ToolDefinition]
-    """Tools of the agent's model, besides sub-agents."""
+    """Tools of the agent's model, without its sub-agents."""

@@ -24,7 +24,7 @@ from bottega.json_schema.described import DescribedModel
 from bottega.json_schema.values import WHOLE
 
 MAX_VALUES = 100_000
-_SHORT = 1000  # characters
+_SHORT = 1000  # number of characters
 
 NAME_PATTERN = r"^[a-z][a-z0-9_-]{0,63}$"
 Name = Annotated[
@@ -47,7 +47,7 @@ PlaceInTime = Annotated[
     Field(ge=datetime(2000, 1, 1, tzinfo=UTC), le=datetime(9000, 1, 1, tzinfo=UTC)),
     AfterValidator(lambda moment: moment.astimezone(UTC)),
 ]
-"""Time from a client, in UTC; PostgreSQL refuses offsets of 16 hours and more."""
+"""Time that a client sent, in UTC; PostgreSQL refuses offsets of 16 hours and more."""
 
 
 _UNSEEN = frozenset(("Cc", "Cf", "Zl", "Zp", "Zs"))
@@ -87,7 +87,7 @@ Metadata = Annotated[
 
 
 class Part(DescribedModel):
-    """A part of a body; its types must allow only small, storable values."""
+    """A part of a body; the types of its fields must allow only small, storable values."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -96,7 +96,7 @@ class Body(Part):
     """A request body; unknown fields are refused.
 
     Attributes:
-        deep: fields that may be nested deeper, because they check their depth themselves.
+        deep: fields that may be nested deeper, because these fields check their depth themselves.
     """
 
     deep: ClassVar[frozenset[str]] = frozenset()
@@ -120,14 +120,15 @@ class Answer(DescribedModel):
 
 
 def taken_from(*path: str) -> Any:
-    """Return the annotation of an answer's field whose value is an attribute of an attribute.
+    """Return the annotation of an answer's field that gets its value from a nested attribute.
 
-    A stored answer has the value under the field's own name."""
+    A stored answer has this value under the field's own name.
+    """
     return Field(validation_alias=AliasPath(*path))
 
 
 def named_examples(content: type[BaseModel], *names: str) -> JsonDict:
-    """Return the examples of a definition's content, and give each example a name."""
+    """Return the examples of a definition's content, each with a name."""
     bodies: Any = content.model_config["json_schema_extra"]
     pairs = zip(names, bodies["examples"], strict=True)
     return {"examples": [{"name": name, **body} for name, body in pairs]}
@@ -142,14 +143,14 @@ class Page(Answer, Generic[T]):
     items: list[T]
     """The items of this page."""
     next_cursor: str | None = None
-    """Send it as `cursor` to get the next page; null: this is the last page."""
+    """Send this value as `cursor` to get the next page; null: this page is the last."""
 
 
 def check_storable(value: Any, most_depth: int = 16) -> None:
     """Refuse values that the database cannot store, or that are too large to read.
 
-    The event loop waits meanwhile. So all values of one depth are checked together: for thousands
-    of small values this takes a third of the time of single checks.
+    The event loop waits during this check. So the check takes all values of one depth together: for
+    thousands of small values, this takes a third of the time of single checks.
 
     Raises:
         PydanticCustomError: a value has NUL characters, lone surrogates, NaN or infinity, is nested
@@ -177,7 +178,7 @@ def check_storable(value: Any, most_depth: int = 16) -> None:
 def _check_texts(texts: list[str]) -> None:
     _check_text("".join([text for text in texts if len(text) < _SHORT]))
     for text in texts:
-        if len(text) >= _SHORT:  # joining long texts would cost more than checking them
+        if len(text) >= _SHORT:  # to join long texts would cost more than to check them
             _check_text(text)
 
 

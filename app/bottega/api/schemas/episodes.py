@@ -27,11 +27,11 @@ class NewFeedback(Body):
     )
 
     outcome: Literal["SUCCESS", "PARTIAL", "FAILURE"] | None = None
-    """Outcome that replaces the run's own outcome; null: the run's own outcome stays."""
+    """Outcome that replaces the run's own outcome; null: no replacement."""
     score: Annotated[float | None, Field(ge=0, le=1)] = None
     """Score from 0 to 1; 1 is best."""
     comment: Annotated[str, StringConstraints(max_length=10_000)] | None = None
-    """What is good or bad about the result, for people and for learning."""
+    """The good and the bad points of the result, for people and for learning."""
     user: OwnUser = None
 
     @model_validator(mode="after")
@@ -45,7 +45,7 @@ class Feedback(Answer):
     """Stored feedback on a run's result."""
 
     outcome: Literal["SUCCESS", "PARTIAL", "FAILURE"] | None
-    """The outcome by this feedback; null: the run's own outcome stays."""
+    """The outcome that this feedback sets; null: the run keeps its own outcome."""
     score: float | None
     """Score from 0 to 1; 1 is best; null: no score."""
     comment: str | None
@@ -56,7 +56,7 @@ class Feedback(Answer):
 
 
 class _Recorded(Answer):
-    """A stored part of an episode, with any members."""
+    """A stored part of an episode; it may have any members."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -82,7 +82,7 @@ class RecordedMetadata(_Recorded):
 
 
 MAX_CORE_BYTES = 65_536
-"""Limit on an episode's JSON without its input, output and trace."""
+"""Maximum size of an episode's JSON without its input, output and trace, in bytes."""
 _AROUND = {"task": {"original_input"}, "execution": {"trace"}, "result": {"output"}}
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=500_000)]
@@ -130,10 +130,10 @@ class EpisodeExecution(Body):
     trace: Annotated[list[JsonValue], Field(max_length=20_000)] = Field(default_factory=list)
     """Steps in order."""
     adaptations: Values = Field(default_factory=list)
-    """Changes of the plan during the work."""
+    """Changes of the plan during the execution."""
     duration_s: Annotated[float | None, Field(ge=0, le=1e9)] = None
     resources: Object = Field(default_factory=dict)
-    """Tokens, calls, cost …"""
+    """Used tokens, calls, cost and so on."""
 
 
 class EpisodeResult(Body):
@@ -142,10 +142,10 @@ class EpisodeResult(Body):
     output: JsonValue = None
     """The answer."""
     side_effects: Values = Field(default_factory=list)
-    """Changes outside, such as files."""
+    """Changes outside of the system, such as files."""
     quality: Object = Field(default_factory=dict)
     error: EpisodeFailure | None = None
-    """The error, if the work failed."""
+    """The error, if the execution failed."""
 
 
 class EpisodeReflection(Body):
@@ -163,7 +163,7 @@ class EpisodeMetadata(Body):
     tools_used: Annotated[list[Label], Field(max_length=200)] = Field(default_factory=list)
     """Names of the tools that were used."""
     strategies_applied: Annotated[list[Line], Field(max_length=100)] = Field(default_factory=list)
-    """Names of the strategies that were followed."""
+    """Names of the strategies that the agents followed."""
     agents: Annotated[list[Label], Field(max_length=1000)] = Field(default_factory=list)
 
 
@@ -193,7 +193,7 @@ class NewEpisode(Body):
     """Time of the episode's end, not in the future; null: now."""
     session_id: SessionName | None = None
     user: UserName | None = None
-    """Your end user; null: the session's user, if it has one."""
+    """Your end user; null: the session's user, if the session has a user."""
     domain: Label | None = None
     task_type: Label | None = None
     tags: Tags = Field(default_factory=list)
@@ -227,7 +227,7 @@ class EpisodeFilters(Body):
     task_type: Label | None = None
     """Only episodes of this type of task."""
     outcomes: Annotated[list[OutcomeValue], Field(max_length=5)] = Field(default_factory=list)
-    """Only episodes with one of these outcomes; feedback counts before the run's own outcome."""
+    """Only episodes with one of these outcomes; feedback replaces the run's own outcome."""
     session_id: SessionName | None = None
     """Only episodes of this session."""
     tags: Annotated[list[Label], Field(max_length=20)] = Field(default_factory=list)
@@ -271,14 +271,14 @@ class EpisodeSearch(EpisodeReader):
 
     mode: Literal["semantic", "structured", "hybrid", "temporal", "failures"] = "hybrid"
     """`hybrid`: the filtered episodes that best match `query`, by vectors and words. `semantic`: by
-    vectors alone, or by words if the embedder does not answer; an episode has its vector some
+    vectors alone, or by words if the embedder does not answer; an episode gets its vector some
     seconds after its end. `structured`: all episodes that match the filters, oldest first.
     `temporal`: the same episodes, latest first. `failures`: episodes with the same failure as
     `failure` or `filters.failure_signature`."""
     query: Annotated[str, StringConstraints(min_length=1, max_length=10_000)] | None = None
     """Text to compare with episodes; only in the modes `semantic` and `hybrid`."""
     failure: EpisodeFailure | None = None
-    """Failure to compare with; only in the mode `failures`."""
+    """Failure with which to compare; only in the mode `failures`."""
     k: Annotated[int, Field(ge=1, le=100), WHOLE] = 5
     """Maximum number of episodes."""
     by: Literal["task", "result", "whole"] = "task"
@@ -286,9 +286,9 @@ class EpisodeSearch(EpisodeReader):
     domain: Label | None = None
     """Domain of the current task; episodes of this domain score a little higher."""
     filters: EpisodeFilters = Field(default_factory=EpisodeFilters)
-    """Which episodes are searched."""
+    """Filters for the searched episodes."""
     explain: bool = False
-    """True: return the terms of each score."""
+    """True: return the terms of each score, too."""
 
     @model_validator(mode="after")
     def _fits_its_mode(self) -> Self:
@@ -320,7 +320,7 @@ class SimilarFailures(EpisodeReader):
     )
 
     error: EpisodeFailure | None = None
-    """The error to compare with."""
+    """The error with which to compare."""
     failure_signature: Signature | None = None
     """Signature of a failure in an episode, instead of an error."""
     k: Annotated[int, Field(ge=1, le=100), WHOLE] = 5
@@ -337,7 +337,7 @@ class EpisodeOrigin(Answer):
     """The source of an episode."""
 
     principal: str | None = None
-    """Caller that started the run, or imported the episode."""
+    """Caller that started the run or imported the episode."""
     run: UUID | None = None
     """Id of the run that stored the episode; null: the episode was imported."""
     tool: str | None = None
@@ -345,7 +345,7 @@ class EpisodeOrigin(Answer):
 
 
 class EpisodeState(Answer):
-    """The changing state of an episode; its content never changes."""
+    """The changing state of an episode; the episode's content never changes."""
 
     state: Literal["active", "mature", "aged", "archived", "consolidated", "deleted", "quarantined"]
     """By age: `active`, `mature`, `aged` (found only if very similar), `archived` (read by id).
@@ -368,7 +368,7 @@ class EpisodeBody(Answer):
     bytes: int
     """Size in bytes."""
     storage: Literal["database", "objects"]
-    """Where the part is stored."""
+    """Place of storage."""
 
 
 class EpisodeSummary(Answer):
@@ -385,12 +385,12 @@ class EpisodeSummary(Answer):
 
 
 class Verdict(Answer):
-    """Judgement of the run, with its reason. A person's judgement replaces a check's."""
+    """Judgement of the run, with its reason. A person's judgement replaces a check's judgement."""
 
     outcome: OutcomeValue | None
     """Judged outcome; null: only the reason is known."""
     reason: str | None
-    """Reason for the judgement, in words; null: no reason was given."""
+    """Reason for the judgement in words; null: no reason was given."""
     by: Literal["check", "judge", "feedback", "approval", "eval"]
     """`approval`: a person denied a tool call or edited its arguments."""
     at: datetime
@@ -398,7 +398,7 @@ class Verdict(Answer):
 
 
 class PartReceived(Answer):
-    """Another node's answer that a node got, shortened."""
+    """Another node's answer that this node received, shortened."""
 
     source: str
     content: str
@@ -411,17 +411,17 @@ class EpisodePart(Answer):
     node: str | None
     """The node of the graph; null: a sub-agent."""
     input: str
-    """The question that it got."""
+    """The question that the node or sub-agent got."""
     received: list[PartReceived]
-    """Answers of the nodes before it."""
+    """Answers of the upstream nodes."""
     steps: str
-    """Its calls of tools, one a line."""
+    """Tool calls of the node or sub-agent, one per line."""
     output: str | None
-    """Its answer; null: it has none."""
+    """Answer of the node or sub-agent; null: no answer."""
     error: Failure | None
-    """Why it failed; null: it did not."""
+    """Error of the node or sub-agent; null: no error."""
     verdict: Verdict | None
-    """The result of its checks; null: nothing has judged it."""
+    """The result of the checks; null: nothing has judged this part."""
 
 
 class Episode(Answer):
@@ -449,11 +449,11 @@ class Episode(Answer):
     tags: list[str]
     """Labels for filters."""
     failure_signature: str | None
-    """Signature of the first failure; null: there was none."""
+    """Signature of the first failure; null: no failure."""
     failure_signatures: list[str]
     """Signatures of all failures."""
     trust: int
-    """3: record of an own run; 2: of an own run that read outside content; 1: imported."""
+    """3: record of an own run; 2: record of an own run that read outside content; 1: imported."""
     origin: EpisodeOrigin
     """Source of the episode."""
     task: RecordedTask
@@ -467,9 +467,9 @@ class Episode(Answer):
     summary: EpisodeSummary
     """Texts of the episode that searches compare."""
     instances: int = 1
-    """Number of episodes that this episode replaces; 1: it replaces none."""
+    """Number of episodes that this episode replaces; 1: this episode replaces no other."""
     parts: list[EpisodePart] = Field(default_factory=list)
-    """Work of each agent node of a graph and of each sub-agent; only in an answer about a single
+    """Work of each agent node of a graph and of each sub-agent; only in a response about a single
     episode."""
     consolidated: dict[str, Any] | None = None
     """Only in a consolidated episode: the most typical of the replaced episodes
@@ -481,17 +481,16 @@ class Episode(Answer):
     state: EpisodeState
     """State of the episode, which may change; the content never changes."""
     bodies: list[EpisodeBody] = Field(default_factory=list)
-    """Parts that are stored separately. If they were not read for this answer, long texts are cut.
-    """
+    """Parts that are stored separately. If these were not read, long texts are cut."""
 
 
 class HitRelevance(Answer):
-    """Similarity of an episode and the query, independent of other hits."""
+    """Similarity of an episode and the query; it does not depend on other hits."""
 
     cosine: float | None
     """Cosine of the two vectors; null: no vectors were compared."""
     words: list[str]
-    """Topic words that both the query and the episode contain."""
+    """Topic words that occur in both the query and the episode."""
 
 
 class EpisodeHit(Answer):
@@ -504,22 +503,22 @@ class EpisodeHit(Answer):
     relevance: HitRelevance | None = None
     """Similarity to the query; null: the mode does not compare."""
     relevant: bool | None = None
-    """True if the similarity is more than chance; agents get only episodes with true."""
+    """True if the similarity is more than chance; agents get only such episodes."""
     parts: dict[str, Any] | None = None
     """Terms of the score; null without `explain`."""
     why: dict[str, Any] | None = None
     """Reasons for the hit: `words`, topic words that query and episode share; `cosine`; `floor`,
-    the least cosine that is better than chance."""
+    the minimum cosine that is better than chance."""
 
 
 class EpisodesFound(Answer):
-    """The episodes found, best first."""
+    """The episodes that were found, best first."""
 
     items: list[EpisodeHit]
     """The episodes, best first."""
     by_meaning: bool = True
-    """True if the query was compared by meaning. If `by_meaning` and `by_spelling` are false, the
-    embedder did not answer in time, so only words were compared."""
+    """True if the search compared the query by meaning. If `by_meaning` and `by_spelling` are
+    false, the embedder did not answer in time, so the search compared only words."""
     by_spelling: bool = False
-    """True if the built-in embedder was used: it compares spelling, not meaning. Install
-    `bottega[embed]` or set BOTTEGA_EMBEDDING_MODEL."""
+    """True if the search used the built-in embedder, which compares spelling, not meaning. To
+    compare meaning, install `bottega[embed]` or set BOTTEGA_EMBEDDING_MODEL."""

@@ -1,4 +1,4 @@
-"""Schemas of all types of stored events, from which the OpenAPI and AsyncAPI documents are made.
+"""Schemas of all types of stored events; the OpenAPI and AsyncAPI documents are made from these.
 
 A field with a default may be absent in an event.
 """
@@ -34,7 +34,7 @@ Call = Annotated[int, Field(description="Number of the agent's model call, from 
 
 
 class EventData(Answer):
-    """The data of an event; fields that are not listed may be added later."""
+    """The data of an event; later versions may add fields that are not listed here."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -44,17 +44,17 @@ class RunQueuedData(EventData):
 
     mode: Literal["orchestrated", "dag"]
     agent: str | None
-    """The agent that the run begins with; null: the mode is `dag`."""
+    """The agent with which the run begins; null: the mode is `dag`."""
     graph: str | None
     session_id: str | None
     priority: int
     retry_of: UUID | None
-    """Id of the run that this run repeats; null: none."""
+    """Id of the run that this run repeats; null: this run repeats no run."""
     fork_of: ForkOf | None = None
-    """Run of which this run repeats a part, with the `node` or `seq` at which the repeated part
-    begins; null: the run is no fork."""
+    """Run of which this run repeats a part, and the `node` or `seq` at which the repeated part
+    begins; null: the run is not a fork."""
     parent_run_id: UUID | None = None
-    """Id of the run that a child run works for; null: the run is no child run."""
+    """Id of the parent run of a child run; null: the run is not a child run."""
 
 
 class BatchStartedData(EventData):
@@ -67,12 +67,12 @@ class BatchStartedData(EventData):
 
 
 class BatchItemData(EventData):
-    """Data of an item of a batch; the item has ended."""
+    """Data of an item of a batch that has ended."""
 
     index: int
     """Index of the item in the batch, from 0."""
     key: str | None
-    """Key of the item; null: it has none."""
+    """Key of the item; null: the item has no key."""
     run_id: UUID | None
     """Id of the item's run; null: the item never began."""
     status: Status
@@ -83,9 +83,9 @@ class RunClaimedData(EventData):
 
     attempt: Attempts
     cause: Cause
-    """Why the run was claimed; `start`: for the first time."""
+    """Reason for the claim; `start`: the run is claimed for the first time."""
     reason: WaitReason | None = None
-    """Reason for which the run waited before; missing: it did not wait."""
+    """Reason for which the run waited before; missing: the run did not wait."""
 
 
 class RunWaitingData(EventData):
@@ -94,9 +94,9 @@ class RunWaitingData(EventData):
     reason: WaitReason
     """Reason for which the run waits."""
     since: datetime
-    """Time since which it waits."""
+    """Time at which the run began to wait."""
     until: datetime | None
-    """Latest time at which the run goes on; null: it waits without a limit."""
+    """Latest time at which the run continues; null: no time limit."""
     interrupts: list[UUID] | None = None
     """Ids of the interrupts that people must decide; missing: the run does not wait for people."""
 
@@ -111,25 +111,25 @@ class RunEndedData(EventData):
     output_json: Any = None
     """The parsed answer, if the answer has a schema."""
     error: Failure | None = None
-    """Why the run did not complete; null: it completed."""
+    """Reason why the run did not complete; null: the run completed."""
 
 
 class AgentData(EventData):
-    """Data of an agent's query."""
+    """Data of a query to an agent."""
 
     try_: Annotated[int | None, Field(alias="try")] = None
-    """Number of the try of an asynchronous task, from the second try on."""
+    """Number of the asynchronous task's try, from the second try on."""
 
 
 class AgentStartedData(AgentData):
-    """Data of the start of an agent's query."""
+    """Data of the start of a query to an agent."""
 
     depth: int
     """Depth of the query's task; 0: the run's own agent."""
 
 
 class AttemptData(EventData):
-    """Data of a task that waits, goes on or was rebuilt."""
+    """Data of a task that waits, continues or was rebuilt."""
 
     attempt: int
 
@@ -148,7 +148,7 @@ class AgentFailedData(AgentData):
     """Data of an agent that ended without an answer."""
 
     error: Failure
-    """Why there is no answer."""
+    """Reason why there is no answer."""
     usage: AgentUsage | None = None
     """Usage of the agent and its sub-agents; null: unknown."""
 
@@ -164,17 +164,17 @@ class ModelCallData(EventData):
 
 
 class LlmStartedData(ModelCallData):
-    """Data of a model call that begins, or goes on with another model."""
+    """Data of a model call that begins, or continues with another model."""
 
     try_: Annotated[int | None, Field(alias="try")] = None
-    """Number of the try with this model; null: the first."""
+    """Number of the try with this model; null: the first try."""
     beside: bool = False
     """True: the call belongs to an asynchronous task."""
     memory: ShortenedPrompt | None = None
-    """Shortening of the prompt; null: it was not shortened."""
+    """How the prompt was shortened; null: the prompt was not shortened."""
     results: dict[str, str] | None = None
-    """Tools' answers, by call, that the model reads instead of the text in the tool's event: with
-    help from earlier runs, with a person's edit, or with a hook's change."""
+    """Answers of tools, by tool call, that the model reads instead of the text in the tool's event:
+    with help from earlier runs, with a person's edit, or with a hook's change."""
 
 
 class ModelMessage(Answer):
@@ -185,7 +185,7 @@ class ModelMessage(Answer):
     tool_calls: list[ModelToolCall] = Field(default_factory=list)
     """Tool calls that the model asks for."""
     metadata: dict[str, Any] = Field(default_factory=dict)
-    """Further data of the model's server."""
+    """Further data from the model's server."""
 
 
 class LlmCompletedData(ModelCallData):
@@ -206,11 +206,11 @@ class LlmFailedData(ModelCallData):
     """Data of a failed try of a model call, or of the failed call."""
 
     try_: Annotated[int | None, Field(alias="try")] = None
-    """Number of the failed try; only if the call is tried again."""
+    """Number of the failed try; only if another try follows."""
     error: Failure
-    """Why the try failed."""
+    """Reason why the try failed."""
     retry_in_ms: int | None = None
-    """Milliseconds until the next try; null: there is none."""
+    """Milliseconds until the next try; null: no try follows."""
     usage: Usage | None = None
     """Tokens that the server reported before the failure; null: none."""
 
@@ -223,7 +223,7 @@ class LlmCancelledData(ModelCallData):
 
 
 class AnswerRejectedData(EventData):
-    """Data of a rejected answer: the model must answer again, or the agent fails."""
+    """Data of an answer that was rejected: the model must answer again, or the agent fails."""
 
     call: Call
     code: str
@@ -241,15 +241,15 @@ class MessageDeliveredData(MessageReceivedData):
     """Data of a user's message that the run's own agent got."""
 
     call: int
-    """Number of the model call that follows."""
+    """Number of the model call that follows the message."""
     content: str | list[ContentPart]
     """The message: a text, or parts."""
     answered: bool = False
-    """True: the agent had given its last answer before it got the message."""
+    """True: the agent had already given its last answer when it got the message."""
 
 
 class InterruptData(EventData):
-    """Data of a tool call that people decide on."""
+    """Data of a tool call on which people decide."""
 
     interrupt_id: UUID
     kind: Kind
@@ -262,20 +262,20 @@ class InterruptCreatedData(InterruptData):
     """Data of a tool call that waits for people."""
 
     tool: str
-    """Name of the tool that was called."""
+    """Name of the called tool."""
     arguments: dict[str, Any]
     question: str | None
     answer_schema: Annotated[dict[str, Any] | None, Field(alias="schema")]
     """JSON Schema of an answer, or of edited arguments."""
     reason: str | None
     confirm_above: dict[str, float] | None = None
-    """Numbers by argument; a person must confirm larger values once more; null: none."""
+    """Maximum values by argument; a person must confirm a larger value; null: no maximum values."""
     server: str | None = None
-    """The MCP server that asks; null: the agent itself."""
+    """The MCP server that asks the question; null: the agent itself asks."""
     node: str | None = None
-    """The node of the graph that asks; null: a tool call asks."""
+    """The node of the graph that asks the question; null: a tool call asks."""
     who: Literal["run", "approve", "user"] | None = None
-    """People who may answer a node; null: a tool call asks."""
+    """People who may answer a node's question; null: a tool call asks."""
     expires_s: float
     """Seconds until the call is denied if nobody decides."""
 
@@ -320,28 +320,27 @@ class ContextRecalledData(PublicationData):
     source: str
     """Origin: an agent's name, `facts`, or `episode:`, `pattern:` or `insight:` with an id."""
     score: float = 0.0
-    """Similarity to the query, -1 to 1."""
+    """Similarity to the query, from -1 to 1."""
     call: int | None = None
-    """Number of the model call that got the memory; null: the first."""
+    """Number of the model call that got the memory; null: the first call."""
     tool_call_id: str | None = None
-    """The failed tool call that the memory helps with; null: none."""
+    """The failed tool call for which the memory is help; null: none."""
     arm: Literal["used", "trial", "withheld", "control"] | None = None
     """Arm of the experiment, only for a pattern."""
     category: str | None = None
-    """Category of the pattern; null: it is no pattern."""
+    """Category of the pattern; null: the memory is not a pattern."""
     name: str | None = None
-    """Name of the pattern; null: it is no pattern."""
+    """Name of the pattern; null: the memory is not a pattern."""
     uses: list[str] | None = None
-    """Tools and agents that the pattern names; null: it is no pattern."""
+    """Tools and agents that the pattern names; null: the memory is not a pattern."""
     affects: list[str] | None = None
-    """Tools and agents whose next call shows the effect; null: it is no pattern."""
+    """Tools and agents whose next call shows the effect; null: the memory is not a pattern."""
     episodes: list[str] | None = None
-    """Ids of the episodes that an insight comes from; null: it is no insight."""
+    """Ids of the episodes from which an insight was learned; null: the memory is not an insight."""
     facts: list[str] | None = None
-    """Ids of the facts about the user, in the order of their numbers; null: it is another source.
-    """
+    """Ids of the facts about the user, in the order of their numbers; null: no facts."""
     why: dict[Literal["words", "cosine", "floor"], list[str] | float | None] | None = None
-    """Why the memory was found: common words, cosine, and the least cosine that counts."""
+    """Why the memory was found: common words, cosine, and the minimum cosine that counts."""
 
 
 class SubagentDispatchedData(EventData):
@@ -354,27 +353,28 @@ class SubagentDispatchedData(EventData):
     prompt: str
     """The task, in words."""
     instructions: str | None
-    """System message of a task without a sub-agent's definition; null: it has a definition."""
+    """System message of a task without a sub-agent's definition; null: the task has a
+    definition."""
     priority: int
     timeout_ms: int
     token_budget: int | None
     metadata: dict[str, Any] | None
     """Notes that the parent's model made about the task."""
     share_metadata: list[str] | None = None
-    """Keys of `metadata` that the task itself reads."""
+    """Keys of `metadata` whose values the task itself reads."""
     retries: int | None = None
-    """Number of retries after a failure; null: none."""
+    """Number of retries after a failure; null: no retries."""
     queue_position: int | None = None
     """Position in the queue when the task was accepted; null: the task starts at once."""
     child_run_id: UUID | None = None
-    """Id of the child run that does the task; null: this run does it."""
+    """Id of the child run that executes the task; null: this run executes it."""
 
 
 class SubagentDequeuedData(AttemptData):
     """Data of a task that got a slot."""
 
     waited_ms: int
-    """Milliseconds that the task waited for a slot."""
+    """Time for which the task waited for a slot, in milliseconds."""
     timeout_ms: int
 
 
@@ -382,13 +382,13 @@ class SubagentStatusData(AttemptData):
     """Data of a task whose status changed."""
 
     from_: Annotated[TaskStatus, Field(alias="from")]
-    """Status before."""
+    """The previous status."""
     to: TaskStatus
-    """Status after."""
+    """The new status."""
 
 
 class SubagentRetriedData(AttemptData):
-    """Data of a task that failed, and begins again."""
+    """Data of a task that failed and starts again."""
 
     reason: str | None
 
@@ -411,9 +411,9 @@ class SubagentBackpressureData(EventData):
     message: str
     """Text that the model reads about the refusal."""
     size: float | None = None
-    """Used part of the limit; null: the limit is no number."""
+    """The used part of the limit; null: the limit is not a number."""
     limit: float | None = None
-    """Value of the limit; null: the limit is no number."""
+    """Value of the limit; null: the limit is not a number."""
     retry_after_ms: float | None = None
 
 
@@ -421,7 +421,7 @@ class SubagentCircuitData(AttemptData):
     """Data of a failure that opened the circuit breaker of an agent in a run."""
 
     failures: int
-    """Failures in a row."""
+    """Number of consecutive failures."""
     retry_after_ms: int
 
 
@@ -438,7 +438,7 @@ class SubagentEndedData(EventData):
     duration_ms: int | None
     token_usage: Usage
     """Usage of the task itself, without its sub-agents."""
-    usage: AgentUsage | None = None  # spent by the child run that did the task
+    usage: AgentUsage | None = None  # usage of the child run that did the task
 
 
 class SubagentCompletedData(SubagentEndedData):
@@ -454,7 +454,7 @@ class SubagentStoppedData(SubagentEndedData):
     """Data of a task that ended without an answer."""
 
     error: TaskFailure
-    """Why there is no answer."""
+    """Reason why there is no answer."""
 
 
 class NodeData(EventData):
@@ -474,34 +474,34 @@ class NodeCompletedData(NodeData):
     """Data of a node that has an answer."""
 
     usage: AgentUsage | None = None
-    """Usage of the node's child runs; null: it has none."""
+    """Usage of the node's child runs; null: the node has no child runs."""
 
 
 class NodeFailedData(NodeData):
     """Data of a node that failed, after its last try."""
 
     error: Failure
-    """Why the node failed."""
+    """Reason why the node failed."""
     stopped_by: str | None = None
-    """Name of the node above it whose `timeout_s` ended it; null: it failed by itself."""
+    """Name of the outer node whose `timeout_s` ended this node; null: the node itself failed."""
 
 
 class NodeSkippedData(NodeData):
     """Data of a node that does not run."""
 
     reason: str
-    """Why the node is skipped, with the name of the node that decided it."""
+    """Reason why the node is skipped, with the name of the node that decided it."""
 
 
 class EdgeDecidedData(EventData):
     """Data of the decision about an edge."""
 
     source: str
-    """Name of the node at the edge's start."""
+    """Name of the node at which the edge begins."""
     target: str
-    """Name of the node at the edge's end."""
+    """Name of the node at which the edge ends."""
     taken: bool
-    """True: the edge is taken; its target may start, and reads its source's answer."""
+    """True: the edge is taken, so its target may start and reads the source's answer."""
     reason: str
 
 
@@ -514,7 +514,7 @@ class EpisodeStoredData(EventData):
 
 
 class WarningData(EventData):
-    """Data of a problem for a person to read."""
+    """Data of a warning that a person should read."""
 
     code: str
     message: str
@@ -540,25 +540,26 @@ class ToolErrorData(EventData):
 
     type: str
     """A code such as `timeout`, `invalid_arguments` or `http_error`, the code of a sub-agent's
-    error, or the class of an exception. `tool_error`: only `message` says more."""
+    error, or the class of an exception. `tool_error`: the error has no code of its own; read
+    `message`."""
     message: str
     status: int | None = None
-    """HTTP status; null: none."""
+    """HTTP status; null: no HTTP status."""
 
 
 class ToolEndedData(ToolCallData):
     """Data of a tool call's end."""
 
     status: Literal["success", "error"]
-    """Success or failure, by the tool's own report."""
+    """Success or failure, as the tool itself reported it."""
     result: Any
     """Result that the model reads: a text or any JSON value."""
     error: ToolErrorData | None
-    """Error, only in `tool.failed`."""
+    """Error; only `tool.failed` has it."""
     answer_seq: AnswerSeq = None
-    output: str | None = None  # a sub-agent's answer
+    output: str | None = None  # text of a sub-agent's answer
     parts: list[ContentPart] = Field(default_factory=list)
-    """Images and files, by reference."""
+    """Images and files, as references."""
     annotations: dict[str, Any] | None = None
     """Metadata for the agent's publication."""
 
@@ -617,7 +618,7 @@ DATA: Mapping[EventType, type[EventData]] = {
     EventType.EPISODE_STORED: EpisodeStoredData,
     EventType.WARNING: WarningData,
 }
-"""Schema of an event's ``data``, by type; docs/reference/events.md explains the fields."""
+"""Schema of an event's ``data`` by event type; docs/reference/events.md explains the fields."""
 
 
 class OtherEvent(Event):
@@ -625,7 +626,7 @@ class OtherEvent(Event):
 
 
 def _event(kind: EventType) -> type[Event]:
-    """Return the schema of a type's events: the envelope with its data."""
+    """Return the schema of a type's events: the envelope and the data of this type."""
     words = kind.value.replace(".", "_").split("_")
     fields: dict[str, Any] = {"type": (Literal[kind.value], ...), "data": (DATA[kind], ...)}
     return create_model(
@@ -637,14 +638,14 @@ def _event(kind: EventType) -> type[Event]:
 
 
 EVENTS: Mapping[EventType, type[Event]] = {kind: _event(kind) for kind in EventType}
-"""Schema of an event, by type."""
+"""Schema of an event by event type."""
 
 
 def type_events(schemas: dict[str, Any]) -> None:
     """Replace the schema ``Event`` by one schema for each type, in place.
 
-    ``KnownEvent`` is the union of all types that this version knows. Events of other versions or of
-    plugins are an ``OtherEvent``.
+    ``KnownEvent`` is the union of all types that this version knows. An event of another version or
+    of a plugin is an ``OtherEvent``.
     """
     ref = "#/components/schemas/{model}"
     models: tuple[type[Event], ...] = (*EVENTS.values(), OtherEvent)

@@ -22,18 +22,18 @@ class InterruptItem(Answer):
     """`approval`: a person decides whether the tool may be called; `question`: a person answers the
     agent; `client_tool`: the run's client executes the tool."""
     status: InterruptStatus
-    """`pending`: not decided yet; `resolved`: decided; `expired`: not decided in time; `cancelled`:
-    the run ended."""
+    """`pending`: people have not decided; `resolved`: people decided; `expired`: nobody decided in
+    time; `cancelled`: the run ended."""
     run_id: UUID
     session_id: str | None
     user: str | None
-    """End user of the run; null: none."""
+    """End user of the run; null: the run has no user."""
     task_id: UUID | None
-    """Task whose agent called the tool; null: the run's first agent did."""
+    """Task whose agent called the tool; null: the run's first agent called the tool."""
     agent: str | None
     """Name of the agent that called the tool."""
     tool: str
-    """Name of the tool that was called."""
+    """Name of the called tool."""
     tool_call_id: str
     arguments: dict[str, Any]
     """Arguments of the call, as the model sent them."""
@@ -41,22 +41,23 @@ class InterruptItem(Answer):
     answer_schema: Annotated[dict[str, Any] | None, Field(alias="schema")]
     """JSON Schema of an answer, or of edited arguments."""
     reason: str | None
-    """Why an approval is needed."""
+    """Reason why the call needs an approval."""
     confirm_above: dict[str, float] | None
-    """Numbers by argument, `arguments.NAME`: a person must confirm larger values; null: none."""
+    """Maximum values by argument, `arguments.NAME`: a person must confirm larger values; null: no
+    maximum values."""
     server: str | None
-    """The MCP server that asks; null: the agent itself."""
+    """The MCP server that asks the question; null: the agent itself asks."""
     node: str | None
-    """The node of a graph that asks; null: a tool call asks."""
+    """The node of a graph that asks the question; null: a tool call asks."""
     who: Literal["run", "approve", "user"] | None
-    """People who may answer a node: with the scope `run` or `approve`, with `approve` only, or only
-    the run's user."""
+    """People who may answer a node's question: with the scope `run` or `approve`, with `approve`
+    only, or only the run's user."""
     created_at: datetime
-    """Time since which the call waits."""
+    """Time at which the call began to wait."""
     expires_at: datetime
     """Time at which the call is denied if nobody has decided."""
     resolved_at: datetime | None
-    """Time of the decision; null: not decided."""
+    """Time of the decision; null: no decision yet."""
     resolved_by: dict[str, Any] | None
     """`key_id` and `name` of the key that decided."""
     resolution: dict[str, Any] | None
@@ -79,7 +80,7 @@ class NewDecision(Body):
     decision: Literal["approve", "deny"] | None = None
     """Decision on an approval."""
     arguments: dict[str, JsonValue] | None = None
-    """With `approve`: arguments that replace the model's."""
+    """With `approve`: arguments that replace the model's arguments."""
     comment: Annotated[str, StringConstraints(max_length=2000)] | None = None
     """Comment on an approval; the model reads it if the call is denied."""
     answer: JsonValue = None
@@ -87,7 +88,7 @@ class NewDecision(Body):
     result: JsonValue = None
     """Result of a client's tool."""
     error: Annotated[str, StringConstraints(min_length=1, max_length=10_000)] | None = None
-    """Error of a client's tool that failed."""
+    """Error of the client's tool, if the tool failed."""
     user: OwnUser = None
 
     @property
@@ -100,8 +101,8 @@ class NewDecision(Body):
 
 
 class Resolve(NewDecision):
-    """A decision on a tool call of the run that waits; its fields depend on the kind."""
+    """A decision on a tool call for which the run waits; its fields depend on the kind."""
 
     type: Literal["resolve"]
     interrupt_id: Annotated[UUID, Field(strict=False)]
-    """Id of the interrupt that is decided."""
+    """Id of the interrupt to decide."""

@@ -12,12 +12,12 @@ from bottega.api.schemas.runs import Usage
 
 
 class NewMessage(Body):
-    """A user's message for a run that is not over."""
+    """A user's message for a run that has not ended."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"content": "In euros, please."}]})
 
     content: Content
-    """A text, or parts; at most 100,000 bytes, without the data of files."""
+    """A text, or parts; maximum size 100,000 bytes, without the data of files."""
     user: OwnUser = None
 
 
@@ -28,34 +28,32 @@ class SendMessage(NewMessage):
 
 
 class MessageSent(Answer):
-    """Confirmation that a message is stored, with the id that its events have."""
+    """Confirmation that a message is stored, with the id that the message's events have."""
 
     message_id: UUID
 
 
 class _Said(Answer):
-    """The content of a message."""
-
     role: Literal["system", "user", "assistant", "tool"]
-    """Author of the message; `system`: from the input, or from another agent (`source`)."""
+    """Author of the message; `system`: the run's input, or another agent (`source`)."""
     content: str
-    """Text of the message; if it has `parts`, the text of the text parts."""
+    """Text of the message; if the message has `parts`, the text of its text parts."""
     parts: list[ContentPart] = Field(default_factory=list)
-    """The whole content, if it is more than text."""
+    """The whole content, if the message is more than text."""
     tool_calls: list[ModelToolCall] = Field(default_factory=list)
     """Tool calls of the model's answer."""
     usage: Usage | None = None
     """Tokens of a model's answer."""
     tool_call_id: str | None = None
-    """The call that a tool answers."""
+    """The tool call that a message of a tool answers."""
     name: str | None = None
     """Name of the tool."""
     status: Literal["success", "error"] | None = None
-    """The tool's status."""
+    """Status of the tool call."""
     source: str | None = None
-    """Name of the agent, pattern or episode that the message comes from; null: none."""
+    """Name of the agent, pattern or episode from which the message comes; null: none of these."""
     version: int | None = None
-    """Number of the agent's publication; null: the message is no publication."""
+    """Number of the agent's publication; null: the message is not a publication."""
     message_id: UUID | None = None
     """Id of a user's message that was sent during the run."""
 
@@ -77,9 +75,10 @@ class PromptMessage(_Said):
     at: datetime | None = None
     """Time of the message's event; null: the message comes from a definition."""
     origin: Literal["agent", "graph", "context", "memory", "input", "user", "model", "tool"]
-    """Where the message comes from. `agent`: the agent's system message; `graph`: the order of the
-    agent's sub-agents; `context`: another agent's publication; `memory`: earlier runs; `input`: the
-    run's input; `user`: sent during the run; `model`, `tool`: answers of the model or of a tool."""
+    """Source of the message. `agent`: the agent's system message; `graph`: the order of the agent's
+    sub-agents; `context`: another agent's publication; `memory`: earlier runs; `input`: the run's
+    input; `user`: a user's message that was sent during the run; `model`, `tool`: answers of the
+    model or of a tool."""
 
 
 class PromptTool(Answer):
@@ -90,19 +89,19 @@ class PromptTool(Answer):
     type: Literal["builtin", "http", "mcp", "client", "agent"]
     """Kind of the tool; `agent`: a sub-agent."""
     description: str | None
-    """What the tool is for, as the model reads it."""
+    """Purpose of the tool, as the model reads it."""
     parameters: dict[str, Any] | None = None
     """JSON Schema of the arguments."""
 
 
 class Prompt(Answer):
-    """The prompt of a model call, from the run's log and its pinned definitions."""
+    """The prompt of a model call, made from the run's log and the run's pinned definitions."""
 
     task_id: UUID | None
     agent: str
-    """Name of the agent that asked the model."""
+    """Name of the agent that called the model."""
     version: int | None
-    """Version of the agent's definition; null: a task without a definition."""
+    """Version of the agent's definition; null: the task has no definition."""
     call: int
     attempt: int
     provider: str | None
@@ -114,8 +113,8 @@ class Prompt(Answer):
     tools: list[PromptTool]
     """Tools that the model could call."""
     shortened: ShortenedPrompt | None
-    """Shortening of the prompt; null: it was not shortened."""
+    """How the prompt was shortened; null: the prompt was not shortened."""
     messages: list[PromptMessage]
     """Messages of the prompt, in order."""
     more: bool
-    """True: messages between the first 100 and the last 200 are left out."""
+    """True: the response leaves out messages between the first 100 and the last 200."""

@@ -1,4 +1,4 @@
-"""Bodies of tools, of parameters of model calls, and of answers' schemas."""
+"""Bodies of tools, of parameters of model calls, and of schemas for answers."""
 
 from typing import Annotated, Any, Literal
 
@@ -60,7 +60,7 @@ class RunToolDefinition(ClientToolDefinition):
     """A client's tool that is defined in the request for a run."""
 
     description: Annotated[str, StringConstraints(min_length=1, max_length=20_000)]
-    """Purpose of the tool, for the model."""
+    """Purpose of the tool, for the model to read."""
     client_name: Annotated[str | None, StringConstraints(min_length=1, max_length=200)] = None
     """The client's own name of the tool, if models refuse this name; only for OpenAI's API."""
 
@@ -87,7 +87,7 @@ def short_schema(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 OutputSchemaField = Annotated[dict[str, JsonValue], AfterValidator(short_schema)]
-"""A JSON Schema of an answer, at most 64 KiB; :func:`api.shared.schemas.check_schema` checks it."""
+"""A JSON Schema of an answer, at most 64 KiB, for :func:`api.shared.schemas.check_schema`."""
 
 
 def _of_an_object(schema: dict[str, Any]) -> dict[str, Any]:
@@ -113,16 +113,16 @@ ToolInputSchema = Annotated[
 
 
 class ToolName(Body):
-    """The choice of one tool."""
+    """A parameter that chooses one tool."""
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=64)]
     """Name of the tool."""
 
 
 class Parameters(Body):
-    """Parameters of model calls. Parameters that are left out have the model's own default.
+    """Parameters of model calls. A missing parameter has the default of the model.
 
-    A parameter that the model's API does not have is refused, never ignored.
+    If the model's API does not have a parameter, the server refuses it.
     """
 
     model_config = ConfigDict(
@@ -130,15 +130,15 @@ class Parameters(Body):
     )
 
     temperature: Annotated[float | None, Field(ge=0, le=2, allow_inf_nan=False)] = None
-    """Randomness of the answer; 0 is the least."""
+    """Randomness of the answer; 0 means the least randomness."""
     top_p: Annotated[float | None, Field(ge=0, le=1, allow_inf_nan=False)] = None
     """Tokens are chosen from the most probable tokens, which together have this probability."""
     max_output_tokens: Annotated[int, Field(ge=1, le=10_000_000), WHOLE] | None = None
-    """Most output tokens of one model call; a budget may set a lower limit."""
+    """Maximum number of output tokens of one model call; a budget may set a lower limit."""
     reasoning_effort: Effort | None = None
-    """How much a reasoning model thinks before it answers."""
+    """Amount of thinking of a reasoning model before its answer."""
     verbosity: Verbosity | None = None
-    """How long the answer is to be."""
+    """Length of the answer."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63), WHOLE] | None = None
     """Number that makes answers repeatable, if the model's server supports it."""
     stop: (
@@ -152,8 +152,9 @@ class Parameters(Body):
     parallel_tool_calls: bool | None = None
     """False: the model calls one tool at a time."""
     tool_choice: Literal["required", "none"] | ToolName | None = None
-    """`required`: the model must call a tool; `none`: it must not; an object names the tool that it
-    must call. It applies to the model calls in `tool_choice_scope`."""
+    """`required`: the model must call a tool; `none`: the model must not call a tool; an object
+    names the tool that the model must call. The choice applies to the model calls in
+    `tool_choice_scope`."""
     service_tier: Annotated[str | None, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,31}$")] = (
         None
     )
@@ -165,12 +166,13 @@ class Parameters(Body):
 
     @model_serializer(mode="wrap")
     def _given(self, handler: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
-        """Show only what was sent. (A return annotation would replace the schema of the fields.)"""
+        """Show only parameters that were sent. (A return annotation would replace the fields'
+        schema.)"""
         return {name: value for name, value in handler(self).items() if name in self.names_sent}
 
     @property
     def names_sent(self) -> set[str]:
-        """Names of the parameters that were sent, including those that are null."""
+        """Names of the parameters that the client sent, including parameters that are null."""
         return self.model_fields_set
 
 
@@ -185,13 +187,13 @@ def _distinct(tools: list[RunToolDefinition]) -> list[RunToolDefinition]:
 
 _ModelName = Annotated[str, StringConstraints(min_length=1, max_length=265)]
 ModelNames = _ModelName | Annotated[list[_ModelName], Field(min_length=1, max_length=MOST_MODELS)]
-"""References to models, see :mod:`bottega.definitions.agents`."""
+"""References to models; see :mod:`bottega.definitions.agents`."""
 SystemMessage = Annotated[str, StringConstraints(min_length=1, max_length=100_000)]
 MaxIterations = Annotated[int, Field(ge=1, le=100), WHOLE]
 
 
 class AgentChanges(Body):
-    """Fields of an agent's definition that are changed for one run."""
+    """Fields of an agent's definition that one run changes."""
 
     system_message: SystemMessage | None = None
     """Instructions at the beginning of each of the agent's model calls."""
@@ -204,13 +206,13 @@ class AgentChanges(Body):
 
     @property
     def changes(self) -> dict[str, Any]:
-        """Return the fields that were sent."""
+        """Return the fields that the client sent."""
         given = self.model_dump(exclude_none=True)
         return given if self.params is None else given | {"params": self.params.model_dump()}
 
 
 class AgentOverrides(Body):
-    """Changes of one agent for one run."""
+    """Changes to one agent for one run."""
 
     params: Parameters = Field(default_factory=Parameters)
     """Each parameter replaces the agent's parameter of that name; null means the model's default.
@@ -220,18 +222,19 @@ class AgentOverrides(Body):
     )
     """Tools of this run's client, in addition to the agent's own tools; all names must differ."""
     instructions: Annotated[str | None, StringConstraints(min_length=1, max_length=500_000)] = None
-    """Text that is added to the agent's system message in this run. Later runs of the conversation
-    do not see it."""
+    """Text that this run adds to the agent's system message. Later runs of the conversation do not
+    get this text."""
 
     @model_serializer(mode="wrap")
     def _with_more(self, handler: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
-        """Leave out empty fields except ``params``. (An annotation would replace the schema.)"""
+        """Leave out empty fields except ``params``. (A return annotation would replace the
+        schema.)"""
         shown = handler(self)
         return {name: each for name, each in shown.items() if each or name == "params"}
 
 
 class ShownOverrides(AgentOverrides, AgentChanges):
-    """Changes of one agent for one run, including the changes of a fork."""
+    """Changes to one agent for one run, including the changes of a fork."""
 
     params: Parameters = Field(default_factory=Parameters)
     """Parameters that replace the agent's parameters."""

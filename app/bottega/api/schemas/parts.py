@@ -28,7 +28,7 @@ from bottega.tools.http import LONGEST_URL
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=500_000)]
 LONGEST_DATA = -(-20_000_000 // 3) * 4
-"""Characters of one part in base64: 20 MB decoded."""
+"""Maximum number of base64 characters of one part: 20 MB decoded."""
 _SOURCES = ("url", "data", "file")
 
 
@@ -68,7 +68,7 @@ WebhookUrl = Annotated[WebAddress, AfterValidator(_without_fragment), _shown(_WI
 
 
 class SetFields(BaseModel):
-    """Base that leaves out unset fields, so that a message can be sent again as it is shown."""
+    """Base class that leaves out unset fields, so that clients can send a shown message again."""
 
     @model_serializer(mode="wrap")
     def _set_fields(self, dump: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
@@ -85,22 +85,22 @@ class TextPart(Body):
 
 
 class MediaPart(Body):
-    """A part that is not text, from exactly one of `url`, `data` and `file`."""
+    """A part that is not text; its content is exactly one of `url`, `data` and `file`."""
 
     type: Literal["image", "audio", "document", "file"]
     """Kind of the part; `file`: the media type decides."""
     url: WebAddress | None = None
-    """URL that the model's server reads; this server never does."""
+    """URL that the model's server reads; this server never reads the URL."""
     data: Annotated[str | None, Field(max_length=LONGEST_DATA)] = None
-    """Content in base64, at most 20 MB; it is stored as a file. Needs `media_type`."""
+    """Content in base64, at most 20 MB; the server stores it as a file. Needs `media_type`."""
     file: Annotated[UUID | None, Field(strict=False)] = None
     """Id of an uploaded file."""
     media_type: Annotated[
         str | None, StringConstraints(pattern=r"^[a-z0-9.+-]{1,60}/[a-z0-9.+-]{1,100}$")
     ] = None
-    """Media type; of an uploaded file, the server finds it in the bytes."""
+    """Media type; for an uploaded file, the server finds the type from the bytes."""
     name: Annotated[str | None, StringConstraints(min_length=1, max_length=255)] = None
-    """File name, for the model."""
+    """File name, which the model reads."""
     size_tokens: Annotated[int, WHOLE] | None = None
     """Estimate of the part's tokens in a prompt; the server sets it."""
 
@@ -123,7 +123,7 @@ def _kind(part: Any) -> str:
     return "text part" if kind == "text" else "media part"
 
 
-# Paths of errors contain these tags. A tag has a blank, so that it is never the name of a field.
+# Paths of validation errors contain these tags. A tag has a blank, so it is never a field's name.
 InputPart = Annotated[
     Annotated[TextPart, Tag("text part")] | Annotated[MediaPart, Tag("media part")],
     Discriminator(_kind),
@@ -150,7 +150,7 @@ class ContentPart(SetFields, Answer):
     media_type: str | None = None
     """Media type, such as `image/png`."""
     name: str | None = None
-    """File name, for the model."""
+    """File name, which the model reads."""
     size_tokens: int | None = None
     """Estimate of the part's tokens in a prompt."""
 
@@ -159,10 +159,10 @@ CallId = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 
 
 class InputCall(Body):
-    """A call of a tool, in a message of the role `assistant`."""
+    """A tool call in a message of the role `assistant`."""
 
     id: CallId
-    """The model's id of the call; the call's answer has it as `tool_call_id`."""
+    """Id that the model gave the call; the call's answer has this id as `tool_call_id`."""
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
     """Name of the tool."""
     arguments: dict[str, JsonValue] = Field(default_factory=dict)
@@ -177,12 +177,12 @@ class InputMessage(SetFields, Body):
     role: Literal["system", "user", "assistant", "tool"]
     """Author of the message; `tool`: the answer to a tool call."""
     content: Content = ""
-    """Content of the message; may be left out if the message calls tools."""
+    """Content of the message; you may omit it if the message calls tools."""
     tool_calls: Annotated[
         list[InputCall] | None, Field(min_length=1, max_length=128, description=_CALLS)
     ] = None
     tool_call_id: CallId | None = None
-    """The call that a message of the role `tool` answers."""
+    """The tool call that a message of the role `tool` answers."""
 
     @model_validator(mode="after")
     def _fits_its_role(self) -> Self:
@@ -199,22 +199,22 @@ class InputMessage(SetFields, Body):
 
 
 class ShownCall(Answer):
-    """A call of a tool, in a message of the role `assistant`."""
+    """A tool call in a message of the role `assistant`."""
 
     id: str
-    """The model's id of the call."""
+    """Id that the model gave the call."""
     name: str
     """Name of the tool."""
     arguments: dict[str, Any]
 
 
 class ShownMessage(SetFields, Answer):
-    """A message of a run's input as it is stored: `data` has become a file."""
+    """A message of a run's input in its stored form: a file replaces `data`."""
 
     role: Literal["system", "user", "assistant", "tool"]
     """Author of the message; `tool`: the answer to a tool call."""
     content: str | list[ContentPart]
-    """A text, or parts; `data` has become a file."""
+    """A text, or parts; a file replaces `data`."""
     tool_calls: list[ShownCall] | None = None
     """Tool calls of the message."""
     tool_call_id: str | None = None
@@ -245,7 +245,7 @@ def _asks(value: list[InputMessage]) -> list[InputMessage]:
 
 
 def _check_calls(messages: list[InputMessage]) -> None:
-    """Check that a message's tool calls are answered by the next messages, in order."""
+    """Check that the next messages answer a message's tool calls in order."""
     unanswered: list[str] = []
     for number, message in enumerate(messages):
         if message.role == "tool":
@@ -280,9 +280,9 @@ class File(Answer):
     """A stored file."""
 
     id: UUID
-    """Id of the file, for parts of messages."""
+    """Id of the file, which parts of messages use."""
     name: str | None
-    """Name of the file; null: it has none."""
+    """Name of the file; null: the file has no name."""
     size: int
     """Size in bytes."""
     sha256: str
@@ -292,9 +292,9 @@ class File(Answer):
     tokens: int
     """Estimate of the file's tokens in a prompt."""
     session_id: str | None
-    """The session that the file belongs to and is deleted with; null: none."""
+    """The session to which the file belongs; the file is deleted with it; null: no session."""
     created_at: datetime
-    """Time of its upload."""
+    """Time of the upload."""
 
 
 _Said = Annotated[
@@ -306,7 +306,7 @@ _CRITERIA = "Signs of a good result. Models read them word for word; nothing che
 
 
 class Demands(Body):
-    """Goals, constraints and criteria of a run, in addition to its input."""
+    """Goals, constraints and criteria that a run has in addition to its input."""
 
     goals: Annotated[_Said, Field(description=_GOALS)] = Field(default_factory=list)
     constraints: Annotated[_Said, Field(description=_CONSTRAINTS)] = Field(default_factory=list)
@@ -314,7 +314,7 @@ class Demands(Body):
 
 
 class ShownDemands(Answer):
-    """Goals, constraints and criteria of a run, as its request has them."""
+    """Goals, constraints and criteria of a run, as the run's request has them."""
 
     shows = Demands
 
@@ -324,23 +324,23 @@ class ShownDemands(Answer):
 
 
 class ModelToolCall(Answer):
-    """A tool call that a model asked for."""
+    """A tool call that a model requested."""
 
     id: str
-    """The model's id of the call."""
+    """Id that the model gave the call."""
     name: str
     """Name of the tool."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     malformed: str | None = None
-    """Arguments as the model sent them, if they are no JSON object."""
+    """Arguments as the model sent them, if they are not a JSON object."""
 
 
 class ShortenedPrompt(Answer):
-    """Size of a prompt that the working memory shortened."""
+    """Size of a prompt that was shortened by the working memory."""
 
     tokens: int
-    """Estimated tokens of the shortened prompt."""
+    """Estimated number of tokens of the shortened prompt."""
     shrunk: int
-    """Number of tool results that a summary and a reference replace."""
+    """Number of tool results for which the prompt has only a summary and a reference."""
     left: int
-    """Number of messages that were left out; the agent can recall them."""
+    """Number of messages that the prompt leaves out; the agent can recall them."""

@@ -62,29 +62,29 @@ class CostBudget(Body):
 
 
 class Cost(Answer):
-    """The price of model calls, from the provider's own prices or public price lists."""
+    """The price of model calls, based on the provider's own prices or on public price lists."""
 
     amount: Annotated[str, Field(examples=["0.00195"], pattern=r"^\d+(\.\d+)?$")]
     """A decimal number."""
     currency: Literal["USD"]
     """Currency of the amount; only US dollars."""
     complete: bool
-    """False: some tokens are not in the amount, because their model has no known price."""
+    """False: the amount leaves out some tokens, because their model has no known price."""
 
 
 class Usage(Answer):
-    """Tokens of model calls, and their cost."""
+    """Tokens of model calls and their cost."""
 
     input: int
-    """Input tokens, including tokens from the server's cache."""
+    """Number of input tokens, including tokens from the server's cache."""
     output: int
-    """Output tokens, including reasoning."""
+    """Number of output tokens, including reasoning."""
     cached: int
-    """Input tokens that the model's server had in its cache."""
+    """Number of input tokens that the model's server had in its cache."""
     reasoning: int
-    """Output tokens that were reasoning."""
+    """Number of output tokens that were reasoning."""
     estimated: bool
-    """True: the server did not report all tokens; missing tokens are estimated at 4 bytes each."""
+    """True: the server did not report all tokens; missing tokens are estimates at 4 bytes each."""
     cost: Cost
 
 
@@ -98,7 +98,7 @@ class AgentUsage(Usage):
 
 
 class UsageSum(Usage):
-    """Sum of what runs spent. Only the field that the parameter `by` names is set."""
+    """Sum of the spending of runs. Only the field that `by` names is set."""
 
     agent: str | None = None
     """Name of the agent; null: the sum is by another field."""
@@ -109,7 +109,8 @@ class UsageSum(Usage):
     day: Annotated[str | None, Field(examples=["2026-11-02"])] = None
     """Day, in UTC."""
     key: str | None = None
-    """Starter of the runs: `key:` with the key's prefix, `local`, or `schedule:` with its name."""
+    """The caller that started the runs: `key:` with the key's prefix, `local`, or `schedule:` with
+    the schedule's name."""
     user: str | None = None
     """Name of the end user; null: runs without a user."""
     batch: str | None = None
@@ -150,14 +151,14 @@ class NewRun(Demands):
     )
 
     mode: Literal["orchestrated", "dag"] = "orchestrated"
-    """`orchestrated`: `agent` calls other agents as needed. `dag`: all agents of `graph` run, each
-    when all agents that it depends on have answered."""
+    """`orchestrated`: `agent` calls other agents as needed. `dag`: all agents of `graph` run; each
+    agent starts when all agents on which it depends have answered."""
     agent: Name | None = None
     graph: Name | None = None
     version: VersionNumber | None = None
     session_id: SessionName | None = None
-    """Session of the run: memory that several runs share. The first run that names a session
-    creates it."""
+    """Session of the run; several runs share the session's memory. The first run that names a
+    session creates it."""
     user: Annotated[UserName | None, Field(description=_USER)] = None
     conversation: Literal["continue", "new", "none"] | None = None
     """`continue`: the agent continues the conversation of the session's last completed run with the
@@ -165,30 +166,29 @@ class NewRun(Demands):
     another conversation in the session. `none`: the run belongs to no conversation, and reads only
     publications of the session's other runs; this is the default without a session."""
     if_busy: Literal["queue", "reject", "interrupt", "steer"] = "queue"
-    """Behaviour while an earlier run of the conversation is not over. `queue`: this run waits.
-    `reject`: 409 `conversation_busy`. `interrupt`: the earlier runs are cancelled. `steer`: no run
-    is started; the input, a text or one message, is sent to the earlier run, and this run is
-    returned."""
+    """Behaviour while an earlier run of the conversation has not ended. `queue`: this run waits for
+    its turn. `reject`: the server answers 409 `conversation_busy`. `interrupt`: the server cancels
+    the earlier runs. `steer`: the server starts no run; it sends the input (a text or one message)
+    to the earlier run and returns the earlier run."""
     input: RunInput
     """The question, or messages of which at least one has the role `user`. If several messages have
-    this role, the last message is the question, and the messages before it are turns that follow
+    this role, the last of them is the question, and the messages before it are turns that follow
     the session's own turns."""
     priority: Annotated[int, Field(ge=1, le=10), WHOLE] = 5
     """1 is the most urgent."""
     timeout_s: Annotated[float | None, Field(gt=0, le=604_800)] = None
-    """Seconds that the run may take from its first start; null: the server's default."""
+    """Maximum number of seconds from the run's first start; null: the server's default."""
     queue_timeout_s: Annotated[float | None, Field(gt=0, le=604_800)] = None
-    """Seconds that the run may wait for its first start before it ends as `timeout`; null: the
-    server's default."""
+    """Maximum number of seconds that the run may wait for its first start; then it ends as
+    `timeout`; null: the server's default."""
     token_budget: Annotated[int, Field(ge=1, le=10**12), WHOLE] | None = None
-    """Input and output tokens of all model calls together. When they are spent, no further call is
-    made."""
+    """Maximum number of input and output tokens of all model calls together. When the tokens are
+    spent, the run makes no further call."""
     cost_budget: CostBudget | None = None
-    """Cost of all model calls together. When it is spent, no further call is made. Each model needs
-    a known price, from its provider's definition or from public price lists."""
+    """Maximum cost of all model calls together. When the amount is spent, the run makes no further
+    call. Each model must have a known price, from its provider's definition or a public list."""
     webhook_url: WebhookUrl | None = None
-    """Public http or https URL that gets a signed request (Standard Webhooks) when the run has
-    ended."""
+    """Public http or https URL that gets a signed request (Standard Webhooks) when the run ends."""
     memory: MemoryMode | None = None
     """`full`: retrieve memory of earlier runs, and store an episode of this run; `read`: only
     retrieve; `off`: neither. Null: the server's default. A stricter setting of the run's agent (in
@@ -197,10 +197,10 @@ class NewRun(Demands):
         dict[Name, AgentOverrides],
         Field(max_length=100, json_schema_extra={"propertyNames": {"pattern": NAME_PATTERN}}),
     ] = Field(default_factory=dict)
-    """Changes of the run's agents, only for this run, by agent."""
+    """Changes to the run's agents, only for this run, by agent."""
     output_schema: OutputSchemaField | None = None
-    """JSON Schema (2020-12) of the answer, which replaces the agent's own schema. In a DAG it
-    applies to each agent that no other agent follows."""
+    """JSON Schema (2020-12) of the answer, which replaces the schema of the agent. In a DAG, the
+    schema applies to each agent that no other agent follows."""
     metadata: Metadata = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -234,12 +234,12 @@ class Attempt(Answer):
     """One worker's execution of a run."""
 
     number: int
-    """1 for the first execution."""
+    """Number of the execution; 1 for the first."""
     cause: Cause
-    """Why the attempt was made: the first start, or the reason why the previous attempt ended.
-    `model`: the run waited only for a model for 30 s, and was suspended. `time`: the run waited
-    only for a time. `interrupt`: the run waited only for people, who have decided. `message`: a
-    user's message came while the previous attempt ended."""
+    """Reason for the attempt: the first start, or the reason why the previous attempt ended.
+    `model`: the run was suspended after it had waited only for a model for 30 s. `time`: the run
+    waited only for a time. `interrupt`: the run waited only for people, and they have decided.
+    `message`: a user sent a message while the previous attempt ended."""
     started_at: datetime
     ended_at: datetime | None
 
@@ -250,7 +250,7 @@ class Failure(Answer):
     code: str
     """Stable code of the error."""
     message: str
-    """What happened, for people."""
+    """Description of the error, for people."""
 
 
 class Webhook(Answer):
@@ -262,11 +262,11 @@ class Webhook(Answer):
     """Status of the delivery; after `failed` there is no further try."""
     tries: int
     answer: int | None
-    """HTTP status that the receiver answered to the last try; null: no answer."""
+    """HTTP status of the receiver's answer to the last try; null: no answer."""
     error: str | None
-    """Error of the last try."""
+    """Error of the last try to deliver."""
     next_at: datetime | None
-    """Time of the next try, if there is one."""
+    """Time of the next try; null: there is no next try."""
     ended_at: datetime | None
 
 
@@ -274,38 +274,38 @@ class Blocker(Answer):
     """A run for which other runs of the conversation wait."""
 
     run_id: UUID
-    """Id of the run that is not over."""
+    """Id of the run that has not ended."""
     interrupts: list[UUID]
-    """Ids of the interrupts that people must decide before this run goes on."""
+    """Ids of the interrupts that people must decide before this run continues."""
 
 
 class Waiting(Answer):
-    """A wait of a run that no worker executes meanwhile."""
+    """A wait of a run; no worker executes the run during the wait."""
 
     reason: WaitReason
-    """`person`: a decision; `client`: results of the client's tools; `children`: child runs;
-    `model`: an unavailable model; or `time`. The run's `timeout_s` stops only for `person` and
-    `client`."""
+    """`person`: a decision of a person; `client`: results of the client's tools; `children`: child
+    runs; `model`: a model that is unavailable; or `time`. Only during a wait for `person` or
+    `client`, the run's `timeout_s` does not count."""
     since: datetime
-    """Time since which it waits."""
+    """Time at which the wait began."""
     until: datetime | None
-    """Latest time at which the run goes on; null: it waits without a limit."""
+    """Latest time at which the run continues; null: no time limit."""
 
 
 class ForkOfNode(Answer):
-    """The run that a fork repeats from a node on."""
+    """The run that a fork repeats from a node."""
 
     run_id: UUID
     node: str
-    """First node that is executed again, before all nodes that follow it."""
+    """First node that is executed again; all nodes after it are executed again, too."""
 
 
 class ForkOfEvent(Answer):
-    """The run that a fork repeats from an event on."""
+    """The run that a fork repeats from an event."""
 
     run_id: UUID
     seq: int
-    """Number of the last event that was taken over; all work after it is done again."""
+    """Number of the last event that the fork took over; the fork repeats all later work."""
 
 
 ForkOf = ForkOfNode | ForkOfEvent
@@ -315,13 +315,13 @@ class TakenOver(Answer):
     """Work that a fork took over instead of doing it."""
 
     events: int
-    """Number of events that were copied into the fork's log, from `seq` 2 on."""
+    """Number of events in the fork's log that are copies, from `seq` 2 on."""
     usage: AgentUsage
-    """Part of the fork's usage that the earlier run had spent."""
+    """The part of the fork's usage that is from the earlier run."""
 
 
 class NewFork(Body):
-    """The point from which a run is repeated, and the changes."""
+    """The point from which a run is repeated, and the changes for the repetition."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -336,18 +336,21 @@ class NewFork(Body):
     """A node of the run's graph; this node and all nodes that follow it are executed again."""
     at_seq: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = None
     """Number of the last event to take over, instead of `node`. If the event is inside a block, the
-    end of the previous block counts. A block is a model's message with the results of all its tool
-    calls."""
+    fork takes over all events until the end of the previous block. A block is a model's message
+    with the results of all its tool calls."""
     publication: Annotated[Text, AfterValidator(_says_something)] | None = None
-    """Text that the node publishes, instead of asking its agent. It must fit the node's schema."""
+    """Text that the node publishes; its agent is not called. The text must fit the node's
+    schema."""
     agent: AgentChanges | None = None
     """Changes of the definition of the node's agent, or of the run's own agent; needs a key with
     the scope `define`."""
     input: Text | None = None
-    """A message for the run's own agent, after the part that is taken over. In a graph it is the
-    question for the nodes that are executed again, and all people are asked again."""
+    """A message for the run's own agent, after the part that the fork takes over. In a graph, this
+    text is the question for the nodes that are executed again, and people must decide everything
+    again."""
     session_id: SessionName | None = None
-    """Session of the new run, of the same user; the run belongs to no conversation. Null: none."""
+    """Session of the new run; it must be of the same user. The run belongs to no conversation.
+    Null: the new run has no session."""
     user: OwnUser = None
 
     @model_validator(mode="after")
@@ -368,70 +371,70 @@ class RunSummary(Answer):
 
     id: UUID
     status: Status
-    """Status of the run; `completed`, `failed`, `timeout` and `cancelled` are final. `waiting` has
-    its reason in the field `waiting`."""
+    """Status of the run; `completed`, `failed`, `timeout` and `cancelled` are final. For `waiting`,
+    the field `waiting` has the reason."""
     mode: str
     agent: str | None
-    """The agent that the run begins with; null: the mode is `dag`."""
+    """The agent with which the run begins; null: the mode is `dag`."""
     graph: str | None
     version: int | None
-    """Version of the run's graph, or of the agent that it begins with; null: the definition is not
-    stored."""
+    """Version of the run's graph, or of the agent with which the run begins; null: the definition
+    is not stored."""
     question: Annotated[str, Field(max_length=200)]
     """First 200 characters of the user's last text; empty: there is no text."""
     session_id: str | None
-    """The run's session; null: none."""
+    """The run's session; null: no session."""
     user: str | None = None
-    """The end user that the run acts for; null: none."""
+    """The end user for whom the run acts; null: no user."""
     conversation_id: UUID | None = None
-    """The run's conversation; null: none."""
+    """The run's conversation; null: no conversation."""
     blocked_by: Blocker | None = None
-    """The earlier run of the conversation that this run waits for; the wait does not count towards
-    `queue_timeout_s`."""
+    """The earlier run of the conversation for which this run waits; this wait does not count
+    towards `queue_timeout_s`."""
     waiting: Waiting | None = None
     """Reason for which the run waits; null unless its status is `waiting`."""
     outcome: ShownOutcome
-    """Worth of the run, and the source of this judgement."""
+    """Result of the run, and the source of this judgement."""
     stop_reason: str | None
     error: Failure | None
-    """Why the run did not complete; null: it completed, or is not over."""
+    """Reason why the run did not complete; null: the run completed, or has not ended."""
     usage: AgentUsage | None
-    """Usage of the run; null: it is not over."""
+    """Usage of the run; null: the run has not ended."""
     attempts: list[Attempt]
     """Executions by workers; after each interruption there is another execution."""
     priority: int
     timeout_s: float
-    """Seconds that the run may take from its first start."""
+    """Maximum number of seconds from the run's first start."""
     queue_timeout_s: float
-    """Seconds that the run may wait for its first start."""
+    """Maximum number of seconds that the run may wait for its first start."""
     token_budget: int | None
     cost_budget: CostBudget | None = None
-    """Most that the run's model calls may cost; null: no limit."""
+    """Maximum cost of the run's model calls; null: no limit."""
     memory: MemoryMode
     """Effective use of memory."""
     memory_used: Annotated[str, Field(examples=["user", "none (no user)"])]
     """Earlier runs that the run may read: runs of its `user`, runs of its `session`, or runs of the
     `tenant` (see `memory_scope`); or `none` with the reason."""
     metadata: Metadata
-    """Your own data, as sent."""
+    """Your own data, as you sent them."""
     webhook: Webhook | None
     """Delivery of the run's webhook; null: no webhook was requested."""
     retry_of: UUID | None
-    """The run that this run repeats; null: none."""
+    """The run that this run repeats; null: this run repeats no run."""
     fork_of: ForkOf | None = None
-    """The run of which this run repeats a part; null: it is no fork."""
+    """The run of which this run repeats a part; null: the run is not a fork."""
     taken_over: TakenOver | None = None
-    """Events and usage that a fork took over; null: it is no fork."""
+    """Events and usage that a fork took over; null: the run is not a fork."""
     parent_run_id: UUID | None = None
-    """The run that this child run works for; null: it is no child run."""
+    """The parent run of this child run; null: the run is not a child run."""
     draft: bool = False
     """True: the run tries an agent's definition that is not stored."""
     learning: LearningStatus | None
-    """Status of learning from the run; null: the run is not over, or left no episode."""
+    """Status of learning from the run; null: the run has not ended, or it has no episode."""
     created_at: datetime
-    """Time at which the run was accepted."""
+    """Time at which the server accepted the run."""
     started_at: datetime | None
-    """Time of the first start; null: not started yet."""
+    """Time of the first start; null: the run has not started."""
     ended_at: datetime | None
 
 
@@ -439,47 +442,48 @@ class Run(RunSummary, ShownDemands):
     """A run."""
 
     input: str | list[ShownMessage]
-    """The question or the messages, as sent; `data` has become a file."""
+    """The question or the messages, as you sent them; a file replaces `data`."""
     output: str | dict[str, str] | None
-    """The answer, or the part of it that a failed run has; null: no answer. If a DAG has several
-    last agents: their answers by agent."""
+    """The answer, or the part of the answer that a failed run has; null: no answer. If a DAG has
+    several last agents, this field has their answers by agent."""
     output_json: Any = None
-    """The parsed answer, if it has a schema and fits it; else null. If `output` has answers by
-    agent, this field has parsed answers by agent."""
+    """The parsed answer, if it has a schema and fits the schema; otherwise null. If `output` has
+    answers by agent, this field has parsed answers by agent."""
     success_check: RunCheck | None = None
-    """Results of the success checks of the agent, or of a DAG's graph; null: it has no checks."""
+    """Results of the success checks of the agent, or of a DAG's graph; null: no checks."""
     overrides: dict[str, ShownOverrides] = Field(default_factory=dict)
-    """Changes of the run's agents for this run only, by agent."""
+    """Changes to the run's agents for this run only, by agent."""
     output_schema: dict[str, Any] | None = None
-    """JSON Schema that the answer must fit; null: the agent's own schema, if it has one."""
+    """JSON Schema that the answer must fit; null: the agent's own schema, if any."""
     message_id: UUID | None = None
-    """Id of the message that this request sent to the run (`steer`); null: none."""
+    """Id of the message that this request sent to the run (`steer`); null: it sent no message."""
 
 
 class Task(Answer):
     """A call of a sub-agent, a node of a DAG, or a dispatched (asynchronous) task."""
 
     id: UUID
-    """Id of the task, a UUIDv5; the same in every attempt of the run."""
+    """Id of the task, a UUIDv5, which is the same in every attempt of the run."""
     parent_id: UUID | None
     """Id of the task that called this task; null: the run's own agent called it."""
     agent: str
-    """Name of the agent that does the task."""
+    """Name of the agent that executes the task."""
     depth: int
     """0: the run's own agent called the task; 1: a task of depth 0 called it; and so on."""
     status: TaskStatus
-    """Status of the task. `streaming`: its model call sends text; `waiting`: it waits for tasks or
-    for people."""
+    """Status of the task. `streaming`: the task's model call sends text; `waiting`: the task waits
+    for tasks or for people."""
     status_changed_at: datetime
     """Time of the last change of status."""
     prompt: str | None
     """The task in words; only for a dispatched task."""
     instructions: str | None
-    """System message of a task without a sub-agent's definition; null: it has a definition."""
+    """System message of a task without a sub-agent's definition; null: the task has a
+    definition."""
     token_budget: int | None
-    """Tokens that the task may spend; null: no limit of its own."""
+    """Maximum number of tokens that the task may spend; null: no limit of its own."""
     queue_position: int | None
-    """Number of the run's waiting tasks before this task; null: this task does not wait."""
+    """Number of the run's waiting tasks before this task; null: this task is not waiting."""
     partial_output: str | None
     """Last 10,000 characters of the text of the task's current model call; null: the task is not
     running."""
@@ -487,16 +491,16 @@ class Task(Answer):
     """`sync`: the caller waits for the task; nodes of a DAG are `sync`, too. `async`: the task was
     dispatched, and runs in parallel with its parent."""
     priority: int | None
-    """1 is the most urgent; only for a dispatched task."""
+    """Priority of a dispatched task; 1 is the most urgent."""
     timeout_ms: int | None
-    """Limit on its running time; only for a dispatched task."""
+    """Maximum running time of a dispatched task."""
     attempt: int | None
-    """Number of times the task was started; only for a dispatched task."""
+    """Number of starts of a dispatched task."""
     output: str | None
     error: Failure | None
     usage: AgentUsage | None
     duration_ms: int | None
-    """Its running time; only for a dispatched task that is over."""
+    """Running time of a dispatched task that has ended."""
     metadata: dict[str, Any] | None
     """Notes that the parent's model made about the task."""
     created_at: datetime
@@ -517,8 +521,8 @@ class TaskProgress(Answer):
     failed: int
     """Tasks that failed, timed out or were cancelled."""
     estimated_ms: int | None
-    """Estimated milliseconds until all tasks are over, by the tasks that are over; null:
-    unknown."""
+    """Estimated time until all tasks have ended, in milliseconds, based on the tasks that have
+    ended; null: unknown."""
 
 
 class Event(Answer):
@@ -529,15 +533,15 @@ class Event(Answer):
     type: str
     """Type of the event, such as `tool.completed`."""
     run_id: UUID
-    """Id of the run whose log has the event."""
+    """Id of the run to whose log the event belongs."""
     task_id: UUID | None
-    """Id of the task that the event belongs to; null: the run's own agent, or the whole run."""
+    """Id of the event's task; null: the event is of the run's own agent or the whole run."""
     agent: str | None
-    """Name of the agent that the event belongs to; null: the whole run."""
+    """Name of the event's agent; null: the event belongs to the whole run."""
     parent_task_id: UUID | None
     at: datetime
     data: dict[str, Any]
-    """Data of the event; the fields depend on its type."""
+    """Data of the event; the fields depend on the event's type."""
 
 
 T = TypeVar("T")
@@ -571,35 +575,35 @@ class RunNode(Answer):
     """Name of the node's agent; null: the node has another type."""
     status: NodeStatus
     reason: str | None
-    """Why the node was skipped, with the name of the node that decided it; null: not skipped."""
+    """Reason why the node was skipped, with the name of the deciding node; null: not skipped."""
     taken_over: bool
     """True: the run is a fork or a retry, and the node had ended in the earlier run."""
     task_id: UUID | None
-    """Id of the task in events and messages; null: it has not begun, or only its parts have one."""
+    """Id of the task in events and messages; null: not begun, or only the node's parts have ids."""
     run_id: UUID | None
     """The child run that executes the element; null: this run executes it."""
     has_parts: bool
     """True: the node has elements, turns or nodes of its own, which `?node=NAME` reads."""
     ttl_s: float | None
     published: Published | None
-    """Last publication of the node; null: none yet."""
+    """Last publication of the node; null: no publication yet."""
 
 
 class ContextItem(Answer):
     """An answer that an agent received from another agent."""
 
     seq: int
-    """Number of the event by which the agent received the answer."""
+    """Number of the event with which the agent received the answer."""
     task_id: UUID | None
     source: str
     """Name of the agent that published the answer."""
     version: int
-    """Number of that agent's publication."""
+    """Number of the publication, counted per agent."""
     edge: list[str] | None = None
-    """Publishing and receiving agent; null: the answer was recalled, not read along an edge."""
+    """Publishing and receiving agent; null: recalled, not read along an edge."""
     policy: str | None = None
     score: float | None = None
-    """Similarity to the query, -1 to 1; only for recalled answers."""
+    """Similarity to the query, from -1 to 1; only for recalled answers."""
     content: str
     """Text that the agent received."""
     metadata: GraphMetadata
@@ -618,17 +622,17 @@ class RunGraph(Answer):
     name: str
     """Name of the graph."""
     version: int
-    """Version of the graph that the run pinned."""
+    """Version of the graph that the run uses to its end."""
     seq: int
     """Number of the last event that this state includes."""
     nodes: list[RunNode]
     """Nodes, in the order of their dependencies."""
     edges: list[dict[str, Any]]
-    """Edges as defined, with `taken`: true, false, or null: not decided yet."""
+    """Edges as defined, with `taken`: true, false, or null (not decided yet)."""
 
 
 class BeforeAfter(Answer, Generic[T]):
-    """A value of the run in the path, and the value of the run compared with it."""
+    """A value of the run in the path, and the same value of the other run."""
 
     before: T
     after: T
@@ -648,43 +652,43 @@ class OutputDiff(BeforeAfter[str | None]):
 
 
 class ReceivedDiff(Answer):
-    """Context that an agent received from one source, in both runs."""
+    """Context that an agent received from one source, in each of both runs."""
 
     source: str
     """Name of the agent that published the context."""
     version: BeforeAfter[int | None]
-    """Number of the last publication received; null: nothing was received."""
+    """Number of the last publication that the agent received; null: it received none."""
     times: BeforeAfter[int]
-    """Number of times that the agent received context of this source."""
+    """Number of times that the agent received context from this source."""
     is_same: bool
     """True: both runs received the same texts in the same order."""
 
 
 class AgentDiff(Answer):
-    """An agent in both runs, without its sub-agents."""
+    """An agent in both runs, without its sub-agents' figures."""
 
     agent: str
     version: BeforeAfter[int | None]
-    """Version of the agent's definition; null: the run does not have the agent."""
+    """Version of the agent's definition; null: the agent is not in the run."""
     output: OutputDiff
     """Last answers, and their difference."""
     tokens: BeforeAfter[int]
-    """Input and output tokens of the agent's model calls."""
+    """Number of input and output tokens of the agent's model calls."""
     cost: BeforeAfter[Cost]
     """Cost of the agent's model calls."""
     duration_ms: BeforeAfter[int | None]
-    """Sum of the durations of its finished queries, including sub-agents; null: none is
+    """Sum of the durations of the agent's finished queries, including sub-agents; null: no query is
     finished."""
     model_calls: BeforeAfter[int]
-    """Number of its model calls."""
+    """Number of the agent's model calls."""
     tool_calls: BeforeAfter[int]
-    """Number of its tool calls."""
+    """Number of the agent's tool calls."""
     queries: BeforeAfter[int]
     """Number of queries that the agent got."""
     received: list[ReceivedDiff]
     """Context that the agent received, by source."""
     received_more: bool
-    """True: there are more than the 100 sources in `received`."""
+    """True: there are more sources than the 100 in `received`."""
 
 
 class ComparedRun(Answer):
@@ -701,10 +705,10 @@ class ComparedRun(Answer):
 
 
 class RunTotals(Answer):
-    """Totals of both runs; null: the run is not over."""
+    """Totals of both runs; null: the run has not ended."""
 
     tokens: BeforeAfter[int | None]
-    """Input and output tokens."""
+    """Number of input and output tokens."""
     cost: BeforeAfter[Cost | None]
     """Cost of all model calls."""
     duration_ms: BeforeAfter[int | None]
@@ -724,17 +728,17 @@ class NodeDiff(Answer):
 
 
 class RunDiff(Answer):
-    """Two runs compared: as wholes, and agent by agent."""
+    """Comparison of two runs: as wholes, and agent by agent."""
 
     before: ComparedRun
     """The run in the path."""
     after: ComparedRun
-    """The run that is compared with the run in the path."""
+    """The other run, which is compared with the run in the path."""
     total: RunTotals
     """Totals of both runs."""
     agents: list[AgentDiff]
-    """Agents that were asked in one of the runs, by name."""
+    """Agents that got a query in at least one of the runs, by name."""
     nodes: list[NodeDiff]
     """Nodes whose status differs between the runs."""
     next_cursor: str | None = None
-    """Send it as `cursor` to get more agents; null: this is the last page."""
+    """Send this value as `cursor` to get more agents; null: this page is the last."""

@@ -16,8 +16,8 @@ _ALWAYS: tuple[RawHeader, ...] = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
-    # A browser that shows a response as a page may load and run nothing. Real pages set their
-    # own policy.
+    # A browser that shows a response as a page must not load or run anything. Pages that the server
+    # means as pages set their own policy.
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
 )
 _OF_API: tuple[RawHeader, ...] = (*_ALWAYS, (b"cache-control", b"no-store"))
@@ -43,8 +43,8 @@ class Addresses:
     """Open connections, counted by client address.
 
     Args:
-        each: most connections per address; for IPv6, per /64 network.
-        trusted: networks of proxies, which are exempt from the limit.
+        each: maximum number of connections per address; for IPv6, per /64 network.
+        trusted: networks of proxies, to which the limit does not apply.
     """
 
     each: int
@@ -56,7 +56,7 @@ class Addresses:
         address = _address_of(client)
         place = _place(address)
         self._open[place] += 1
-        # None is not a network address.
+        # a connection without a network address
         is_exempt = address is None or _is_in(address, self.trusted)
         return 0 if is_exempt else max(0, self._open[place] - self.each)
 
@@ -74,7 +74,8 @@ class KeylessRates:
     Behind a trusted proxy, ``X-Forwarded-For`` has the client's address.
 
     Args:
-        per_s: requests of an address per second; up to 4 times as many may come at once.
+        per_s: number of requests of an address per second; up to 4 times as many may arrive at
+            once.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class KeylessRates:
         return self._limits.take(_place(self.client(scope)))
 
     def look(self, scope: Scope) -> Decision:
-        """Decide on a request that arrives now; do not count it yet, as its key may be valid."""
+        """Decide on a request that arrives now; do not count it, because its key may be valid."""
         return self._limits.look(_place(self.client(scope)))
 
     def client(self, scope: Scope) -> _Address | None:
@@ -128,12 +129,13 @@ def _parsed(text: str) -> _Address | None:
     except ValueError:
         return None
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-        return address.ipv4_mapped  # form of an IPv4 address on a socket for both families
+        # an IPv4 address on a socket for both address families has this form
+        return address.ipv4_mapped
     return address
 
 
 def _place(address: _Address | None) -> str:
-    """Return the address or /64 network that counts as one client."""
+    """Return the address or /64 network that is counted as one client."""
     if address is None:
         return ""
     return str(ip_network((address, 64), strict=False) if address.version == 6 else address)

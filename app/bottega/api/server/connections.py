@@ -1,10 +1,11 @@
-"""Protocols for uvicorn that limit requests' size and time, and the number of connections.
+"""Protocols for uvicorn that limit the size and time of requests, and the number of connections.
 
-The scope of a WebSocket has functions in its extensions that ASGI does not have:
+The extensions in the scope of a WebSocket have functions that ASGI does not define:
 
-- ``DROP`` disconnects a client that does not read; a closing handshake would wait until it reads.
-- ``SEND`` sends many frames in one system call, because for a thousand subscribers the calls cost
-  more than all other work.
+- ``DROP`` disconnects a client that does not read; a closing handshake would wait until the client
+reads.
+- ``SEND`` sends many frames in one system call, because for a thousand subscribers the system calls
+  cost more than all other work.
 - ``MAY_PING`` limits pings.
 """
 
@@ -30,23 +31,23 @@ from bottega.api.server.addresses import Addresses, for_path
 from bottega.tenants.ratelimit import Rate, decide
 
 RECEIVED = "bottega.received"
-"""Scope extension of a request: ``received()`` returns how many of its bytes have arrived."""
+"""Scope extension of a request: ``received()`` returns the number of bytes that have arrived."""
 DROP = "bottega.drop"
-"""Scope extension of a WebSocket: ``drop(code, reason)`` closes the WebSocket without waiting."""
+"""Scope extension of a WebSocket: ``drop(code, reason)`` closes the WebSocket at once."""
 SEND = "bottega.send"
 """Scope extension: ``await send(texts)`` sends each UTF-8 text as a frame."""
 MAY_PING = "bottega.may_ping"
 """Scope extension: ``may_ping()`` counts a client's frame as a ping.
 
-It returns false above the limit; from then on, nothing is read from the client.
+Above the limit, the function returns false, and the server reads nothing more from the client.
 """
 TOO_MANY_PINGS = "bottega.too_many_pings"
-"""Scope extension that the application sets: called once, if the client sends too many pings."""
+"""Scope extension that the application sets; called once if the client sends too many pings."""
 PINGS_PER_S, PING_BURST = 1.0, 20
 MAX_PIECES = 100
 _PINGS = Rate(PINGS_PER_S, PING_BURST)
 _SLICE_BYTES = 1024
-"""Bytes that are parsed at a time, so that too many pings are noticed early."""
+"""Number of bytes that are parsed at once; small, so that too many pings are noticed early."""
 UPLOADS = ("POST", "/v1/files")
 """Method and path of uploads. Only their pauses are limited, not the time of the whole body."""
 MAX_FIELDS = 100
@@ -55,21 +56,21 @@ MAX_URL_BYTES = MAX_FIELD_BYTES
 MAX_HEAD_BYTES = 32 * 1024
 MAX_PIPELINED = 16
 SLOW_READER_S = 10.0
-"""Seconds after which a client that reads nothing of a response or stream is disconnected."""
-# Hides uvicorn's warning for each unreadable request, because anyone could fill the log with it.
+"""Seconds after which a client is disconnected if it reads nothing of a response or stream."""
+# Hides uvicorn's warnings about unreadable requests, because anyone could fill the log with them.
 _LOGGER = logging.getLogger("uvicorn.error.http")
 _LOGGER.setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Limits on clients.
+    """Limits that apply to clients.
 
     Attributes:
-        patience_s: seconds in which a request's head must arrive, and then its body; for an
-            upload, the longest pause.
-        slow_reader_s: seconds for which a client may read nothing of a response.
-        connections: most connections of all clients together.
+        patience_s: maximum number of seconds until a request's head has arrived, and again until
+            its body has arrived; for an upload, the longest pause.
+        slow_reader_s: maximum number of seconds for which a client may read nothing of a response.
+        connections: maximum number of connections of all clients together.
     """
 
     patience_s: float
@@ -78,7 +79,7 @@ class Bounds:
 
 
 LAST_ANSWERS = "last_answers"
-"""Attribute of the server's state; if true, each connection closes after its next answer."""
+"""Attribute of the server's state; if it is true, each connection closes after its next answer."""
 
 
 class _RefusedError(Exception):
@@ -88,8 +89,9 @@ class _RefusedError(Exception):
 class HttpProtocol(HttpToolsProtocol):
     """HTTP protocol with limits.
 
-    The socket's send buffer is small, so that a slow client costs little memory. A refusal is sent
-    only if no other response is in progress on the connection. Then the connection closes.
+    The socket's send buffer is small, so that a slow client costs little memory. The server sends a
+    refusal only if no other response is in progress on the connection. Then the server closes the
+    connection.
     """
 
     _timer: TimerHandle | None = None
@@ -97,7 +99,7 @@ class HttpProtocol(HttpToolsProtocol):
     _unread = 0
     _refusal: Response | None = None
     _part: Literal["", "head", "body", "socket"] = ""
-    """Part of a request that is arriving; ``socket``: the connection is a WebSocket's."""
+    """Part of a request that arrives now; ``socket``: the connection belongs to a WebSocket."""
     _is_upload = False
     _fields = 0
     _head_bytes = 0
@@ -129,7 +131,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._wait()
 
     def _refuse_at_once(self, why: str) -> None:
-        """Send the refusal and close; a client that is still sending may not get it."""
+        """Send the refusal and close; a client that still sends may not receive the refusal."""
         self._refusal = _busy(why)
         self.transport.write(raw_answer(self._refusal, self.server_state.default_headers))
         self.transport.close()
@@ -149,9 +151,9 @@ class HttpProtocol(HttpToolsProtocol):
         if self._unfinished > MAX_HEAD_BYTES:
             self._refuse(_too_large(f"more than {MAX_HEAD_BYTES} bytes"))
         elif self._timer is None and not (self._answering or self._part):
-            self._wait()  # empty lines came, which may precede a request
+            self._wait()  # only empty lines have come, which may precede a request
 
-    # Callbacks of the parser. If one raises an exception, the parser calls send_400_response.
+    # Callbacks of the parser. After an exception, the parser calls send_400_response.
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -209,7 +211,8 @@ class HttpProtocol(HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         if (
             self._answering
-        ):  # otherwise both responses would mix, and the first would not notice the disconnect
+            # otherwise both responses would mix, and the first would not notice the disconnect
+        ):
             detail = "a WebSocket was requested before the previous request was answered"
             self._refuse(problem_response(400, "bad_handshake", detail))
             return
@@ -218,7 +221,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._stop_watching()
         super().handle_websocket_upgrade()
 
-    # A timer ends connections whose client does not read: otherwise their buffers would stay full.
+    # A timer ends connections whose client does not read. Otherwise their buffers would stay full.
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -270,7 +273,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.close()
             return
         if self._part == "body" and self._is_upload and self._answering:
-            if self.flow.read_paused:  # the server still stores what the client sent
+            if self.flow.read_paused:  # the server still stores the client's data
                 self._heard_at = self.loop.time()
             left = self._heard_at + self._bounds.patience_s - self.loop.time()
             if left > 0:
@@ -286,13 +289,13 @@ class HttpProtocol(HttpToolsProtocol):
         return cycle is not None and not cycle.response_complete
 
     def _refuse(self, answer: Response) -> None:
-        """Send a refusal and close; abort if the client would take it for another's response."""
+        """Send a refusal and close; abort if the client could read it as another's response."""
         if self._refusal is not None or self.transport.is_closing():
             return
         self._refusal = answer
         self._stop_waiting()
         free = not self._answering
-        if self._part == "body":  # the head was accepted, so the response may have begun
+        if self._part == "body":  # the head was accepted, so its response may have begun
             free = not (free or self.pipeline or self.cycle.response_started)
         if self._answering:
             self.cycle.disconnected = True
@@ -301,8 +304,8 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.abort()
             return
         self.transport.write(raw_answer(answer, self.server_state.default_headers))
-        # If input stayed unread, closing would reset the connection, and the response would be
-        # lost.
+        # If input stayed unread, the close would reset the connection, and the client would lose
+        # the response.
         self.flow.resume_reading()
         self.transport.write_eof()
         self._timer = self.loop.call_later(1.0, self.transport.abort)
@@ -348,7 +351,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.conn.reject = _rejection  # type: ignore[method-assign]
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._addresses.leave(self.client)  # HttpProtocol counted it before its upgrade
+        # HttpProtocol counted this connection before its upgrade
+        self._addresses.leave(self.client)
         super().connection_lost(exc)
 
     async def run_asgi(self) -> None:
@@ -362,7 +366,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def _with_refusals(self, app: Any) -> Any:
         async def wrapped(scope: Any, receive: Any, send: Any) -> None:
             await app(scope, receive, send)
-            # Otherwise uvicorn would take a refusal or a disconnect for a missing answer, and log
+            # Otherwise uvicorn would treat a refusal or a disconnect as a missing answer, and log
             # an error.
             answered = self.initial_response is not None or self.transport.is_closing()
             self.handshake_complete |= answered
@@ -383,7 +387,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.transport.close()
 
     def handle_cont(self, event: Frame) -> None:
-        """Limit the number of a message's pieces: pieces may be empty, and uvicorn has no limit."""
+        """Limit the number of a message's frames: frames may be empty, and uvicorn has no limit."""
         if self.close_sent:
             return
         if len(self.frames) >= MAX_PIECES:
@@ -429,7 +433,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         await super().send(message)
 
     async def _room(self) -> None:
-        """Wait until the buffer has room. (uvloop fails on writes to a closed connection.)
+        """Wait until the buffer has room. (uvloop raises on writes to a closed connection.)
 
         Raises:
             ClientDisconnected: the client has disconnected.
@@ -451,7 +455,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.close_timer = self.loop.call_later(5.0, self.transport.abort)
 
     def shutdown(self) -> None:
-        """Abort the connection if its client does not read; else the application closes it."""
+        """Abort the connection if the client does not read; otherwise the application closes it."""
         if not self.writable.is_set():
             self.transport.abort()
         elif self.close_sent or not self.handshake_complete:
@@ -459,7 +463,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
 
 def _rejection(status: int, text: str) -> Handshake:
-    """Return a problem, instead of the plain text of :meth:`ServerProtocol.reject`."""
+    """Return a problem instead of the plain text of :meth:`ServerProtocol.reject`."""
     code = "internal" if status == HTTPStatus.INTERNAL_SERVER_ERROR else "bad_handshake"
     problem = problem_response(status, code, text.strip())
     added = ((name.decode(), value.decode()) for name, value in for_path(""))

@@ -1,4 +1,4 @@
-"""Public documents with entity tags (RFC 9110, 13), such as the API's docs and the console."""
+"""Public documents that have entity tags (RFC 9110, 13), such as the API's docs and the console."""
 
 import asyncio
 import gzip
@@ -23,9 +23,9 @@ import bottega
 from bottega.api.errors import problem_response
 
 CHECK = "no-cache"
-"""Cache-Control of documents: a browser keeps a copy, and asks at each use if it is current."""
+"""Cache-Control of documents: a browser keeps a copy, and checks it before each use."""
 LASTING = "public, max-age=31536000, immutable"
-"""Cache-Control of addresses that contain a hash of their content: browsers never ask again."""
+"""Cache-Control of URLs that contain a hash of their content: browsers never ask again."""
 _NO_GZIP = re.compile(r"gzip\s*;\s*q=0(\.0*)?\s*(,|$)")
 _READ = ("GET", "HEAD")
 _VERSIONED = re.compile(r"([0-9a-f]{16})/(?=.)")
@@ -36,7 +36,7 @@ class Document:
     """A document that anybody may read.
 
     Args:
-        headers: headers of its answers, in addition to those of all documents.
+        headers: headers of the document's responses, in addition to the headers of all documents.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class Document:
 
     @cached_property
     def gzipped(self) -> bytes:
-        """The body, compressed."""
+        """The compressed body."""
         return gzip.compress(self._body, mtime=0)
 
     def answer(self, request: Request, caching: str = CHECK) -> Response:
-        """Answer GET or HEAD: 304 if the client's copy is current.
+        """Answer GET or HEAD; the answer is 304 if the client's copy is current.
 
         Args:
             caching: the Cache-Control of the answer.
@@ -65,7 +65,7 @@ class Document:
         if _is_current(sent.get("if-none-match", ""), self._tag):
             return Response(status_code=304, headers=known)
         packed = _takes_gzip(sent.get("accept-encoding", ""))
-        # The tag is weak, because the compressed bytes differ from the plain bytes.
+        # The tag is weak, because compressed and plain bytes differ.
         fields = {"ETag": f"W/{self._tag}", "Content-Encoding": "gzip"} if packed else {}
         body = self.gzipped if packed else self._body
         return Response(
@@ -76,10 +76,10 @@ class Document:
 
 
 class LateDocument:
-    """A JSON document that takes long to make, so that a thread makes it at the first request.
+    """A JSON document that a thread makes at the first request, because this takes long.
 
     Args:
-        make: returns the document's bytes.
+        make: a function that returns the document's bytes.
     """
 
     def __init__(self, make: Callable[[], bytes]) -> None:
@@ -88,7 +88,7 @@ class LateDocument:
         self._making: asyncio.Task[Document] | None = None
 
     async def answer(self, request: Request) -> Response:
-        """Answer as :meth:`Document.answer` does."""
+        """Answer a request; see :meth:`Document.answer`."""
         if self._document is None:
             if self._making is None or self._making.done():
                 self._making = asyncio.create_task(asyncio.to_thread(self._made))
@@ -102,17 +102,17 @@ class LateDocument:
 
 
 class DocumentFolder:
-    """ASGI application that answers with the files of a folder, which it reads once.
+    """ASGI application that answers with the files of a folder; it reads the folder once.
 
-    Each file has a second path that begins with ``version``, and that browsers cache for ever. A
-    path with another version, which a page of another release may have, leads to the current file,
-    without such caching.
+    Each file has a second path, which begins with ``version``; browsers cache this path for ever. A
+    path with another version (in a page of another release) leads to the current file, which
+    browsers then do not cache for ever.
 
     Args:
         pattern: glob pattern of the files; ``**`` matches folders.
 
     Attributes:
-        version: hash of all files, so that browsers never mix modules of different releases.
+        version: hash of all files, which keeps browsers from mixing modules of different releases.
     """
 
     def __init__(self, folder: Path, pattern: str = "**/*") -> None:
@@ -123,7 +123,7 @@ class DocumentFolder:
         self.version = sha256(content.encode()).hexdigest()[:16]
 
     def with_index(self, page: Document) -> "DocumentFolder":
-        """Return a copy with the same files, and with a page at the folder's own path."""
+        """Return a copy that has the same files, and this page at the folder's own path."""
         same = copy(self)
         same._files = {**self._files, "": page}
         return same
@@ -153,7 +153,7 @@ def _not_allowed(method: str) -> Response:
 
 
 def _is_current(header: str, tag: str) -> bool:
-    """Return true if the header has the tag, by weak comparison (RFC 9110, 8.8.3.2)."""
+    """Return true if the header contains the tag, by weak comparison (RFC 9110, 8.8.3.2)."""
     tags = [each.strip().removeprefix("W/") for each in header[:2000].split(",")]
     return tag in tags or tags == ["*"]
 
@@ -167,17 +167,17 @@ OPENAPI = "/openapi.json"
 
 
 def add_docs(app: FastAPI, openapi: Callable[[], bytes]) -> None:
-    """Add ``/openapi.json``, and ``/docs`` with a policy that allows only its own scripts.
+    """Add ``/openapi.json``, and add ``/docs`` with a policy that allows only its own scripts.
 
     Args:
-        openapi: makes the OpenAPI document.
+        openapi: a function that makes the OpenAPI document.
     """
     page, document = _page(app.title), LateDocument(openapi)
 
     async def docs(request: Request) -> Response:
         return page.answer(request)
 
-    # Plain routes answer HEAD, too; FastAPI's routes do not.
+    # Plain routes also answer HEAD; FastAPI's routes do not.
     app.add_route("/docs", docs, include_in_schema=False)
     app.add_route(OPENAPI, document.answer, include_in_schema=False)
     app.mount(ASSETS, _assets)
@@ -186,7 +186,7 @@ def add_docs(app: FastAPI, openapi: Callable[[], bytes]) -> None:
 def _page(title: str) -> Document:
     assets = ASSETS.lstrip("/")
     page = get_swagger_ui_html(
-        # Relative addresses, because a proxy may serve the page below a path.
+        # These addresses are relative, because a proxy may serve the page below another path.
         openapi_url=OPENAPI.lstrip("/"),
         title=f"{title} - Swagger UI",
         swagger_js_url=f"{assets}/swagger-ui-bundle.js",
@@ -227,13 +227,13 @@ _MODULES = {
     "dompurify": "dompurify.mjs",
     "uplot": "uplot.mjs",
 }
-"""Files in ``vendor``, by the name that other modules import."""
+"""Files in ``vendor``, by the name with which other modules import them."""
 _OWN_FILE = re.compile(r'(?:href|src)="(?=\w)')
-"""Text before the address of one of the console's own files in its page."""
+"""Text that comes before the address of the console's own files in the console's page."""
 
 
 def add_console(app: FastAPI) -> None:
-    """Add the console's pages, with a policy that allows only their own scripts and styles."""
+    """Add the console's pages with a policy that allows only their own scripts and styles."""
     files = _files()
     imports = {name: f"./{files.version}/vendor/{file}" for name, file in _MODULES.items()}
     modules = json.dumps({"imports": imports})
@@ -254,11 +254,10 @@ def add_console(app: FastAPI) -> None:
 
 
 def wants_page(request: Request) -> bool:
-    """Return true if a browser asks for a page to show."""
+    """Return true if a browser requests a page to show."""
     return "text/html" in request.headers.get("accept", "")
 
 
 @cache
 def _files() -> DocumentFolder:
-    """Read the console's files once per process."""
     return DocumentFolder(FILES)

@@ -1,6 +1,6 @@
-"""Middleware, from the outside in: answers, proxy's path, CORS, limits, repetition.
+"""Middleware in order from the outside: answers, proxy's path, CORS, limits, repetition.
 
-``bottega.main`` builds the stack. :mod:`bottega.api.auth` comes between CORS and the limits.
+``bottega.main`` builds the stack. :mod:`bottega.api.auth` is between CORS and the limits.
 """
 
 import asyncio
@@ -46,17 +46,18 @@ class Translation(NamedTuple):
 
 
 Translate = Callable[[int, Mapping[str, Any]], Translation]
-"""Function that translates a status and a problem."""
+"""Function that translates an HTTP status and a problem."""
 
 
 class Answers:
-    """Outermost middleware: adds the default headers, measures, and translates problems.
+    """Outermost middleware, which adds default headers, measures requests, and translates problems.
 
-    It counts each request, and measures the time until the head of the answer. It also sets the
-    trace of the request for all work that the request starts.
+    This middleware counts each request, and measures the time until the head of the answer is sent.
+    It also sets the request's trace for all work that the request starts.
 
     Args:
-        facades: translations of problems for clients of other APIs, by the path's first segment.
+        facades: translations of problems for clients of other APIs, by the first segment of the
+            path.
     """
 
     def __init__(self, app: ASGIApp, facades: Mapping[str, Translate]) -> None:
@@ -87,10 +88,10 @@ class Answers:
 
 
 class BelowPath:
-    """Middleware behind a proxy that strips a path: adds the path to addresses in answers' headers.
+    """Middleware behind a proxy that strips a path; it adds the path to URLs in headers of answers.
 
     Args:
-        root: the stripped path, such as ``/team/bottega``.
+        root: the path that the proxy strips, such as ``/team/bottega``.
     """
 
     def __init__(self, app: ASGIApp, root: str) -> None:
@@ -115,10 +116,10 @@ class BelowPath:
 
 
 class _MeasuredAnswer:
-    """The answer to a request, which is measured, and translated if it is a problem.
+    """The answer to a request; it is measured, and it is translated if it is a problem.
 
     Args:
-        translate: translation of problems; ``None``: problems are sent unchanged.
+        translate: translation of problems; ``None``: problems stay unchanged.
     """
 
     def __init__(self, scope: Scope, send: Send, translate: Translate | None) -> None:
@@ -160,7 +161,7 @@ class _MeasuredAnswer:
         await self._send({"type": "http.response.body", "body": body})
 
     def count(self, status: int) -> None:
-        """Count the request; further calls do nothing."""
+        """Count the request once; further calls do nothing."""
         if self._is_counted:
             return
         self._is_counted = True
@@ -186,14 +187,14 @@ def _add_headers(message: Message, path: str) -> None:
 
 
 def begin(method: str) -> Span | None:
-    """Begin a request's span below the caller's span; only for POST, which starts work."""
+    """Begin a request's span below the caller's span; only for POST, because POST starts work."""
     if spans.tracer is None or method != "POST":
         return None
     return spans.begin("POST", spans.SERVER, {spans.METHOD: method})
 
 
 def end(span: Span, route: str, status: int) -> None:
-    """End the span of an answered request.
+    """End the span of a request that was answered.
 
     Args:
         route: the pattern of the request's path.
@@ -210,7 +211,7 @@ ALLOW_ORIGIN = "add the page's origin to BOTTEGA_CORS_ORIGINS"
 
 
 class Cors(CORSMiddleware):
-    """CORS for the configured origins; a refusal is a problem (RFC 9457)."""
+    """CORS for the configured origins; it refuses requests with a problem (RFC 9457)."""
 
     def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
         super().__init__(
@@ -244,7 +245,7 @@ class Cors(CORSMiddleware):
 
 
 async def refuse(answer: Response, scope: Scope, receive: Receive, send: Send) -> None:
-    """Send a refusal to a request, or to a WebSocket before its upgrade."""
+    """Send a refusal as the answer to a request, or to a WebSocket before its upgrade."""
     if scope["type"] == "http":
         await answer(scope, receive, send)
         return
@@ -254,12 +255,12 @@ async def refuse(answer: Response, scope: Scope, receive: Receive, send: Send) -
 
 @dataclass(frozen=True, slots=True)
 class LongBodies:
-    """Limit on requests with longer bodies than usual: only a few such requests at once.
+    """Limit on concurrent requests that may have longer bodies than other requests.
 
     Attributes:
-        bytes: most bytes of a body.
-        each: most concurrent requests of a tenant.
-        all: most concurrent requests of all tenants in this process.
+        bytes: maximum size of a body in bytes.
+        each: maximum number of concurrent requests of a tenant.
+        all: maximum number of concurrent requests of all tenants in this process.
     """
 
     bytes: int
@@ -291,13 +292,14 @@ def _too_many(longer: LongBodies) -> Response:
 TURN = "bottega.turn"
 """Scope extension of a limited WebSocket: ``await turn()`` waits for the next allowed request."""
 PAST = "bottega.past"
-"""Scope extension of a limited stream: ``past(size)`` charges for bytes of old events."""
+"""Scope extension of a limited stream: ``past(size)`` charges for old events (size in bytes)."""
 _WAITING = frozenset({"/mcp", "/openai/v1/chat/completions", "/openai/v1/responses"})
 """Paths whose POST may wait for a run."""
 _SENT, _RECEIVED = 64 * 1024, 16 * 1024
-"""Bytes of a request's body, and of its answer, that cost as much as one more request.
+"""Size in bytes that costs as much as one more request: of a request's body, and of an answer's
+body.
 
-Each 16 KiB of a page take milliseconds, most of them for checks of the items.
+Each 16 KiB of a page take some milliseconds, mostly for checks of the page's items.
 """
 _STARTS = ("http.response.start", "websocket.http.response.start", "websocket.accept")
 
@@ -305,16 +307,17 @@ _STARTS = ("http.response.start", "websocket.http.response.start", "websocket.ac
 class LimitRequests:
     """Middleware that limits a tenant's requests and streams, and the length of bodies.
 
-    It comes directly after the check of the key, so that a refusal is cheap. It adds the remaining
-    quota to every response. While there are no keys, it limits only bodies, because only this
-    machine has access. It checks a body's declared length first, then its received bytes.
-    (FastAPI's own limit would answer with plain text.)
+    The middleware comes directly after the check of the key, so that a refusal is cheap. The
+    middleware adds the remaining quota to every response. While there are no keys, the middleware
+    limits only bodies, because only this machine has access. The middleware first checks a body's
+    declared length, then the number of received bytes. (FastAPI's own limit would answer with plain
+    text.)
 
     Args:
-        per_s: requests (and frames such as ``cancel``) of a tenant per second, on average.
-        streams: most concurrent streams of a tenant: WebSockets, server-sent events, and requests
-            that wait for a run.
-        max_bytes: most bytes of a body.
+        per_s: average number of a tenant's requests (and frames such as ``cancel``) per second.
+        streams: maximum number of concurrent streams of a tenant: WebSockets, server-sent events,
+            and requests that wait for a run.
+        max_bytes: maximum size of a body in bytes.
         longer: limits of requests that may have longer bodies, by method and path.
     """
 
@@ -378,7 +381,7 @@ class LimitRequests:
             await self._stream(tenant, bill, scope, receive, send_with_headers)
 
     def _refusal_of_key(self, limits: StoredLimits) -> Response | None:
-        """Return a refusal if the request is above its key's own rate."""
+        """Return a refusal if the request exceeds the rate limit of its key."""
         if limits.requests_per_s is None:
             return None
         rate = Rate.of(limits.requests_per_s)
@@ -411,7 +414,6 @@ class LimitRequests:
                 del self.open[tenant]
 
     async def _with_body(self, bill: "_Bill", scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, unless its body is too long."""
         longer = self.longer.get((scope.get("method", ""), scope["path"]))
         most = self.max_bytes if longer is None else longer.bytes
         receive = bill.receiving(scope, receive, most)
@@ -444,12 +446,12 @@ def _is_stream(scope: Scope) -> bool:
 
 @dataclass(slots=True)
 class _Bill:
-    """The cost of a request by its size, charged while the bodies are transferred.
+    """The cost of a request by its size; it is charged while the bodies are transferred.
 
     Attributes:
-        charge: charges units of cost; a unit costs as much as one more request.
-        sent: bytes of the client's body so far.
-        received: bytes of the answer's body so far.
+        charge: a function that charges units; one unit costs as much as one more request.
+        sent: number of bytes of the client's body so far.
+        received: number of bytes of the answer's body so far.
     """
 
     charge: Callable[[int], None]
@@ -457,12 +459,13 @@ class _Bill:
     received: int = 0
 
     def receiving(self, scope: Scope, receive: Receive, most: int) -> Receive:
-        """Wrap ``receive`` so that it charges for the transferred bytes of the request's body.
+        """Return a ``receive`` that also charges for the transferred bytes of the request's body.
 
-        The bytes between chunks count, too, because each chunk may have a single byte.
+        The bytes between chunks count, too, because a chunk may have only one byte.
 
         Args:
-            most: most bytes of the body; if it is longer, reading raises ``HTTPException(413)``.
+            most: maximum size of the body in bytes; if the body is longer, reading it raises
+                ``HTTPException(413)``.
         """
         whole = scope.get("extensions", {}).get(RECEIVED, lambda: 0)
         size = 0
@@ -500,7 +503,7 @@ def _left(decision: Decision) -> bytes:
 
 
 def limited(code: str, detail: str, retry_after_s: float) -> Response:
-    """Return the refusal of a request above a rate."""
+    """Return the refusal of a request that exceeds a rate limit."""
     later = {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
     return problem_response(429, code, detail, headers=later)
 
@@ -510,11 +513,11 @@ _IDEMPOTENT = ("PUT", "DELETE")
 
 
 class RepeatRequests:
-    """Middleware that repeats a request, instead of answering that the database is unavailable.
+    """Middleware that repeats a request if the database is unavailable for a moment.
 
-    GET and HEAD are repeated after any temporary error. PUT and DELETE are repeated only if the
-    failed transaction was undone, because otherwise the second call could meet the changes of the
-    first. For other methods, the code that stores the change repeats its own transaction.
+    It repeats GET and HEAD after any temporary error. It repeats PUT and DELETE only if the failed
+    transaction was rolled back, because otherwise the second call could meet the changes of the
+    first call. For other methods, the code that stores the change repeats its own transaction.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -536,7 +539,7 @@ class RepeatRequests:
 
 
 class _Answer:
-    """An answer, which is not sent to the client if the request can be repeated."""
+    """An answer that does not reach the client if the request can be repeated."""
 
     def __init__(self, scope: Scope, send: Send, until: float) -> None:
         self.is_dropped = False
@@ -554,7 +557,7 @@ class _Answer:
 
 
 def _again(received: list[Message], receive: Receive) -> Receive:
-    """Return a ``receive`` that replays earlier messages, then receives and keeps new ones."""
+    """Return a ``receive`` that replays earlier messages, then receives and stores new messages."""
 
     earlier: Iterator[Message] = iter([*received])
 

@@ -31,10 +31,10 @@ _TAG = re.compile(r'"(\d{1,9})"')
 
 
 def if_match_version(header: str | None) -> int | None:
-    """Return the version in ``If-Match``; ``None``: any version.
+    """Return the version in ``If-Match``; ``None`` means any version.
 
     Raises:
-        VersionConflictError: the header is no ETag of this API, so it matches no version.
+        VersionConflictError: the header is not an ETag of this API, so no version has this ETag.
     """
     if header is None or header.strip() == "*":
         return None
@@ -45,7 +45,7 @@ def if_match_version(header: str | None) -> int | None:
 
 
 def is_only_new(if_none_match: str | None) -> bool:
-    """Return true if ``If-None-Match`` asks for a new resource.
+    """Return true if ``If-None-Match`` requires that the resource is new.
 
     Raises:
         VersionConflictError: the header is not ``*``.
@@ -82,14 +82,14 @@ ContentT = TypeVar("ContentT", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The caller of a route, and its transaction."""
+    """The caller of a route and the caller's transaction."""
 
     service: Service
     tx: AsyncConnection
     tenant: UUID
     principal: Principal
     absent_secrets: Set[str] = frozenset()
-    """Names of secrets that are not checked, because the caller reports that they do not exist."""
+    """Names of secrets that need no check, because the caller reports that they are missing."""
 
 
 async def _caller(
@@ -101,23 +101,23 @@ async def _caller(
 CallerDep = Annotated[Caller, Depends(_caller, scope="function")]
 
 Prepare = Callable[[Caller, str, Any], Awaitable[dict[str, Any]]]
-"""Function (caller, name, body) that returns the content to store; raises if it is invalid."""
+"""Function (caller, name, body) that returns the content to store; raises for an invalid body."""
 Check = Callable[[Service, UUID, Any], Awaitable[None]]
 """Function (service, tenant, body) that raises if the body is invalid."""
 Show = Callable[[Caller, str, Response], Awaitable[dict[str, Any]]]
 """Function (caller, name, response) that returns the body of GET."""
 Others = Callable[[Service], Sequence[dict[str, Any]]]
-"""Function (service) that returns items for every tenant's list; a tenant's own names go first."""
+"""Function (service) that returns items for each tenant's list; a tenant's own items come first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Bodies of GET of a kind whose list has more items than the tenant's own definitions.
+    """Bodies of GET for a kind whose list has more items than the tenant's own definitions.
 
     Attributes:
         output: schema of the body of a single definition.
-        show: returns the body of a single definition.
-        others: returns the list's items that the tenant did not define.
+        show: a function that returns the body of a single definition.
+        others: a function that returns the list's items that the tenant did not define.
     """
 
     output: type[BaseModel]
@@ -130,7 +130,7 @@ Extra = Callable[[Service, Mapping[str, Any]], dict[str, Any]]
 
 
 def answer(definition: Definition, response: Response | None = None) -> dict[str, Any]:
-    """Return a definition as response body; set the ETag of ``response``."""
+    """Return a definition as the body of a response, and set the ETag of ``response``."""
     if response is not None:
         response.headers["ETag"] = f'"{definition.version}"'
     return {
@@ -146,14 +146,15 @@ class DefinitionRoutes:
     """The routes of one kind of definitions, such as agents under ``/v1/agents``.
 
     Attributes:
-        new: schema of POST: ``content`` with a ``name``.
-        content: schema of PUT.
+        new: schema for POST: ``content`` with a ``name``.
+        content: schema for PUT.
         output: schema of responses.
         summary: schema of list items, without bodies.
-        check: checks the bodies of POST and PUT before the transaction begins, because it may be
-            slow.
-        shown: bodies of GET; ``None``: the stored definitions.
-        more_fields: returns fields that a definition's body has in addition to its content.
+        check: a function that checks the bodies of POST and PUT before the transaction begins,
+            because the check may be slow.
+        shown: bodies of GET; ``None``: GET returns the stored definitions.
+        more_fields: a function that returns the fields of a response that are not in the
+            definition's content.
     """
 
     kind: DefinitionKind
@@ -413,7 +414,7 @@ class Sending(NamedTuple):
     """A secret that a definition sends to a URL.
 
     Attributes:
-        pointer: JSON Pointer of the secret's name in the body.
+        pointer: JSON Pointer in the body to the secret's name.
     """
 
     pointer: str
@@ -422,7 +423,7 @@ class Sending(NamedTuple):
 
 
 async def refuse_foreign(caller: Caller, found: Sequence[Sending]) -> None:
-    """Refuse secrets that a definition would send to hosts that may not get them.
+    """Refuse a definition that would send a secret to a host that may not get this secret.
 
     Raises:
         InvalidInputError: ``secret_host_unset``, ``secret_not_for_host``, ``secret_needs_https``.
@@ -447,7 +448,7 @@ async def refuse_foreign(caller: Caller, found: Sequence[Sending]) -> None:
 
 
 async def unknown_secrets(caller: Caller, names: Set[str]) -> Set[str]:
-    """Return those names for which neither the tenant nor the operator has a secret."""
+    """Return the names for which neither the tenant nor the operator has a secret."""
     if not names:
         return names
     stored = await rows.hosts_of(caller.tx, caller.tenant, names)

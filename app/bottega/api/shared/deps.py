@@ -2,7 +2,7 @@
 
 Every route that is not public depends on ``Tenant``, ``DefineTenant``, ``ReadTenant``,
 ``ReviewTenant``, ``PeopleTenant``, ``AdminTenant`` or ``AnyTenant``, which check the key's scopes
-and the query's names. ``bottega.api.documents`` enforces this.
+and the query's names. ``bottega.api.documents`` enforces this rule.
 """
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
@@ -26,7 +26,7 @@ async def _service(request: Request) -> Service:
     return service
 
 
-# ``async`` although it awaits nothing, because FastAPI would run a plain function in a thread.
+# ``async`` without an await, because FastAPI would run a plain function in a thread.
 ServiceDep = Annotated[Service, Depends(_service)]
 
 
@@ -36,7 +36,7 @@ async def _principal(request: Request) -> Principal:
 
 
 PrincipalDep = Annotated[Principal, Depends(_principal)]
-"""Caller, without a check of its scopes."""
+"""Caller of a route, without a check of the caller's scopes."""
 
 
 async def _actor(principal: PrincipalDep) -> str:
@@ -48,9 +48,9 @@ Actor = Annotated[str, Depends(_actor)]
 
 
 async def _allowed(request: Request, principal: Principal, *scopes: Scope) -> UUID:
-    """Check the caller's scope, the query's names, and that a body is expected; return the tenant.
+    """Return the tenant after checks of the caller's scope, the query's names, and the body.
 
-    APIs of others ignore names and bodies that they do not know.
+    The façades of other APIs ignore unknown names and bodies.
     """
     if scopes:
         principal.need(*scopes)
@@ -63,10 +63,10 @@ async def _allowed(request: Request, principal: Principal, *scopes: Scope) -> UU
 
 
 async def _refuse_body(request: Request) -> None:
-    """Check that a request has a body only if its operation takes one; ``{}`` says nothing.
+    """Refuse a body if the operation accepts none; the body ``{}`` counts as no body.
 
     Raises:
-        InvalidInputError: the operation takes no body.
+        InvalidInputError: the operation accepts no body.
     """
     headers, route = request.headers, request.scope["route"]
     has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
@@ -77,15 +77,16 @@ async def _refuse_body(request: Request) -> None:
 
 
 NoBody = Depends(_refuse_body)
-"""Refusal of bodies, for public routes; all other routes check the caller, and refuse bodies then.
+"""Dependency that refuses bodies on public routes. On all other routes, the check of the caller
+refuses bodies.
 """
 
 
 def refuse_unknown_query(names: Iterable[str], known: Collection[str]) -> None:
-    """Check the names of a query's parameters.
+    """Check the names of query parameters.
 
     Args:
-        known: names of the parameters that exist.
+        known: names of the parameters that the operation has.
 
     Raises:
         RequestValidationError: a name is unknown.
@@ -102,7 +103,7 @@ def refuse_unknown_query(names: Iterable[str], known: Collection[str]) -> None:
 
 
 def _query_names(dependant: Dependant) -> set[str]:
-    """Return the names of a route's query parameters, including those of its dependencies."""
+    """Return the names of the query parameters of a route and its dependencies."""
     own = get_flat_params(Dependant(query_params=dependant.query_params))
     return {field.alias for field in own}.union(*map(_query_names, dependant.dependencies))
 
@@ -162,7 +163,7 @@ _CHANGING: dict[Callable[..., Any], Scope] = {_tenant: "run", _define_tenant: "d
 
 
 def required_scopes(dependency: Callable[..., Any], method: str) -> tuple[Scope, ...]:
-    """Return the scopes of which a dependency requires at least one; ``()``: none is required."""
+    """Return the scopes that a dependency accepts; one is enough; ``()``: no scope is needed."""
     changing = _CHANGING.get(dependency)
     return (_usual_scope(method, changing),) if changing else _SCOPES.get(dependency, ())
 
@@ -179,7 +180,8 @@ async def _transaction(
 
 
 Transaction = Annotated[AsyncConnection, Depends(_transaction, scope="function")]
-"""Transaction of the tenant. It is committed before the response is sent, unlike FastAPI's default.
+"""Transaction in the caller's tenant. The transaction is committed before the response is sent,
+unlike with FastAPI's default.
 """
 
 

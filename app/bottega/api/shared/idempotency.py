@@ -1,4 +1,4 @@
-"""The header ``Idempotency-Key``; :mod:`bottega.runs.submit` has the keys of runs."""
+"""The header ``Idempotency-Key``; for runs, :mod:`bottega.runs.submit` stores the keys."""
 
 import json
 import re
@@ -24,15 +24,15 @@ _KEEP = text("SELECT keep_answer(:tenant, :key, :request_hash, CAST(:answer AS j
 
 
 def is_key(value: str) -> bool:
-    """Return true if a header's value has the form of a key."""
+    """Return true if the value of a header has the form of an idempotency key."""
     return re.fullmatch(_KEY, value) is not None
 
 
 class IdempotencyGuard:
-    """Function that creates a resource once per key; without a key, at every call.
+    """Function that creates a resource once per key; without a key, it creates one at each call.
 
     Attributes:
-        key: the request's ``Idempotency-Key``; ``None``: it has none.
+        key: the request's ``Idempotency-Key``; ``None``: the request has no key.
     """
 
     def __init__(self, request: Request, tenant_id: UUID, key: str | None) -> None:
@@ -47,11 +47,11 @@ class IdempotencyGuard:
         output: type[BaseModel],
         create: Callable[[], Awaitable[Any]],
     ) -> Any:
-        """Call ``create`` and return its response, or return the response of the key's first use.
+        """Call ``create`` and return its response; for a known key, return the stored response.
 
         Args:
-            tx: the open transaction in which ``create`` works.
-            response: response whose headers are stored, too, as ``create`` set them.
+            tx: the open transaction that ``create`` uses.
+            response: the response whose headers, set by ``create``, are stored, too.
             output: the schema of the response.
 
         Raises:
@@ -73,14 +73,15 @@ class IdempotencyGuard:
         return body
 
     async def key_with_hash(self) -> OnceKey | None:
-        """Return the request's key with the request's hash; ``None``: the request has no key."""
+        """Return the request's key and the request's hash; ``None``: the request has no key."""
         return None if self.key is None else await once_key(self._request, self.key)
 
 
 async def once_key(request: Request, key: str) -> OnceKey:
-    """Return a key with a hash of path and body; spaces and the order of members do not matter.
+    """Return a key with a hash of path and body; the hash ignores spaces and the order of members.
 
-    If an end user's token sent the key, the user's hash is added, so that users cannot share keys.
+    If an end user's token sent the key, the hash includes the user, so that two users cannot share
+    a key.
     """
     if (acting := acting_user.get()) is not None:
         key = f"{sha256(acting.user.encode()).hexdigest()} {key}"
@@ -109,4 +110,4 @@ async def _once(
 
 
 OnceDep = Annotated[IdempotencyGuard, Depends(_once)]
-"""Dependency of every route that creates a resource."""
+"""Dependency of each route that creates a resource."""

@@ -33,7 +33,9 @@ async def check_webhook(
     *,
     pointer: str = "/webhook_url",
 ) -> None:
-    """Refuse a webhook that could never be sent. The host's addresses are checked when it is sent.
+    """Refuse a webhook that could never be delivered.
+
+    The addresses of its host are checked at delivery.
 
     Raises:
         InvalidInputError: ``no_webhook_secret``, or ``egress_refused``.
@@ -67,13 +69,15 @@ async def start_run(
     """Check a client's request for a run, store its files, and submit the run.
 
     Args:
-        once: key of the request; with a repeated key, the first run is returned.
-        channel: the façade of the request, which must offer the run's agent; ``None``: this API.
-        before: called in the transaction that stores the run, so that a refusal undoes it.
+        once: the request's idempotency key; if the key was used before, the first run is returned.
+        channel: the façade that got the request, which must offer the run's agent; ``None``: this
+            API.
+        before: a function that is called in the transaction that stores the run, so that a refusal
+            undoes this function's changes.
         draft: definition of the run's agent; see :meth:`bottega.runs.pins.PinCache.of_draft`.
 
     Returns:
-        The run, as :func:`bottega.runs.submit.submit` returns it.
+        The run in the form of :func:`bottega.runs.submit.submit`.
 
     Raises:
         BottegaError: see :func:`bottega.runs.submit.submit`, :func:`check_webhook`, and
@@ -116,7 +120,7 @@ async def _prepared(
     channel: str | None,
     draft: dict[str, Any] | None,
 ) -> AsyncIterator[tuple[submitting.RunRequest, StoredInput]]:
-    """Check the body and store the input's files; yield the run to submit and its input."""
+    """Check the body and store the files of the input; yield the run to submit and its input."""
     tenant, settings = principal.tenant_id, service.settings
     user = acts_for(principal, body.user).user
     if user is None and body.session_id is not None and channel is None:

@@ -1,6 +1,6 @@
-"""Pages of lists: ``limit``, ``order``, and an opaque ``cursor`` for the next page.
+"""Pages of lists, with ``limit``, ``order``, and an opaque ``cursor`` for the next page.
 
-A page has fewer items than ``limit`` if they exceed ``PAGE_BYTES``, see :mod:`bottega.db.pages`.
+A page has fewer items if they would exceed ``PAGE_BYTES``; see :mod:`bottega.db.pages`.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ from bottega.db.pages import PageItems
 from bottega.errors import InvalidInputError
 
 _SLICE = 8
-"""Number of items that are encoded at a time; other requests may run before the next items."""
+"""Number of items that are encoded without a pause; then other requests may run."""
 LINK = 'The next page, as `<path>; rel="next"`; absent on the last page.'
 
 
 class Window(TypedDict):
-    """The part of a list on a page; ``after`` is the result of :meth:`PageQuery.place`."""
+    """The part of a list that a page shows; ``after`` is the result of :meth:`PageQuery.place`."""
 
     after: Any
     descending: bool
@@ -40,8 +40,6 @@ class Window(TypedDict):
 
 
 class PageQuery(BaseModel):
-    """Query parameters of every list."""
-
     model_config = ConfigDict(defer_build=True)
 
     limit: Annotated[int, Field(ge=1, le=200, description="Items on a page.")] = 50
@@ -58,7 +56,7 @@ class PageQuery(BaseModel):
         return self.order == "desc"
 
     def place(self, kind: Any) -> Any:
-        """Return the cursor's position, of type ``kind``; ``None``: no cursor was sent.
+        """Return the cursor's position, of type ``kind``; ``None``: the request has no cursor.
 
         Raises:
             InvalidInputError: ``invalid_cursor``: the cursor is malformed, or of another list.
@@ -71,7 +69,8 @@ class PageQuery(BaseModel):
                 raise ValueError
             check_storable(value)
             found = TypeAdapter(kind).validate_python(value, strict=False)
-            if isinstance(found, int) and not 0 <= found <= 2**31 - 1:  # range of integer columns
+            # range of integer columns in the database
+            if isinstance(found, int) and not 0 <= found <= 2**31 - 1:
                 raise ValueError
             return found
         except (
@@ -90,7 +89,7 @@ class PageQuery(BaseModel):
             ) from None
 
     def window(self, kind: Any) -> Window:
-        """Return the part of a list that the request asks for.
+        """Return the part of a list that the request wants.
 
         Raises:
             InvalidInputError: ``invalid_cursor``, see :meth:`place`.
@@ -107,7 +106,7 @@ class PageQuery(BaseModel):
         """Return the response for a page's items.
 
         Args:
-            place: returns an item's position in the list, which the cursor stores.
+            place: a function that returns an item's position, which the cursor stores.
         """
         if not found.more:
             return {"items": found, "next_cursor": None}
@@ -119,14 +118,14 @@ class PageQuery(BaseModel):
 
 
 async def encoded_page(page: dict[str, Any], item: type[BaseModel], of: Response) -> Response:
-    """Return the response for a page with large items, encoding a few items at a time.
+    """Return the response for a page with large items; encode only a few items without a pause.
 
-    FastAPI would encode the whole page at once, which stops the event loop for milliseconds.
+    FastAPI would encode the whole page at once, which would stop the event loop for milliseconds.
 
     Args:
-        page: result of :meth:`PageQuery.page`.
+        page: the result of :meth:`PageQuery.page`.
         item: schema of an item.
-        of: response whose headers are sent.
+        of: the response whose headers are sent.
     """
     adapter = _adapter(item)
     parts: list[bytes] = []
@@ -164,11 +163,11 @@ def merged(
     limit: int,
     order: Sequence[str],
 ) -> PageItems[dict[str, Any]]:
-    """Add other items to a page, in the order of their names. Pure.
+    """Add other items to a page in the order of names. Pure.
 
     Args:
-        others: items from another source. If the page has an item of the same name, the page's
-            item is kept.
+        others: items from another source than the page's items. If both have an item of the same
+            name, the result has the page's item.
         order: names of all items, in the order of the list.
     """
     place = {name: number for number, name in enumerate(order)}
@@ -190,7 +189,7 @@ def storable(value: T) -> T:
     """Return the value if the database can store it.
 
     Raises:
-        PydanticCustomError: the database cannot store it, see :func:`check_storable`.
+        PydanticCustomError: the database cannot store the value; see :func:`check_storable`.
     """
     check_storable(value)
     return value
@@ -237,13 +236,13 @@ _BREAKS = {
     "\N{LINE SEPARATOR}".encode(): rb"\u2028",
     "\N{PARAGRAPH SEPARATOR}".encode(): rb"\u2029",
 }
-"""Characters that many readers take for an end of line, with their escapes in JSON."""
+"""Characters that many readers treat as the end of a line, with their escapes in JSON."""
 
 
 async def escaped_lines(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """Yield chunks of JSON, each of whole characters, in which only line feeds end lines.
+    """Yield chunks of JSON in which only line feeds end lines; each chunk has whole characters.
 
-    Closing the generator closes ``chunks``, too, which frees the source of a disconnected reader.
+    Closing the generator closes ``chunks``, too, which frees the source after a disconnect.
     """
     try:
         async for chunk in chunks:

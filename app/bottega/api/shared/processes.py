@@ -1,4 +1,4 @@
-"""Costly work of requests, in separate processes, with limits per tenant."""
+"""Costly work of requests in separate processes, with limits per tenant."""
 
 import asyncio
 import contextlib
@@ -13,16 +13,16 @@ from bottega.agents.threads import run_in_thread
 from bottega.errors import LimitedError
 
 Command = tuple[list[str], dict[str, str]]
-"""Arguments and environment of a program."""
+"""Arguments and environment variables of a program."""
 
 
 class TenantLimit:
     """A limit on a tenant's unfinished requests of one kind in this process.
 
     Args:
-        most: most unfinished requests.
-        what: name of such requests in errors.
-        code: code of the error.
+        most: maximum number of unfinished requests.
+        what: name of such requests in error texts.
+        code: error code.
     """
 
     def __init__(self, most: int, what: str, code: str) -> None:
@@ -55,10 +55,10 @@ class TenantLimit:
 
 
 class Processes:
-    """Runner of programs of one kind: one at a time per tenant, and two at a time in all.
+    """Runner of programs of one kind: one at a time per tenant, and two at a time for all tenants.
 
     Args:
-        longest_s: most seconds for a program, after its turn has come.
+        longest_s: maximum running time of a program, in seconds.
     """
 
     def __init__(self, longest_s: float) -> None:
@@ -67,7 +67,7 @@ class Processes:
         self._turns: WeakValueDictionary[UUID, asyncio.Lock] = WeakValueDictionary()
 
     async def output(self, tenant_id: UUID, command: Command, data: bytes) -> bytes:
-        """Wait for the tenant's turn, then run a program; return its output.
+        """Wait for the tenant's turn, then run a program and return its output.
 
         Raises:
             TimeoutError: the program took too long.
@@ -79,7 +79,7 @@ class Processes:
 
 
 class ProcessEndedError(Exception):
-    """A process ended with a status that is not 0; after a signal: minus the signal's number."""
+    """A process ended with a status other than 0; after a signal: minus the signal's number."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"the process ended with status {status}")
@@ -87,7 +87,9 @@ class ProcessEndedError(Exception):
 
 
 async def output_of(command: Command, data: bytes) -> bytes:
-    """Run a program at low priority; return its output. The program never outlives the call.
+    """Run a program at low priority, and return its output.
+
+    The program always ends before the call ends.
 
     Args:
         command: arguments and environment of the program.
@@ -101,13 +103,14 @@ async def output_of(command: Command, data: bytes) -> bytes:
     process = Popen(  # noqa: ASYNC220, S603 (it returns in 0.3 ms; arguments are our own)
         arguments, stdin=PIPE, stdout=PIPE, env=environment, start_new_session=True
     )
-    with contextlib.suppress(ProcessLookupError):  # before its imports, which take long
+    # set before the program's imports, which take long
+    with contextlib.suppress(ProcessLookupError):
         niceness = os.getpriority(os.PRIO_PROCESS, 0) + 10
         os.setpriority(os.PRIO_PROCESS, process.pid, min(niceness, 19))
     try:
         output, _ = await run_in_thread(lambda: process.communicate(data))
     finally:
-        process.kill()  # does nothing if the process is over
+        process.kill()  # does nothing if the process has already ended
     if process.returncode:
         raise ProcessEndedError(process.returncode)
     return output

@@ -1,4 +1,4 @@
-"""Decisions, messages and changes of runs, for HTTP and for WebSockets."""
+"""Decisions on runs, messages to runs and changes of runs, for HTTP and WebSockets."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -29,14 +29,14 @@ async def decide(
     *,
     run_id: UUID | None = None,
 ) -> dict[str, Any]:
-    """Resolve an interrupt, if the caller's scopes allow it; return the interrupt.
+    """Resolve an interrupt if the caller's scopes allow this, and return the interrupt.
 
     Args:
-        run_id: the run that the interrupt must belong to; ``None``: any.
+        run_id: the run to which the interrupt must belong; ``None``: any run.
 
     Raises:
         ForbiddenError: ``insufficient_scope``.
-        UserRequiredError: the key requires an end user, but the body names none.
+        UserRequiredError: the key requires an end user, but the body names no user.
         ConflictError: ``session_user``.
         NotFoundError: the interrupt is unknown, or belongs to another run.
         InvalidInputError, ConflictError: see :func:`bottega.runs.interrupts.resolve`.
@@ -70,10 +70,10 @@ async def send_message(
     body: NewMessage,
     once: tuple[IdempotencyGuard, Response] | None = None,
 ) -> Any:
-    """Store a message for a run; return its ``message_id``.
+    """Store a message for a run, and return the message's ``message_id``.
 
     Args:
-        once: function that acts once per idempotency key, and the response whose headers it
+        once: the guard that acts once per idempotency key, and the response whose headers it
             stores; ``None``: the request has no key.
 
     Raises:
@@ -108,10 +108,10 @@ async def send_message(
 async def stored_message(
     service: Service, acting: Acting, run_id: UUID, body: NewMessage
 ) -> AsyncIterator[StoredInput]:
-    """Store a message's data as files; yield the message in the form of a run's input.
+    """Store the data in a message as files; yield the message in the form of a run's input.
 
     Raises:
-        ConflictError, InvalidInputError, LimitedError: as :func:`send_message`.
+        ConflictError, InvalidInputError, LimitedError: see :func:`send_message`.
     """
     tenant = acting.tenant_id
     async with service.database.begin(tenant) as tx:
@@ -148,14 +148,14 @@ async def refuse_other_user(
     user: str | None,
     pointer: str | None = None,
 ) -> None:
-    """Check that a run belongs to the end user of the request, if the request has one.
+    """Check that a run belongs to the end user of the request, if the request has a user.
 
     Args:
         pointer: see :func:`acts_for`.
 
     Raises:
-        UserRequiredError: the key requires an end user, but the request names none.
-        NotFoundError: there is no such run.
+        UserRequiredError: the key requires an end user, but the request names no user.
+        NotFoundError: the run does not exist.
         ConflictError: ``session_user``.
     """
     acting = acts_for(principal, user, pointer)

@@ -1,4 +1,4 @@
-"""Following a run for a client of another protocol, which waits for the answer."""
+"""Follows a run for a client of another protocol that waits for the answer."""
 
 import asyncio
 import contextlib
@@ -33,15 +33,15 @@ SLOW_POLL_S = 5.0
 HEARTBEAT = b": heartbeat\n\n"
 _cancelling: set[asyncio.Task[Any]] = set()
 Calls = Sequence[Mapping[str, Any]]
-"""Interrupts that the client must answer, in the order of their calls."""
+"""Interrupts that the client must answer, in the order of their tool calls."""
 Checked = TypeVar("Checked", bound=BaseModel)
 
 
 async def until_rest(service: Service, principal: Principal, run_id: UUID) -> int:
-    """Wait until the run is over or waits for people, or this process is about to stop.
+    """Wait until the run ends or waits for people, or until this process is about to stop.
 
     Returns:
-        ``seq`` of the run's last event; 0 if the process stops.
+        ``seq`` of the run's last event; 0 if this process stops.
 
     Raises:
         UnauthenticatedError: the caller's key is no longer valid.
@@ -71,18 +71,18 @@ async def until_rest(service: Service, principal: Principal, run_id: UUID) -> in
 
 
 class RunFollower:
-    """Follower of a run whose answer a client waits for.
+    """Follower of a run for a client that waits for the run's answer.
 
-    A run *rests* when it is over, or waits for interrupts that the client must answer.
+    A run *rests* when it has ended, or when it waits for interrupts that the client must answer.
 
     Args:
         after: ``seq`` of the last event before the answer.
-        kind: kind of the interrupts that the client must answer; ``None``: any kind.
+        kind: kind of the interrupts that the client must answer; ``None``: interrupts of any kind.
 
     Attributes:
-        ended: the client has the answer, or knows that there is none.
-        place: ``seq`` of the last event that was read.
-        asked: interrupts that the client already got; the run does not rest for them.
+        ended: true if the client has the answer, or knows that there is no answer.
+        place: ``seq`` of the last event that the follower has read.
+        asked: interrupts that the client already got; the run does not rest because of them.
     """
 
     def __init__(
@@ -104,11 +104,11 @@ class RunFollower:
         self._principal = principal
 
     async def rest(self) -> None:
-        """Wait until the run rests; this is cheaper than reading its events."""
+        """Wait until the run rests; this costs less than reading the run's events."""
         await until_rest(self._service, self._principal, self.run_id)
 
     def begin(self) -> AbstractAsyncContextManager[AsyncConnection]:
-        """Begin a transaction in the run's tenant."""
+        """Begin a transaction in the tenant of the run."""
         return self._service.database.begin(self._principal.tenant_id)
 
     def cancel(self) -> asyncio.Task[Any]:
@@ -121,12 +121,12 @@ class RunFollower:
         return task
 
     async def frames(self, events: Filter) -> AsyncIterator[Frame | None]:
-        """Yield the run's frames until it rests; ``None``: send a heartbeat.
+        """Yield the run's frames until the run rests; ``None`` means a heartbeat.
 
         The next call continues after the last frame.
 
         Args:
-            events: filter of the frames; it must name types.
+            events: filter of the frames; the filter must name types.
 
         Raises:
             UnavailableError: the server stops, the key was revoked, or the run was deleted.
@@ -158,7 +158,7 @@ class RunFollower:
         )
 
     async def _calls(self) -> Calls:
-        """Return the interrupts that the run waits for and that the client does not know yet."""
+        """Return the interrupts for which the run waits and that the client does not know yet."""
         filters = {"status": "pending", "kind": self._kind, "run_id": self.run_id}
         tenant = self._principal.tenant_id
         async with self.begin() as tx:
@@ -168,7 +168,7 @@ class RunFollower:
         return [each for each in found if each["id"] not in self.asked]
 
     async def answer(self) -> tuple[dict[str, Any], Calls]:
-        """Wait until the run rests; return the run, and the interrupts that the client must answer.
+        """Wait until the run rests; return the run and the interrupts that the client must answer.
 
         Raises:
             ModelError: the run failed.
@@ -185,10 +185,10 @@ class RunFollower:
         raise ModelError(error["message"], code=error["code"])
 
     async def state(self) -> tuple[dict[str, Any], Calls]:
-        """Return the run's current state, and the interrupts that the client must answer.
+        """Return the run's current state and the interrupts that the client must answer.
 
         Raises:
-            NotFoundError: the run is unknown, or another tenant's.
+            NotFoundError: the run is unknown, or it belongs to another tenant.
         """
         async with self.begin() as tx:
             run = await read.get(tx, self._principal.tenant_id, self.run_id)
@@ -203,12 +203,12 @@ async def while_connected(
     stay: bool,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Await an answer and return it as JSON; cancel the run if the client disconnects earlier.
+    """Await an answer and return it as JSON; cancel the run if the client disconnects before that.
 
     Args:
-        answer: awaitable of the answer. A :class:`Response` is returned unchanged, and must cancel
-            the run itself.
-        stay: the run goes on if the client disconnects.
+        answer: awaitable of the answer. A :class:`Response` is returned unchanged; it must itself
+            cancel the run.
+        stay: the run continues if the client disconnects.
         headers: headers of the JSON response.
     """
     answering = asyncio.ensure_future(answer)
@@ -221,7 +221,7 @@ async def while_connected(
             return made if isinstance(made, Response) else JSONResponse(made, headers=headers)
         return Response(status_code=499)
     finally:
-        # Wait for all tasks that use the database: a shutdown closes it once this request ends.
+        # Wait for all tasks that use the database: a shutdown closes it when this request ends.
         ending = {answering, gone}
         for task in ending:
             task.cancel()
@@ -233,7 +233,7 @@ async def while_connected(
 async def leaving(
     follower: RunFollower, chunks: AsyncIterator[bytes], *, stay: bool
 ) -> AsyncIterator[bytes]:
-    """Yield chunks; cancel the run if the client disconnects before the answer, unless ``stay``."""
+    """Yield chunks; unless ``stay``, cancel the run if the client disconnects before the answer."""
     try:
         async for chunk in chunks:
             yield chunk
@@ -243,7 +243,6 @@ async def leaving(
 
 
 async def _gone(request: Request) -> None:
-    """Return once the client has closed its connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -252,7 +251,7 @@ def checked(kind: type[Checked], body: Mapping[str, Any]) -> Checked:
     """Validate a body.
 
     Raises:
-        InvalidInputError: ``pointer`` names the first wrong field.
+        InvalidInputError: the error's ``pointer`` names the first wrong field.
     """
     try:
         return kind.model_validate(body)

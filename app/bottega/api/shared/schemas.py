@@ -1,4 +1,4 @@
-"""Checks of JSON Schemas outside of the event loop, because they take long."""
+"""Checks of JSON Schemas; they take long, so they are done outside of the event loop."""
 
 import asyncio
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from bottega.json_schema.patterns import command, compile_patterns, measure_patt
 Patterns = dict[str, str]
 """Patterns by JSON Pointer."""
 _QUICK_BYTES = 400_000
-"""Compiled size above which another process compiles: this size blocks the event loop for 5 ms."""
+"""Compiled size above which another process compiles; it blocks the event loop for 5 ms."""
 _processes = Processes(longest_s=30.0)
 _limit = TenantLimit(2, "checks of costly patterns", "pattern_checks")
 
@@ -34,14 +34,14 @@ async def check_schemas(
 ) -> None:
     """Check the schemas of an agent's answers, and compile their patterns.
 
-    The check may take seconds, so no transaction may be open.
+    The check may take seconds, so the caller must have no open transaction.
 
     Args:
         schemas: schemas by JSON Pointer.
-        patterns: further patterns of the same agent; the patterns of one schema share a name.
+        patterns: further patterns of the same agent; a schema's patterns share a name.
 
     Raises:
-        InvalidInputError: a schema is invalid, or exceeds a bound; or see
+        InvalidInputError: a schema is invalid, or exceeds a limit; see also
             :func:`bottega.json_schema.patterns.check_patterns`.
         LimitedError: ``pattern_checks``: other checks of the tenant are in progress.
         UnavailableError: ``patterns_too_slow``.
@@ -71,7 +71,7 @@ async def _check_apart(tenant_id: UUID, found: Mapping[str, Patterns]) -> None:
 def _measured(
     schemas: Mapping[str, Mapping[str, Any]], patterns: Mapping[str, Patterns]
 ) -> tuple[Mapping[str, Patterns], int]:
-    """Check schemas without their patterns; return all patterns, and their compiled size."""
+    """Check schemas without their patterns; return all patterns and the compiled size in bytes."""
     all_ = dict(patterns)
     for place, schema in schemas.items():
         try:

@@ -1,7 +1,7 @@
 """The MCP server: agents that are exposed as tools, over streamable HTTP.
 
-It keeps no state, because each message may reach another process. A call starts a run; the run is
-cancelled when the client disconnects.
+The server keeps no state, because each message may reach another process. A call starts a run. The
+server cancels the run when the client disconnects.
 """
 
 import asyncio
@@ -84,7 +84,7 @@ _INSTRUCTIONS = "Each tool is an agent. A call is a run of the agent, and may ta
 @router.delete("/mcp")
 @router.delete("/mcp/")
 async def not_offered(tenant: ReadTenant) -> Response:
-    """Refuse GET and DELETE: there are no streams without a call, and no sessions to end."""
+    """Refuse GET and DELETE: this server has no streams without a call and no sessions to end."""
     body = error_body(RpcCode.UNKNOWN_METHOD, "only POST is offered here")
     return JSONResponse(body, 405, {"Allow": "POST"})
 
@@ -130,7 +130,7 @@ async def _handled(
 
 
 def _of_protocol(message: McpMessage) -> Response:
-    """Answer methods of the protocol itself, which need no data of the tenant."""
+    """Answer methods of the protocol itself, which need no data of a tenant."""
     if message.stateless and message.method == "server/discover":
         found = {
             "supportedVersions": SPOKEN,
@@ -173,13 +173,13 @@ async def _call(
 async def _cancel(
     service: Service, principal: Principal, session: str, message: McpMessage
 ) -> None:
-    """Cancel the run of a call of the same session and key, if the run is not over.
+    """Cancel the run of a call if the call has the same session and key, and the run has not ended.
 
-    The client of the cancelled call expects no answer.
+    The client of a cancelled call expects no answer.
 
     Raises:
-        UserRequiredError: the key requires an end user, but the notification's ``_meta`` names
-            none.
+        UserRequiredError: the key requires an end user, but the notification's ``_meta`` names no
+            user.
         ConflictError: the run belongs to another user.
     """
     principal.need("run")
@@ -198,9 +198,9 @@ async def _cancel(
 
 
 def _refusal(error: BottegaError, message: McpMessage) -> Response:
-    """Return a JSON-RPC error with the id of its request; the header ``Retry-After`` is kept."""
+    """Return a JSON-RPC error with the id of its request and the header ``Retry-After``."""
     refusal = for_error(error)
-    # 400, because in MCP 404 means that the session is over.
+    # 400, because in MCP the status 404 means that the session has ended.
     status = 400 if isinstance(error, NotFoundError) else refusal.status_code
     code = code_of(refusal.status_code)
     body = error_body(code, error.detail, {"code": error.code}, message.id)
@@ -209,7 +209,7 @@ def _refusal(error: BottegaError, message: McpMessage) -> Response:
 
 
 _SHOWN = 2000
-"""Most characters of a tool call's arguments that the client shows to a person."""
+"""Maximum number of characters of a tool call's arguments that the client shows to a person."""
 _TYPES = ("string", "number", "integer", "boolean")
 _KEPT = frozenset(
     (
@@ -257,7 +257,7 @@ def _of_approval(interrupt: Mapping[str, Any]) -> str:
 
 
 def _form(schema: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the form for an answer: a flat object, as MCP requires; ``None``: none can be made."""
+    """Return the form for an answer, a flat object as MCP requires; ``None``: there is no form."""
     if schema is None or schema.get("type") != "object":
         field = _field({"type": "string"} if schema is None else schema)
         if field is None:
@@ -283,9 +283,10 @@ def _field(schema: Any) -> dict[str, Any] | None:
 
 
 def decision(interrupt: Mapping[str, Any], response: Any) -> NewDecision | None:
-    """Return the person's decision; ``None``: the run is to be cancelled.
+    """Return the person's decision; ``None``: the caller must cancel the run.
 
-    Declining an approval denies it. Declining a question cancels the run, as cancelling does.
+    Declining an approval denies the tool call. Declining a question, or cancelling, cancels the
+    run.
 
     Raises:
         InvalidInputError: the response does not fit the request.
@@ -311,10 +312,10 @@ def _accepted(interrupt: Mapping[str, Any], content: Mapping[str, Any]) -> NewDe
 
 
 CHANNEL = "mcp"
-"""Value in an agent's ``expose`` that makes the agent an MCP tool."""
+"""Value in an agent's ``expose`` that offers the agent as an MCP tool."""
 
 RUN = "bottega/run_id"
-"""Field of a result's ``_meta`` with the id of the call's run."""
+"""Field of a result's ``_meta`` that has the id of the call's run."""
 
 _INPUT = {
     "type": "object",
@@ -325,7 +326,7 @@ _INPUT = {
 
 
 async def listed(tx: AsyncConnection, principal: Principal, message: McpMessage) -> dict[str, Any]:
-    """Return a page of the caller's tools; its cursor is the name of the page's last tool."""
+    """Return a page of the caller's tools; the page's cursor is the name of its last tool."""
     after = message.params.get("cursor")
     if after is not None and not is_id(after):
         raise message.refusal(
@@ -364,10 +365,10 @@ async def input_of(arguments: Any, schema: Mapping[str, Any] | None) -> str:
     """Return the run's input for the arguments of a tool call.
 
     Args:
-        schema: the agent's input schema; ``None``: the arguments are one text, ``input``.
+        schema: the agent's input schema; ``None``: the only argument is the text ``input``.
 
     Raises:
-        InvalidInputError: the arguments do not fit.
+        InvalidInputError: the arguments do not fit the schema.
     """
     if schema is None:
         match arguments:
@@ -398,7 +399,7 @@ def failed(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def waiting(run: Mapping[str, Any], pending: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the result of a tool call whose run waits for people that the client cannot ask."""
+    """Return the result of a tool call whose run waits for people whom the client cannot ask."""
     waits = [
         f"- {each['kind']} {each['id']} (tool {each['tool']}): "
         f"POST /v1/interrupts/{each['id']}/resolve"
@@ -413,7 +414,7 @@ def waiting(run: Mapping[str, Any], pending: Sequence[Mapping[str, Any]]) -> dic
 
 
 def refused(text: str) -> dict[str, Any]:
-    """Return the result of a tool call with wrong arguments; the client's model can mend them."""
+    """Return the result for wrong arguments of a tool call; the client's model can correct them."""
     return {"content": [{"type": "text", "text": text}], "isError": True}
 
 
@@ -422,9 +423,9 @@ def _result(run: Mapping[str, Any], text: str) -> dict[str, Any]:
 
 
 SESSION_FIELD = "bottega/session"
-"""Field of a call's ``_meta`` with the session of its run."""
+"""Field of a call's ``_meta`` that has the session of the call's run."""
 CALL = "mcp_call"
-"""Key of a run's metadata: MCP session and request id, by which the client can cancel it."""
+"""Key in a run's metadata for MCP session and request id, with which a client cancels the run."""
 
 _PROGRESS_RATE = Rate(per_s=4.0, burst=10)
 _PROGRESS = frozenset(
@@ -440,10 +441,10 @@ _PROGRESS = frozenset(
 
 
 class ToolCall:
-    """A tool call whose run is not over.
+    """A tool call whose run has not ended.
 
     Attributes:
-        follower: follows the call's run.
+        follower: the object that follows the call's run.
     """
 
     def __init__(
@@ -459,10 +460,10 @@ class ToolCall:
         self._paid_at = 0.0
 
     async def response(self, *, may_stream: bool) -> Response:
-        """Return the answer as JSON if nothing precedes it, else an event stream.
+        """Return the answer as JSON if no other message comes before it; otherwise an event stream.
 
         Args:
-            may_stream: the client accepts a stream; otherwise it gets the answer alone.
+            may_stream: the client accepts a stream; otherwise the response has only the answer.
         """
         self._may_ask = may_stream
         messages = self._messages()
@@ -482,7 +483,7 @@ class ToolCall:
             yield HEARTBEAT if message is None else event(message)
 
     async def _messages(self) -> AsyncIterator[dict[str, Any] | None]:
-        """Yield progress, requests to the client, and the answer; ``None``: a heartbeat."""
+        """Yield progress, requests to the client, and the answer; ``None`` means a heartbeat."""
         try:
             before = self._rest() if self._token is None else self._progress_made()
             async for message in before:
@@ -504,7 +505,7 @@ class ToolCall:
             yield self._error(error)
 
     async def _rest(self) -> AsyncIterator[None]:
-        """Wait until the run is over or waits for people; cheaper than reading its events."""
+        """Wait until the run ends or waits for people; this costs less than reading all events."""
         wait = until_rest(self._service, self._principal, self.follower.run_id)
         resting = asyncio.ensure_future(wait)
         try:
@@ -537,9 +538,9 @@ class ToolCall:
         return {"jsonrpc": "2.0", "method": "notifications/progress", "params": params}
 
     def _requests(self, pending: Calls) -> list[dict[str, Any]]:
-        """Return requests to a client with a session, which answers them in separate requests.
+        """Return requests to a client with a session; its answers are separate HTTP requests.
 
-        The ids are the ids of interrupts, so that any process can take the answers.
+        The requests have the ids of interrupts, so any process can accept the answers.
         """
         if self._message.stateless or not self._may_ask:
             return []
@@ -553,7 +554,7 @@ class ToolCall:
     def _question(self, interrupt: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the request that asks a person.
 
-        ``None``: the client cannot ask people, or its key may not approve.
+        ``None``: the client cannot ask people, or the client's key may not approve.
         """
         if not self._message.asks or (
             interrupt["kind"] == "approval" and not self._principal.may("approve")
@@ -587,11 +588,11 @@ class ToolCall:
 
 
 async def begun(service: Service, principal: Principal, message: McpMessage) -> RunFollower:
-    """Start the run of a tool call, or continue a run that waited for the client's answers.
+    """Start the run of a tool call, or continue a run that waits for the client's answers.
 
     Raises:
-        RpcError: there is no such tool, or no such call to continue.
-        InvalidInputError: wrong arguments.
+        RpcError: the tool does not exist, or the call to continue does not exist.
+        InvalidInputError: the arguments are wrong.
         BottegaError: see :func:`bottega.api.shared.new_runs.start_run`.
     """
     name = message.params.get("name")
@@ -610,7 +611,7 @@ async def begun(service: Service, principal: Principal, message: McpMessage) -> 
 
 
 async def _schemas(service: Service, principal: Principal, name: str) -> Sequence[Any]:
-    """Return a list with the schema of the tool's arguments; empty: there is no such tool."""
+    """Return a list with the schema of the tool's arguments; empty: the tool does not exist."""
     if not is_id(name):
         return []
     tenant = principal.tenant_id
@@ -619,7 +620,6 @@ async def _schemas(service: Service, principal: Principal, name: str) -> Sequenc
 
 
 def _run_of(message: McpMessage, user: str | None, agent: str, text: str) -> dict[str, Any]:
-    """Return the body of a call's run."""
     body: dict[str, Any] = {"agent": agent, "input": text}
     named = {"user": user, "session_id": message.meta.get(SESSION_FIELD)}
     body |= {field: value for field, value in named.items() if value is not None}
@@ -629,7 +629,7 @@ def _run_of(message: McpMessage, user: str | None, agent: str, text: str) -> dic
 
 
 def call_key(session: str, call_id: Any) -> str:
-    """Return the value of the metadata ``mcp_call`` for a request of a session."""
+    """Return the value of the metadata ``mcp_call`` for a request in a session."""
     return call_prefix(session) + json.dumps(call_id)
 
 
@@ -641,7 +641,7 @@ def call_prefix(session: str) -> str:
 async def _resumed(
     service: Service, principal: Principal, message: McpMessage, agent: str
 ) -> RunFollower:
-    """Continue a run with the client's answers; its key, tool and user must not have changed."""
+    """Continue a run with the client's answers; the call must have the same key, tool and user."""
     found, answers = run_of(message.params["requestState"]), message.params.get("inputResponses")
     answers = {} if answers is None else answers
     if found is None or not isinstance(answers, dict) or len(answers) > 128:
@@ -659,7 +659,7 @@ async def _resumed(
             RpcCode.INVALID_PARAMS, "there is no such call to continue: call the tool again"
         )
     for name, response in answers.items():
-        # An answer that does not fit is ignored: the run still waits, so the client is asked again.
+        # Ignore an answer that does not fit: the run still waits, so the client is asked again.
         with suppress(NotFoundError, InvalidInputError):
             interrupt = await _asked(service, acting, name)
             if interrupt["run_id"] == run_id:
@@ -668,12 +668,12 @@ async def _resumed(
 
 
 async def taken(service: Service, principal: Principal, message: McpMessage) -> None:
-    """Apply the client's answer to a request that a call of the same session and key sent.
+    """Apply the client's answer to a request that a call of its session and key sent.
 
-    If the answer does not fit, the run is cancelled, because its client would wait for ever.
+    If the answer does not fit, this function cancels the run, because the run would wait for ever.
 
     Raises:
-        UserRequiredError: the key requires an end user, but the result's ``_meta`` names none.
+        UserRequiredError: the key requires an end user, but the result's ``_meta`` names no user.
         NotFoundError: no call of this session and key sent such a request.
         ConflictError: the run belongs to another user.
         InvalidInputError: the answer does not fit.
@@ -695,7 +695,6 @@ async def taken(service: Service, principal: Principal, message: McpMessage) -> 
 
 
 async def _asked(service: Service, acting: Acting, name: str) -> dict[str, Any]:
-    """Return the interrupt with this id."""
     try:
         interrupt_id = UUID(name)
         async with service.database.begin(acting.tenant_id) as tx:
@@ -711,7 +710,7 @@ def _unasked(name: str) -> NotFoundError:
 async def _answered(
     service: Service, acting: Acting, interrupt: Mapping[str, Any], response: Any
 ) -> None:
-    """Resolve an interrupt by the person's response; a late response changes nothing."""
+    """Resolve an interrupt with the person's response; a late response changes nothing."""
     if interrupt["status"] != "pending":
         return
     principal = acting.principal

@@ -1,8 +1,8 @@
-"""JSON-RPC messages and errors for MCP clients, in both eras of the protocol. Pure.
+"""JSON-RPC messages and errors for MCP clients, in both generations of the protocol. Pure.
 
-In versions until 2025-11-25 a client begins with ``initialize``. The session id in the answer says
-whether the client can ask people, so that no process must remember this. Since 2026-07-28 there are
-no sessions: each request has the client's capabilities in ``_meta``.
+In versions until 2025-11-25 a client begins with ``initialize``. The session id in the server's
+answer states whether the client can ask people, so no process must store this. Since 2026-07-28
+there are no sessions: each request has the client's capabilities in ``_meta``.
 """
 
 import base64
@@ -21,7 +21,7 @@ from bottega.api.server.middleware import Translation
 
 
 class RpcCode(IntEnum):
-    """Codes of JSON-RPC and of MCP. ``REFUSED``: the same call may succeed later."""
+    """Codes of JSON-RPC and of MCP. ``REFUSED``: the same call may succeed at a later time."""
 
     INVALID_REQUEST = -32600
     INVALID_PARAMS = -32602
@@ -50,12 +50,12 @@ def error_body(
 
 
 def code_of(status: int) -> int:
-    """Return JSON-RPC's code for the status of a problem."""
+    """Return the JSON-RPC error code for the HTTP status of a problem."""
     return _CODES.get(status, RpcCode.INTERNAL if status == 500 else RpcCode.REFUSED)
 
 
 def translated(status: int, problem: Mapping[str, Any]) -> Translation:
-    """Return a problem as a JSON-RPC error without a request's id, which is unknown here."""
+    """Return a problem as a JSON-RPC error without a request id, which is unknown here."""
     data = {"code": problem["code"]}
     if errors := problem.get("errors"):
         data["errors"] = errors
@@ -70,7 +70,7 @@ VERSION = "mcp-protocol-version"
 SERVER = {"name": "bottega", "title": "Bottega", "version": __version__}
 
 USER = "bottega/user"
-"""Field of a call's ``_meta`` with the end user of its run."""
+"""Field of a call's ``_meta`` that has the end user of the call's run."""
 CallId = str | int
 
 _PREFIX = "io.modelcontextprotocol/"
@@ -111,12 +111,12 @@ class McpMessage:
     """A client's request, its notification, or its answer to a request of this server.
 
     Attributes:
-        id: ``None``: the message is a notification.
-        method: empty: the message is an answer.
-        result: result in an answer; empty if the client answered with an error.
+        id: id of the request; ``None``: the message is a notification.
+        method: the called method; empty: the message is an answer.
+        result: the result in an answer; empty if the client answered with an error.
         stateless: the message follows the protocol 2026-07-28, which has no sessions.
         session: the client's session in older versions of the protocol.
-        asks: the client can ask a person (elicitation with a form).
+        asks: the client can ask a person (MCP elicitation with a form).
     """
 
     id: CallId | None
@@ -134,7 +134,7 @@ class McpMessage:
 
     @property
     def user(self) -> str | None:
-        """The end user that the message names; ``None``: it names none.
+        """The end user that the message names; ``None``: the message names no user.
 
         Raises:
             RpcError: the name is not a text.
@@ -194,7 +194,6 @@ def read(body: bytes, headers: Mapping[str, str]) -> McpMessage:
 
 
 def _id_of(sent: Mapping[str, Any]) -> CallId | None:
-    """Return the id of a message; ``None``: the message has none."""
     if "id" in sent and not is_id(sent["id"]):
         raise RpcError(
             RpcCode.INVALID_REQUEST,
@@ -213,7 +212,6 @@ def is_id(value: Any) -> bool:
 def _answer_of(
     sent: Mapping[str, Any], call_id: CallId | None, headers: Mapping[str, str]
 ) -> McpMessage:
-    """Parse a client's answer to a request of this server."""
     result = sent.get("result", {})
     if call_id is None or not ({"result", "error"} & sent.keys()) or not isinstance(result, dict):
         raise RpcError(RpcCode.INVALID_REQUEST, "the message has no 'method'", call_id=call_id)
@@ -227,7 +225,7 @@ def _answer_of(
 
 
 def _stateless(message: McpMessage, version: str | None, headers: Mapping[str, str]) -> McpMessage:
-    """Check version, capabilities and headers of a request of 2026-07-28, and complete it."""
+    """Check version, capabilities and headers of a 2026-07-28 request; complete the message."""
     meta = message.meta
     if message.id is None or _VERSION not in meta:
         named = version
@@ -304,22 +302,22 @@ def _session_of(headers: Mapping[str, str], call_id: CallId | None) -> str | Non
 
 
 def _asks(capabilities: Any) -> bool:
-    """Return true if a client with these capabilities can show a person a form."""
+    """Return true if a client with these capabilities can show a form to a person."""
     asks = capabilities.get("elicitation") if isinstance(capabilities, dict) else None
     return isinstance(asks, dict) and (not asks or "form" in asks)
 
 
 def agreed(asked: Any) -> str:
-    """Return the protocol version that ``initialize`` agrees on."""
+    """Return the protocol version for the answer to ``initialize``."""
     return asked if asked in WITH_SESSIONS else WITH_SESSIONS[0]
 
 
 def state_of(run_id: UUID, place: int) -> str:
-    """Return the ``requestState`` of a call whose run waits; ``place``: the last ``seq`` sent."""
+    """Return the ``requestState`` of a call whose run waits; ``place``: last ``seq`` sent."""
     return f"{run_id}.{place}"
 
 
 def run_of(state: Any) -> tuple[UUID, int] | None:
-    """Parse a ``requestState`` into run id and last ``seq``; ``None``: it is invalid."""
+    """Parse a ``requestState`` into run id and last ``seq``; ``None``: the state is invalid."""
     match = _STATE.fullmatch(state) if isinstance(state, str) else None
     return None if match is None else (UUID(match[1]), int(match[2]))

@@ -73,14 +73,14 @@ class McpServerBody(Body):
     )
 
     name: Name | None = None
-    """Null, or the same name as in the path."""
+    """Null, or the name in the path."""
     url: _Url | None = None
     command: _Command | None = None
     headers: _Headers = Field(default_factory=dict)
     timeout_s: Annotated[float, Field(gt=0, le=600, allow_inf_nan=False)] = 30.0
-    """Seconds for one call of a tool."""
+    """Timeout of one tool call, in seconds."""
     max_bytes: Annotated[int, Field(ge=1000, le=20_000_000), WHOLE] = 1_000_000
-    """Longest message of the server, in bytes."""
+    """Maximum size of a message from the server, in bytes."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -115,19 +115,19 @@ class McpServerSummary(Answer):
     timeout_s: float
     max_bytes: int
     tools_at: datetime | None
-    """Time of the refresh that read its tools; null: not refreshed yet."""
+    """Time of the refresh that read the server's tools; null: there was no refresh yet."""
     stale: bool = False
-    """True: during a run, the server reported that its tools have changed. Send `POST
+    """True: during a run, the server reported that its tools have changed. Then send `POST
     /v1/mcp-servers/{name}/refresh`."""
     created_at: datetime
     """Time at which this version was stored."""
 
 
 class McpServerTool(Answer):
-    """A tool of an MCP server, for models."""
+    """A tool of an MCP server, as models see it."""
 
     name: str
-    """Name of the tool at the server."""
+    """The server's name for the tool."""
     description: str
     """The server's description of the tool."""
     input_schema: dict[str, Any]
@@ -139,16 +139,16 @@ class McpServer(McpServerSummary):
 
     headers: dict[str, str | SecretHeader]
     tools: list[McpServerTool] | None
-    """Tools of the last refresh; null: not refreshed yet."""
+    """Tools that the last refresh read; null: there was no refresh yet."""
     warnings: list[str]
-    """Parts of the tools that had to be changed or left out."""
+    """Parts of the tools that the server had to change or leave out."""
 
 
 class McpServerTools(Answer):
     """The tools that an MCP server has now."""
 
     version: int
-    """Version of the server's definition; a new version if the tools changed."""
+    """Version of the server's definition. If the tools changed, this is a new version."""
     tools: list[McpServerTool]
     """Tools that agents can use from now on."""
     warnings: list[str]
@@ -160,10 +160,10 @@ _READ = ("tools", "warnings", "tools_at", "stale")
 
 
 def with_tools_of(content: dict[str, Any], earlier: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a definition from a client, with the tools of the previous version.
+    """Return a client's definition with the tools of the previous version.
 
-    If the address changed, the tools are removed, because the server at the new address may have
-    other tools; a refresh reads them.
+    If the address changed, the result has no tools, because the server at the new address may have
+    other tools. A refresh reads them.
     """
     if earlier is not None and all(content[each] == earlier[each] for each in _ADDRESS):
         return content | {each: earlier[each] for each in _READ if each in earlier}
@@ -180,14 +180,14 @@ async def store_tools(
     """Store the tools that a server listed.
 
     Args:
-        asked: the definition with which the server was asked.
+        asked: the definition with which Bottega asked the server.
 
     Returns:
-        The current definition, and true if it is a new version.
+        The current definition, and true if this definition is a new version.
 
     Raises:
-        NotFoundError: the definition was deleted meanwhile.
-        ConflictError: ``changed``: the server's address or headers were changed meanwhile.
+        NotFoundError: somebody deleted the definition meanwhile.
+        ConflictError: ``changed``: somebody changed the server's address or headers meanwhile.
     """
     current = await store.get(connection, MCP_SERVERS, tenant_id, asked.name, lock=True)
     if any(current.content[each] != asked.content[each] for each in _ASKED):
@@ -205,7 +205,7 @@ async def store_tools(
 
 
 async def _set_fresh(connection: AsyncConnection, tenant_id: UUID, current: Definition) -> None:
-    """Remove the mark ``stale``, because the tools are unchanged; this makes no new version."""
+    """Remove the mark ``stale`` without a new version, because the tools are unchanged."""
     if current.content.get("stale"):
         table = MCP_SERVERS.versions
         await connection.execute(
@@ -223,7 +223,7 @@ _refreshing = TenantLimit(4, "refreshes of MCP servers", "refreshes")
 
 
 def sent_secrets(body: McpServerBody) -> list[Sending]:
-    """Return the secrets that are sent to an MCP server."""
+    """Return the secrets that the definition sends to an MCP server."""
     return [
         Sending(f"/headers/{header}", value.secret, body.url)
         for header, value in body.headers.items()
@@ -256,7 +256,7 @@ async def prepare(caller: Caller, name: str, body: McpServerBody) -> dict[str, A
 
 
 def _refuse_private(url: str, allowed: AllowList) -> None:
-    """Refuse an IP address that is not public; host names are checked when they are used.
+    """Refuse an IP address that is not public; host names are checked at each connection.
 
     Raises:
         InvalidInputError: ``egress_forbidden``.
@@ -268,7 +268,6 @@ def _refuse_private(url: str, allowed: AllowList) -> None:
 
 
 def _with_stale(_: Service, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the warnings, with a further warning if the server has reported changed tools."""
     if not content.get("stale") or "warnings" not in content:
         return {}
     told = "the server says that its tools have changed: refresh it"
@@ -320,7 +319,8 @@ async def _said(
     """Ask a server for its tools; return the tools and the warnings about them, without secrets.
 
     Raises:
-        InvalidInputError: the server may not get a secret in its headers; ``unknown_command``.
+        InvalidInputError: the server may not get a secret that its headers contain;
+            ``unknown_command``.
         UpstreamError: ``mcp_unreachable``, ``egress_forbidden``.
     """
     outgoing = service.outgoing

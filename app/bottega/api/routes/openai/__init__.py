@@ -1,1 +1,1 @@
-"""OpenAI's API: its models are Bottega's agents, and a completion is a run."""
+"""OpenAI's API: its models are Bottega's agents, and each completion is a run."""

@@ -1,9 +1,9 @@
-"""Answers and errors of OpenAI's API; an answer, whole or streamed, is one round of a run.
+"""Answers and errors of OpenAI's API; a whole or streamed answer is one round of a run.
 
-:class:`Spoken` builds the text for both forms, so the streamed pieces joined are the whole text.
+:class:`Spoken` builds the text for both forms, so joined pieces equal the whole text.
 
-A run without client tools has one round. A run with client tools has one more round for each answer
-of its client. Every round is read from the log, so that old rounds can be read again.
+A run without client tools has one round. A run with client tools has one more round each time its
+client answers. This module reads every round from the log, so clients can read old rounds again.
 """
 
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
@@ -41,10 +41,11 @@ class Round:
     """A round of a run.
 
     Attributes:
-        until: ``seq`` of the round's last event.
-        said: messages of the root agent's model in order, without those that a check rejected.
-        calls: interrupts that the client has to answer; empty: the run ended, or goes on.
-        usage: tokens as the run's ``usage`` has them; ``None``: not known yet.
+        until: ``seq`` of the last event of the round.
+        said: messages of the root agent's model in order, without messages that a check rejected.
+        calls: interrupts that the client must answer; empty: the run ended, or continues without
+            the client.
+        usage: tokens in the form of the run's ``usage``; ``None``: not known yet.
     """
 
     until: int
@@ -81,10 +82,10 @@ async def round_of(tx: AsyncConnection, run: Mapping[str, Any], after: int) -> R
 
 
 class Checks(NamedTuple):
-    """Kinds of checks that the answer of a run's agent has to pass.
+    """Kinds of checks that the answer of a run's agent must pass.
 
     Attributes:
-        schema: the answer must fit a JSON Schema, the run's or the agent's.
+        schema: the answer must fit a JSON Schema of the run or of the agent.
         policy: the agent must have called certain tools.
     """
 
@@ -93,7 +94,7 @@ class Checks(NamedTuple):
 
 
 async def checks_of(tx: AsyncConnection, run: Mapping[str, Any]) -> Checks:
-    """Return the kinds of checks that the run's answer has to pass."""
+    """Return the kinds of checks that the run's answer must pass."""
     versions = AGENTS.versions.c
     names = ("output_schema", "tool_policy")
     query = select(*(versions.definition[name].label(name) for name in names)).where(
@@ -107,7 +108,7 @@ async def checks_of(tx: AsyncConnection, run: Mapping[str, Any]) -> Checks:
 
 
 def _since(after: int) -> tuple[ColumnElement[bool], ...]:
-    """Return the conditions for a round's events: answers of the root agent, waits of the run."""
+    """Return the conditions for a round's events: the root agent's answers and the run's waits."""
     of_root = (EventType.LLM_COMPLETED, EventType.ANSWER_REJECTED)
     own = and_(_e.type.in_(of_root), _e.task_id.is_(None))
     return _e.step > after, _e.seq > after, or_(own, _e.type == EventType.RUN_WAITING)
@@ -143,7 +144,7 @@ _JOINT = "\n\n"
 
 @dataclass(frozen=True, slots=True)
 class ClientCall:
-    """A call of one of the client's tools; ``arguments`` is JSON text."""
+    """A call of one of the client's tools; ``arguments`` is a text in JSON."""
 
     interrupt: UUID
     name: str
@@ -160,7 +161,7 @@ class RoundAnswer:
 
     Attributes:
         run: the run, in the form of ``GET /v1/runs/{id}``.
-        calls: tool calls that the client must answer; the answer ends with them.
+        calls: tool calls that the client must answer; they stand at the end of the answer.
         usage: tokens of this round, in the form of a run's ``usage``; ``None``: not known yet.
     """
 
@@ -179,10 +180,10 @@ class RoundAnswer:
 
 
 class Spoken:
-    """The text of a round, built from the messages of its model.
+    """The text of a round, built from the messages of the round's model.
 
-    Text that comes with tool calls becomes separate paragraphs before the last answer. A message
-    that was cut off and the message after it become one text.
+    A text that has tool calls becomes a separate paragraph before the last answer. A message that
+    was cut off and the message after it become one text.
     """
 
     def __init__(self) -> None:
@@ -206,14 +207,14 @@ class Spoken:
         self._cut, self._last = (text, "") if ending is Ending.LENGTH else ("", text)
 
     def text(self, last: str | None = None) -> str:
-        """Return the whole text; ``last``: the run's answer, ``None`` if it has none yet."""
+        """Return the whole text; ``last``: the run's answer; ``None``: there is no answer yet."""
         return self._with(self._cut or self._last if last is None else last)
 
     def certain(self, live: str = "") -> str:
-        """Return the beginning of the text that later messages cannot change.
+        """Return the beginning of the text, which later messages cannot change.
 
         Args:
-            live: the beginning of the next message.
+            live: the first part of the next message.
         """
         if self._cut:  # the next message may repeat the end of this message
             return self._with(self._cut.rstrip())
@@ -231,8 +232,6 @@ class Spoken:
 
 
 class _Live:
-    """The live text of the current model call."""
-
     def __init__(self) -> None:
         self._call: tuple[int, int] | None = None
         self._text = ""
@@ -245,12 +244,13 @@ class _Live:
 
 
 async def pieces(follower: RunFollower) -> AsyncIterator[str | RoundAnswer | None]:
-    """Yield an answer's text in pieces, then the answer itself; ``None``: send a heartbeat.
+    """Yield an answer's text in pieces, then the answer itself; ``None`` means a heartbeat.
 
-    If the run has checks that may refuse the answer, the text is yielded after they passed.
+    If checks may refuse the answer, the text is yielded only after the answer has passed them.
 
     Raises:
-        ModelError: the run failed; or the answer broke off, and the next try began differently.
+        ModelError: the run failed; or the model's answer broke off, and the next try began with
+            another text.
     """
     run, checks = await _looked_at(follower)
     spoken, live, sent = Spoken(), _Live(), ""
@@ -282,10 +282,10 @@ async def pieces(follower: RunFollower) -> AsyncIterator[str | RoundAnswer | Non
 
 
 async def shown(follower: RunFollower) -> RoundAnswer:
-    """Return the current state of an answer; its run may still go on, or have failed.
+    """Return the current state of an answer; its run may still continue, or may have failed.
 
     Raises:
-        NotFoundError: there is no such run.
+        NotFoundError: the run does not exist.
     """
     run, _ = await follower.state()
     return await _made(follower, run)
@@ -332,7 +332,7 @@ def answer_of(run: Mapping[str, Any], part: Round, checks: Checks) -> RoundAnswe
 
 
 def output_text(run: Mapping[str, Any]) -> str:
-    """Return a run's output as text; several answers of a DAG become JSON, by agent."""
+    """Return a run's output as text; if a DAG has several answers, the text is JSON by agent."""
     output = run["output"]
     if output is None or isinstance(output, str):
         return output or ""
@@ -345,7 +345,7 @@ def event(body: Mapping[str, Any]) -> bytes:
 
 
 def created_at(run_id: UUID) -> int:
-    """Return a run's creation time in seconds since 1970, which its id begins with."""
+    """Return a run's creation time from its id, in seconds since 1970."""
     return int(run_id.hex[:12], 16) // 1000
 
 
@@ -376,7 +376,7 @@ def translated(status: int, problem: Mapping[str, Any]) -> Translation:
     if param and status == 400:
         message = f"{param}: {errors[0]['detail']}"
     body = error_body(_CODES.get(status, code), message, status=status, param=param)
-    # After 429 and 503 no run was started. After other errors, a retry would repeat a failed run.
+    # After 429 and 503 no run was started. After other errors, a retry would repeat the failed run.
     repeat = "true" if status in (429, 503) else "false"
     return Translation(status, body, {"x-should-retry": repeat})
 
@@ -414,7 +414,7 @@ async def respond(
     stay: bool,
     headers: Mapping[str, str],
 ) -> Response:
-    """Answer a request with a run's answer; ``stay``: the run goes on if the client disconnects."""
+    """Answer a request with a run's answer; ``stay``: a disconnect does not cancel the run."""
     if stream:
         return event_stream(leaving(follower, _encoded(follower, encoder), stay=stay), headers)
     answer = _whole(follower, encoder)
@@ -450,9 +450,9 @@ class Completion:
     """Encoder of a chat completion.
 
     Attributes:
-        after: ``seq`` of the last event before the answer.
-        model: the model's name as the client sent it.
-        with_usage: the stream ends with the numbers of tokens.
+        after: ``seq`` of the last event before the chat completion.
+        model: the model's name as the client sent it in the request.
+        with_usage: the stream ends with the number of tokens.
     """
 
     run_id: UUID
@@ -490,7 +490,6 @@ class Completion:
         yield DONE
 
     def _chunk(self, delta: Mapping[str, Any], finish: str | None = None) -> bytes:
-        """Return a ``chat.completion.chunk`` as a server-sent event."""
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
         return event(self._head("chat.completion.chunk") | {"choices": [choice]})
 
@@ -504,7 +503,7 @@ class Completion:
 
 
 def usage_of(answer: RoundAnswer) -> dict[str, Any] | None:
-    """Return the tokens of an answer; ``None``: not known yet."""
+    """Return the number of tokens of an answer; ``None``: not known yet."""
     used = answer.usage
     if used is None:
         return None
@@ -538,7 +537,7 @@ class ResponseObject:
 
     Attributes:
         after: ``seq`` of the last event before the response.
-        request: the request; ``None``: it is no longer known.
+        request: the client's request; ``None``: it was not stored.
     """
 
     run_id: UUID
@@ -607,7 +606,7 @@ class ResponseObject:
         return made
 
     def message(self, text: str, status: str = "completed") -> dict[str, Any]:
-        """Return the item with the answer's text; while it is ``in_progress``, it has no text."""
+        """Return the item that has the answer's text; an ``in_progress`` item has no text."""
         return {
             "id": id_of("msg", self.run_id, self.after),
             "type": "message",

@@ -1,7 +1,7 @@
 """Bodies of OpenAI's chat completions and responses. Pure.
 
-The same functions read both bodies, because no field has different meanings in them. OpenAI's API
-reference describes the fields: *Create chat completion* and *Create a model response*.
+The same functions read both bodies, because no field has a different meaning in the other body.
+OpenAI's API reference describes the fields: *Create chat completion*, *Create a model response*.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ from bottega.errors import InvalidInputError
 
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 MOST_MESSAGES = 2048
-"""Most messages of a request, including empty messages; a run has its own limit."""
+"""Maximum number of messages of a request, including empty messages; a run has its own limit."""
 T = TypeVar("T")
 Nothing = Annotated[float, Field(ge=0, le=0)]
 _ROLES: dict[str, Role] = {
@@ -56,7 +56,7 @@ class StreamOptions(Lenient):
 class Request(NamedUser):
     """Fields that chat completions and responses share. Unknown fields are refused.
 
-    Known fields without effect on the answer are ignored, whatever their value.
+    Known fields that do not affect the answer are ignored, whatever their value.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -89,7 +89,7 @@ class ChatRequest(Request):
     seed: int | None = None
     stop: str | list[str] | None = None
     prediction: JsonValue = None
-    # These are not supported: only the value that changes nothing is accepted.
+    # These parameters are not supported: the server accepts only the value that changes nothing.
     n: Literal[1] | None = None
     logprobs: Literal[False] | None = None
     presence_penalty: Nothing | None = None
@@ -100,7 +100,7 @@ class ChatRequest(Request):
 
 
 def _session_of(sent: Any) -> str | None:
-    """Return the session in ``conversation``, which is a name, or an object with an ``id``."""
+    """Return the session that ``conversation`` names; it is a name, or an object with an ``id``."""
     named = sent["id"] if isinstance(sent, dict) and sent.keys() == {"id"} else sent
     if sent is None or sent == "":
         return None
@@ -136,13 +136,13 @@ class ResponsesRequest(Request):
     max_output_tokens: int | None = None
     include: list[str] | None = None
     stream_options: JsonValue = None
-    # These are not supported: only the value that changes nothing is accepted.
+    # These parameters are not supported: the server accepts only the value that changes nothing.
     max_tool_calls: None = None
     truncation: Literal["disabled", "auto"] | None = None
 
 
 def without_nothing(body: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a body without fields that are null, and without unknown fields that are empty."""
+    """Return a body without null fields and without unknown fields that are empty."""
     empty: tuple[Any, ...] = ([], {}, "")
     return {
         name: value
@@ -167,7 +167,7 @@ def read_chat(sent: ChatRequest) -> ModelRequest:
     """Convert the body of a chat completion to a request.
 
     Raises:
-        InvalidInputError: a run cannot do what a field asks; ``pointer`` names the field.
+        InvalidInputError: a run does not support a field; ``pointer`` names this field.
     """
     limit = "max_tokens" if sent.max_completion_tokens is None else "max_completion_tokens"
     stop = [sent.stop] if isinstance(sent.stop, str) else sent.stop or []
@@ -191,7 +191,7 @@ def read_response_request(
         known: the items that the input refers to, by their indexes in the input.
 
     Raises:
-        InvalidInputError: a run cannot do what a field asks; ``pointer`` names the field.
+        InvalidInputError: a run does not support a field; ``pointer`` names this field.
     """
     text, reasoning = sent.text or TextOptions(), sent.reasoning or Reasoning()
     params = {
@@ -232,10 +232,10 @@ def _request(
 
 
 def _tool(tool: Any, place: str) -> Tool:
-    """Parse a client's tool; in chat completions its fields are below ``function``.
+    """Parse a client's tool; in chat completions, the tool's fields are below ``function``.
 
     Raises:
-        InvalidInputError: the tool is no function, or a field has the wrong type.
+        InvalidInputError: the tool is not a function, or a field has the wrong type.
     """
     if not (isinstance(tool, Mapping) and tool.get("type") == "function"):
         raise InvalidInputError(
@@ -256,7 +256,7 @@ def _tool(tool: Any, place: str) -> Tool:
 
 
 def _choice(choice: Any) -> str | dict[str, str] | None:
-    """Parse ``tool_choice``; ``None``: the model chooses."""
+    """Parse ``tool_choice``; ``None``: the model decides."""
     match choice or "auto":
         case "auto":
             return None
@@ -272,7 +272,7 @@ def _choice(choice: Any) -> str | dict[str, str] | None:
 
 
 def _schema(asked: Mapping[str, JsonValue] | None, place: str) -> Any:
-    """Return the JSON Schema for the answer; ``None``: the answer is text."""
+    """Return the JSON Schema for the answer; ``None``: the answer is a text."""
     match asked or {"type": "text"}:
         case {"type": "text"}:
             return None
@@ -289,7 +289,7 @@ def _schema(asked: Mapping[str, JsonValue] | None, place: str) -> Any:
 
 
 def _joined(said: Iterator[HistoryMessage]) -> Iterator[HistoryMessage]:
-    """Yield messages, joining a text of the model and the calls after it to one message."""
+    """Yield messages; a model's text and the tool calls after it become one message."""
     last: HistoryMessage | None = None
     for one in said:
         if last is not None and one.role == last.role == "assistant" and one.calls:
@@ -303,7 +303,6 @@ def _joined(said: Iterator[HistoryMessage]) -> Iterator[HistoryMessage]:
 
 
 def _messages(sent: Sequence[Any], messages_at: str) -> Iterator[HistoryMessage]:
-    """Convert the messages of a chat, or the items of a response's input."""
     for number, item in enumerate(sent):
         place = f"{messages_at}/{number}"
         match item:

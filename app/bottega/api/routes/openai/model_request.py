@@ -1,7 +1,7 @@
 """Conversion of requests of OpenAI's API to runs. Pure.
 
 Chat completions and responses are first parsed into a :class:`ModelRequest`. Then this module
-decides for both forms: the run's fields, the messages that its history keeps, and the names of the
+makes, for both forms: the run's fields, the messages of the run's history, and the names of the
 client's fields in errors.
 """
 
@@ -32,14 +32,14 @@ _UNKNOWN = "application/octet-stream"
 
 
 def content_of(content: Any, place: str, *, is_history: bool) -> tuple[Content, list[str]]:
-    """Return a message's content, and the JSON Pointers of its parts if it is not a text.
+    """Return a message's content, and the JSON Pointers of its parts if the content is not a text.
 
     Args:
         place: JSON Pointer to the content.
-        is_history: the message is not the user's; then unknown parts are kept as text.
+        is_history: the message is not from the user; its unknown parts become text.
 
     Raises:
-        InvalidInputError: the content is invalid, or has a part that runs do not support.
+        InvalidInputError: the content is invalid, or has a part that a run does not support.
     """
     if content is None or isinstance(content, str):
         return content or "", []
@@ -128,7 +128,6 @@ def source_of(url: str, place: str) -> dict[str, str]:
 
 
 def _padded(data: str) -> str:
-    """Return base64 text with blanks removed and missing padding added."""
     if len(data) % 4 == 0 and not _BLANK.search(data):
         return data
     data = _BLANK.sub("", data).rstrip("=")
@@ -138,7 +137,7 @@ def _padded(data: str) -> str:
 GRAPH = "graph:"
 """Prefix of the model that runs a graph as a DAG."""
 CHANNEL = "openai"
-"""Value in an agent's ``expose`` that makes the agent a model."""
+"""Value in an agent's ``expose`` that offers the agent as a model."""
 
 Role = Literal["system", "user", "assistant", "tool"]
 _ID = re.compile(r"(resp|msg|call|fc)_([0-9a-f]{32})(?:_([0-9]{1,9}))?")
@@ -164,7 +163,7 @@ class NamedUser(Lenient):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A tool call in a history; ``arguments`` is the client's text, which may be no JSON."""
+    """A tool call in a history; ``arguments`` is the client's text, which may be invalid JSON."""
 
     id: str
     name: str
@@ -178,8 +177,8 @@ class HistoryMessage:
     Attributes:
         place: JSON Pointer to the message in the request.
         answers: id of the call that a message of the role ``tool`` answers.
-        parts: JSON Pointers to the parts of its content, if it is not a text.
-        field: name of the field with its content in the request.
+        parts: JSON Pointers to the parts of the message's content, if the content is not a text.
+        field: name of the request's field that has the message's content.
     """
 
     role: Role
@@ -193,7 +192,7 @@ class HistoryMessage:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool of the client; ``place``: JSON Pointer to its name and other fields."""
+    """A tool of the client; ``place``: JSON Pointer to the object with the tool's name."""
 
     name: str
     description: str
@@ -203,13 +202,13 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """A request of OpenAI's API in either form; pointers are JSON Pointers into its body.
+    """A request of OpenAI's API in either form; its pointers are JSON Pointers into its body.
 
     Attributes:
         messages_at: pointer to the messages.
         instructions: system text for this request only.
-        choice: parameter ``tool_choice``: a word, or a mapping with a tool's name.
-        params: values by a run's parameter names, each with its pointer.
+        choice: parameter ``tool_choice``: a word, or a mapping that has a tool's name.
+        params: values by the names of a run's parameters, each value with its pointer.
         schema_at: pointer to the schema of the answer.
     """
 
@@ -225,7 +224,7 @@ class ModelRequest:
     schema_at: str = ""
 
     def after(self, earlier: Sequence[HistoryMessage]) -> "ModelRequest":
-        """Return the request with earlier messages before its own messages."""
+        """Return the request with earlier messages before the request's own messages."""
         return replace(self, messages=[*earlier, *self.messages])
 
 
@@ -241,7 +240,7 @@ class RunBody:
 
     @contextmanager
     def named_as_sent(self) -> Iterator[None]:
-        """Make the pointers of errors in the block point into the client's request."""
+        """Make pointers of errors in the block point into the client's request."""
         try:
             yield
         except BottegaError as error:
@@ -262,11 +261,11 @@ class RunBody:
 
 
 def body_of(request: ModelRequest, user: str | None) -> RunBody:
-    """Return the body of the run that a request asks for; ``user``: ``None``: no end user.
+    """Return the body of a run for a request; ``user``: ``None``: no end user.
 
     Raises:
         UnknownAgentError: the model cannot be the name of an agent or graph.
-        InvalidInputError: a run cannot do what a field asks; ``pointer`` names the field.
+        InvalidInputError: a run does not support a field; ``pointer`` names this field.
     """
     name, version = versioned(request.model)
     graph = graph_of(name)
@@ -317,7 +316,7 @@ def _refuse_unstorable(value: Any, place: str) -> None:
 
 
 def versioned(model: str) -> tuple[str, int | None]:
-    """Split a model into its name and its version; ``None``: the current version.
+    """Split a model into name and version; a version of ``None`` means the current version.
 
     Raises:
         UnknownAgentError: the version is not a number.
@@ -331,12 +330,12 @@ def versioned(model: str) -> tuple[str, int | None]:
 
 
 def graph_of(model: str) -> str | None:
-    """Return the name of a model's graph; ``None``: the model stands for an agent."""
+    """Return the name of a model's graph; ``None``: the model is an agent."""
     return model.removeprefix(GRAPH) if model.startswith(GRAPH) else None
 
 
 def model_of(run: Mapping[str, Any]) -> str:
-    """Return the model name that stands for a run's agent or graph."""
+    """Return the model name that means a run's agent or graph."""
     return str(run["agent"]) if run["agent"] else f"{GRAPH}{run['graph']}"
 
 
@@ -344,9 +343,9 @@ def id_of(kind: str, own: UUID, after: int = 0) -> str:
     """Return an id that a client sees.
 
     Args:
-        kind: ``resp``: a response; ``msg``: the item with its text; ``call``: a call of the
-            client's tool; ``fc``: the item with such a call.
-        own: id of the run, or of the interrupt that stands for the call.
+        kind: ``resp``: a response; ``msg``: the response's item with the text; ``call``: a call of
+            the client's tool; ``fc``: the item with such a call.
+        own: id of the run; for a call, id of the call's interrupt.
         after: ``seq`` of the last event before the response.
     """
     return f"{kind}_{own.hex}" + (f"_{after}" if after else "")
@@ -359,7 +358,7 @@ def known_by(kind: str, sent: str | None) -> tuple[UUID, int] | None:
 
 
 def interrupt_of(call: str | None) -> UUID | None:
-    """Return the interrupt behind a call's id; ``None``: the id is not of this service."""
+    """Return the interrupt behind a call's id; ``None``: this service did not make the id."""
     return (known := known_by("call", call)) and known[0]
 
 
@@ -378,7 +377,7 @@ def _refuse_changes(request: ModelRequest) -> None:
 
 
 def _change(request: ModelRequest, names: Mapping[str, str]) -> dict[str, Any]:
-    """Return the run's overrides of the agent."""
+    """Return the fields of the agent that the run overrides."""
     params = {name: value for name, (value, _) in request.params.items()}
     if isinstance(request.choice, Mapping):
         chosen = request.choice["name"]
@@ -400,7 +399,7 @@ def _change(request: ModelRequest, names: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _names(tools: Sequence[Tool]) -> dict[str, str]:
-    """Return the names that models see, by the client's names of its tools.
+    """Return the names of tools that models see, by the client's names of these tools.
 
     Raises:
         InvalidInputError: ``duplicate_tool``; or a name is empty, too long, or has a space.
@@ -424,14 +423,14 @@ def _names(tools: Sequence[Tool]) -> dict[str, str]:
 
 
 def _fit(name: str) -> str:
-    """Return a tool's name without characters that model APIs refuse."""
+    """Return a tool's name without the characters that model APIs refuse."""
     name = _UNFIT.sub("_", name)
     return (name if name[:1].isalpha() else f"t{name}")[:_LONGEST_NAME]
 
 
 @dataclass(slots=True)
 class _OpenCall:
-    """A call whose answer may follow; ``sent``: the client's id; ``id``: the id in the run."""
+    """A call that may still get an answer; ``sent``: the client's id; ``id``: the run's id."""
 
     sent: str
     id: str
@@ -439,14 +438,14 @@ class _OpenCall:
 
 
 Kept = tuple[dict[str, Any], HistoryMessage]
-"""A message of a run's input, and the client's message that it comes from."""
+"""A message of a run's input, and the client's message from which it was made."""
 
 
 class _History:
-    """A history that models' APIs accept: after each call comes exactly one answer, in order.
+    """A history that model APIs accept: exactly one answer follows each call, in the calls' order.
 
     Args:
-        names: names that models see, by the client's names of its tools.
+        names: names of tools that models see, by the client's names.
     """
 
     def __init__(self, names: Mapping[str, str]) -> None:
@@ -459,11 +458,12 @@ class _History:
         self._caller: HistoryMessage | None = None
 
     def read(self, said: Sequence[HistoryMessage], messages: str) -> list[Kept]:
-        """Return the messages for a run, each with the client's message that it comes from.
+        """Return the messages for a run, each with the client's message from which it was made.
 
-        Empty messages are skipped. An answer belongs to the first open call with its id, or,
-        without an id, to the first open call. A call without an answer gets an answer that says so.
-        A late answer becomes text of the user.
+        Empty messages are skipped. An answer with an id belongs to the first open call with this
+        id; an answer without an id belongs to the first open call. For a call without an answer,
+        the history gets an answer that reports the missing result. A late answer becomes a text of
+        the user.
 
         Raises:
             InvalidInputError: an answer belongs to no call, a message has too many calls, or all
@@ -480,7 +480,7 @@ class _History:
         return self._kept
 
     def _say(self, one: HistoryMessage) -> None:
-        """Add a message; its parts that are not text go into a user's message, as APIs require."""
+        """Add a message; parts other than text become a message of the user, as APIs require."""
         if one.role in ("system", "assistant") and not isinstance(one.content, str):
             shown = [at for at, part in enumerate(one.content) if part["type"] != "text"]
             seen = replace(
@@ -546,8 +546,8 @@ class _History:
     def _end_with_question(self, messages: str) -> None:
         """Make the history end with a question or with tool results, as agents require.
 
-        If a question is missing, a note in brackets is added as the user's message. No other text
-        becomes a user's message.
+        If the last question is missing, the history gets a note in brackets as the user's message.
+        No other text becomes a user's message.
         """
         if not self._kept:
             raise InvalidInputError("all messages are empty: send a question", pointer=messages)
@@ -571,7 +571,7 @@ def _arguments(sent: str) -> dict[str, Any]:
 
 
 def result_of(one: HistoryMessage) -> tuple[str, Sequence[Mapping[str, Any]]]:
-    """Return the text of a tool's answer, and the answer's other parts."""
+    """Return the text of a tool's answer and the other parts of the answer."""
     if isinstance(one.content, str):
         return one.content, ()
     return text_of(one.content), [part for part in one.content if part["type"] != "text"]

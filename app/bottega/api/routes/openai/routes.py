@@ -1,6 +1,6 @@
 """Routes of OpenAI's responses: a response is a run, and a chain of responses is a session.
 
-A response may continue an earlier response or a conversation, and refer to items of both.
+A response may continue an earlier response or a conversation, and it may refer to items of both.
 """
 
 from collections.abc import Mapping, Sequence
@@ -79,15 +79,15 @@ def unknown(response: str, pointer: str | None = None) -> NotFoundError:
 
 
 async def place_of(service: Service, acting: Acting, sent: ResponsesRequest) -> Place:
-    """Return the place of a new response: its session, and the history that it continues.
+    """Return the place of a new response: its session and the history that it continues.
 
     Without an earlier response or a conversation, a new session begins. If the earlier response is
     not the last of its session, the session is forked.
 
     Raises:
         NotFoundError: ``previous_response_id`` is unknown, or of another user.
-        InvalidInputError: the earlier response is not complete, or the request names a
-            conversation, too.
+        InvalidInputError: the earlier response is not complete, or the request also names a
+            conversation.
     """
     new = f"{UNASKED}{uuid4().hex}"
     if sent.conversation is not None:
@@ -113,7 +113,7 @@ async def place_of(service: Service, acting: Acting, sent: ResponsesRequest) -> 
 
 
 async def _in_conversation(service: Service, acting: Acting, session: str, model: str) -> Place:
-    """Return the place in a conversation, with the caller's waiting run of it, if there is one."""
+    """Return the place in a conversation, with the run in it that waits for the caller, if any."""
     async with service.database.begin(acting.tenant_id) as tx:
         waiting = await interrupts.of_client(tx, acting.tenant_id, session_id=session)
     name = versioned(model)[0]
@@ -129,7 +129,7 @@ async def _in_conversation(service: Service, acting: Acting, session: str, model
 async def _after(
     service: Service, tx: AsyncConnection, run: Mapping[str, Any], after: int, new: str
 ) -> Place:
-    """Return the place that continues a run after a round; ``new``: id for a new session."""
+    """Return the place that continues a run after a round; ``new``: id of the new session."""
     tenant, session, run_id = run["tenant_id"], run["session_id"], run["id"]
     if session is None:
         raise InvalidInputError(
@@ -150,7 +150,7 @@ async def _after(
 
 
 async def _base(tx: AsyncConnection, run: Mapping[str, Any]) -> tuple[str, UUID] | None:
-    """Return session and run of the turn before a run; ``None``: the run is the first turn."""
+    """Return session and run of the previous turn; ``None``: the run is the first turn."""
     if (base := (run["turn"] or {}).get("base")) is None:
         return None
     earlier = await read.get(tx, run["tenant_id"], UUID(str(base)))
@@ -160,10 +160,10 @@ async def _base(tx: AsyncConnection, run: Mapping[str, Any]) -> tuple[str, UUID]
 async def _history(
     service: Service, tenant: UUID, run_id: UUID, until: int, calls: Waiting, at: str
 ) -> Sequence[HistoryMessage]:
-    """Return a run's messages until an event, with calls that have no results yet.
+    """Return a run's messages up to an event, and the calls that still have no results.
 
     Raises:
-        InvalidInputError: there are more messages than a request may have.
+        InvalidInputError: the run has more messages than a request may have.
     """
     ids = {each["tool_call_id"]: id_of("call", each["id"]) for each in calls}
     said: list[HistoryMessage] = []
@@ -217,10 +217,10 @@ def _said(message: Mapping[str, Any], waits: Mapping[str, str], at: str) -> Hist
 async def known_items(
     service: Service, acting: Acting, sent: ResponsesRequest
 ) -> dict[int, Mapping[str, Any]]:
-    """Return the earlier items that the input refers to, by their indexes in the input.
+    """Return the earlier items to which the input refers, by their indexes in the input.
 
     Raises:
-        InvalidInputError: this user has no such item.
+        InvalidInputError: the request's user has no such item.
     """
     references = referred_items(sent)
     if len(set(references.values())) > MOST_CALLS:
@@ -250,7 +250,7 @@ async def known_items(
 
 
 async def _item(tx: AsyncConnection, acting: Acting, name: str) -> Mapping[str, Any] | None:
-    """Return an item; ``None``: it belongs to another user, or is not complete.
+    """Return an item; ``None``: the item belongs to another user, or is not complete.
 
     Raises:
         NotFoundError: the item does not exist.
@@ -335,7 +335,7 @@ async def cancel(
 async def _shown(
     service: Service, principal: Principal, response: str, user: str | None
 ) -> tuple[RunFollower, RoundAnswer]:
-    """Return the current state of a response; it must belong to the request's user, if any."""
+    """Return the current state of a response, which must belong to the request's user, if any."""
     if (known := known_by("resp", response)) is None:
         raise unknown(response)
     follower = RunFollower(service, principal, *known)

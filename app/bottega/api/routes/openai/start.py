@@ -1,8 +1,8 @@
-"""Start of the run that answers a request of OpenAI's API, or continuation of a waiting run.
+"""Starts the run that answers a request of OpenAI's API, or continues a waiting run.
 
-A waiting run needs results of the client's tools. It belongs to the caller if it was started with
-the same key and user. If the caller's next request does not bring the results, the run is
-cancelled; so no run waits for ever.
+A waiting run waits for results of the client's tools. A waiting run belongs to the caller if the
+same key and user started it. If the caller's next request has no results for the run, the server
+cancels the run, so that no run waits for ever.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -55,13 +55,13 @@ Waiting = Sequence[ClientCall]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The session of a run, and what the run continues.
+    """The session of a run, and the history that the run continues.
 
     Attributes:
         session: the session of a new run; ``None``: later requests cannot continue the run.
-        fork_of: session and run that a new session is forked from; ``None``: no fork.
-        history: reads the messages that go before the request's messages, for a new run.
-        waits: a run of the session that waits for its client.
+        fork_of: session and run from which a new session is forked; ``None``: no fork.
+        history: a function that reads the earlier messages, for a new run.
+        waits: id of the session's run that waits for its client; ``None``: no run waits.
     """
 
     session: str | None = None
@@ -75,7 +75,8 @@ async def start_or_resume(
 ) -> RunFollower:
     """Continue the run that waits for this request's results, or start a new run.
 
-    If a new run is started, the waiting runs that the request leaves without results are cancelled.
+    Before a new run starts, this function cancels the waiting runs for which the request has no
+    results.
 
     Raises:
         BottegaError: see :func:`body_of` and :func:`start_run`; ``pointer`` names a field of the
@@ -107,7 +108,7 @@ async def start_or_resume(
 
 
 def message_of_calls(calls: Waiting, place: str) -> HistoryMessage:
-    """Return the assistant's message that made these calls, without its text."""
+    """Return the assistant's message that made these calls; it has no text."""
     made = [
         Call(id_of("call", each["id"]), each["tool"], as_json(each["arguments"])) for each in calls
     ]
@@ -117,7 +118,7 @@ def message_of_calls(calls: Waiting, place: str) -> HistoryMessage:
 async def _waiting(
     service: Service, acting: Acting, request: ModelRequest, place: Place
 ) -> Waiting:
-    """Return the caller's pending calls in the runs that the request refers to."""
+    """Return the caller's pending calls in the runs to which the request refers."""
     named = (call.id for one in request.messages for call in one.calls)
     answered = (one.answers for one in request.messages)
     ids = [each for call in (*named, *answered) if (each := interrupt_of(call)) is not None]
@@ -129,18 +130,18 @@ async def _waiting(
 
 
 def waits_for(call: ClientCall, acting: Acting) -> bool:
-    """Return true if a call waits, and its run was started with the caller's key and user."""
+    """Return true if a call is pending, and the caller's key and user started its run."""
     own = acting.principal.actor, acting.user
     return call["status"] == "pending" and (call["principal"], call["user_id"]) == own
 
 
 def _answered(waiting: Waiting, tail: Sequence[HistoryMessage], place: Place) -> Waiting:
-    """Return the pending calls of the run that a request answers; empty: there is no such run.
+    """Return the pending calls of the run that a request answers; empty: it answers no run.
 
     Args:
-        tail: the request's messages after the last message of the assistant. The request answers a
-            run only if each result is for a different call of this run, and all other messages are
-            the user's.
+        tail: the request's messages after the assistant's last message. The request answers a run
+            only if each result is for a different call of this run, and all other messages are from
+            the user.
     """
     results = {interrupt_of(one.answers) for one in tail if one.role == "tool"}
     answered = (each["run_id"] for each in waiting if each["id"] in results)
@@ -169,9 +170,9 @@ async def _fits(service: Service, tenant: UUID, run_id: UUID, model: str, new: N
 async def _resumed(
     service: Service, acting: Acting, waiting: Waiting, tail: Sequence[HistoryMessage]
 ) -> RunFollower | None:
-    """Continue a run with its client's results; ``None``: the run has gone on or ended meanwhile.
+    """Continue a run with its client's results; ``None``: the run has continued or ended meanwhile.
 
-    The user's texts, and parts of results that are not text, reach the model as a message.
+    The user's texts, and the parts of results that are not text, reach the model as one message.
     """
     tenant, principal, user = acting.tenant_id, acting.principal, acting.user
     run_id, last_seq = waiting[0]["run_id"], waiting[0]["last_seq"]
@@ -239,7 +240,7 @@ async def _started(
 async def _new_run(
     service: Service, acting: Acting, request: ModelRequest, place: Place
 ) -> tuple[RunBody, NewRun]:
-    """Return the run that a request asks for; instructions go to all agents of a graph."""
+    """Return the run for a request; all agents of a graph get the request's instructions."""
     body, told = body_of(request, acting.user), request.instructions
     fields = body.fields | ({"session_id": place.session} if place.session else {})
     with body.named_as_sent():
@@ -258,7 +259,7 @@ async def _new_run(
 
 
 MEMORY = "x-bottega-memory"
-"""Header of answers that says whether the run could read memory of earlier runs."""
+"""Header of responses that states whether the run could read memory of earlier runs."""
 _NAME: TypeAdapter[str] = TypeAdapter(Annotated[UserName, AfterValidator(storable)])
 
 
@@ -268,13 +269,13 @@ def acting_of(
     """Return the caller and the first end user that the request names; blank names are skipped.
 
     Args:
-        headers: names of headers in which chat products send their user; they are read in this
-            order, before the body.
+        headers: names of headers in which chat products name their user; they are read in this
+            order, and before the body.
         caller: the request's body.
 
     Raises:
-        InvalidInputError: a name is too long, or cannot be stored.
-        UserRequiredError: the key requires an end user, but the request names none.
+        InvalidInputError: a name is too long, or the database cannot store it.
+        UserRequiredError: the key requires an end user, but the request names no user.
     """
     body = {
         "/user": caller.user,
@@ -288,17 +289,17 @@ def acting_of(
 
 
 def named_in(request: Request, headers: Sequence[str]) -> str | None:
-    """Return the end user that a request without a body names; ``None``: it names none."""
+    """Return the end user that a request without a body names; ``None``: it names no user."""
     return next((value for _, value in _sent(request, headers)), None)
 
 
 def memory_headers(user: str | None) -> dict[str, str]:
-    """Return the header that tells clients whether the run could read memory, and why not."""
+    """Return the header that states whether the run could read memory, and if not, why not."""
     return {MEMORY: "off; no user" if user is None else "user"}
 
 
 def _sent(request: Request, headers: Sequence[str]) -> Iterator[tuple[None, str]]:
-    """Yield the end user of each header that names one; nothing if the caller's token has a user.
+    """Yield the end user of each header that names one; none if the caller's token has a user.
 
     Raises:
         InvalidInputError: a header names two users.
@@ -314,7 +315,7 @@ def _sent(request: Request, headers: Sequence[str]) -> Iterator[tuple[None, str]
 
 
 def _text(value: bytes) -> str:
-    """Decode a header's value as UTF-8; if that fails, as Latin-1."""
+    """Decode a header's value as UTF-8, or as Latin-1 if it is not UTF-8."""
     try:
         return value.decode()
     except UnicodeDecodeError:
