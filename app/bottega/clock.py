@@ -1,7 +1,7 @@
 """The only access to the machine's clocks.
 
-Code that decides by time gets a :class:`Clock` (or a float) as argument, so that tests control the
-time.
+Code that depends on the time gets a :class:`Clock` (or a float) as an argument, so that tests
+control the time.
 """
 
 import time
@@ -9,22 +9,22 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 Clock = Callable[[], datetime]
-"""A function that returns the current time, aware and in UTC."""
+"""A function that returns the current time as an aware datetime in UTC."""
 
 
 def utcnow() -> datetime:
-    """Return the wall-clock time, aware and in UTC."""
+    """Return the wall-clock time as an aware datetime in UTC."""
     return datetime.now(UTC)
 
 
 def stamp() -> str:
-    """Return the wall-clock time in the form of the log's lines."""
+    """Return the wall-clock time in the form that log lines have."""
 
     return f"{utcnow():%Y-%m-%dT%H:%M:%S.%fZ}"
 
 
 def monotonic() -> float:
-    """Return seconds on a clock that never goes back; for durations only."""
+    """Return seconds on a clock that never goes back; use it only for durations."""
     return time.monotonic()
 
 
@@ -34,5 +34,5 @@ def now_ns() -> int:
 
 
 def cpu_s() -> float:
-    """Return the seconds of CPU that this thread has used."""
+    """Return the CPU time of this thread, in seconds."""
     return time.thread_time()

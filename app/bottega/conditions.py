@@ -1,8 +1,8 @@
 """Conditions: JSON trees of tests of named features. Pure.
 
-A condition is ``{feature, op, value}``, ``{all | any: [condition, …]}`` or ``{not: condition}``.
-A test of an absent feature is false, whatever its operator. A comparison of values of different
-kinds is false too: for example, a number with a text.
+A condition is ``{feature, op, value}``, ``{all | any: [condition, …]}`` or ``{not: condition}``. A
+test of an absent feature is false, whatever the operator is. A comparison of values of different
+kinds, such as a number with a text, is also false.
 """
 
 import math
@@ -16,13 +16,13 @@ Condition = Mapping[str, Any]
 """A condition, as JSON."""
 
 MAX_DEPTH = 5
-"""Most levels of nested conditions."""
+"""Maximum number of levels of nested conditions."""
 MAX_TESTS = 100
-"""Most tests in all conditions together; each value of a list counts as one test."""
+"""Maximum number of tests in all conditions together; each value of a list counts as one test."""
 MAX_LIST = 20
-"""Most conditions in one list."""
+"""Maximum number of conditions in one list."""
 MAX_TEXT = 200
-"""Most characters of a value or name."""
+"""Maximum number of characters of a value or name."""
 MAX_NUMBER = 2**53 - 1
 """Largest number: floats represent all integers up to this number exactly."""
 
@@ -39,11 +39,11 @@ _SCALARS = frozenset(("truth", "number", "text"))
 
 
 class Members(frozenset[tuple[str | None, Any]]):
-    """The values of a list with their kinds, as a set: ``contains`` needs one look-up."""
+    """The values of a list, with their kinds, as a set; so ``contains`` needs one look-up."""
 
 
 def searchable(features: Mapping[str, Any]) -> dict[str, Any]:
-    """Return features in the form for many conditions: lists become :class:`Members`."""
+    """Return features in a form for many conditions: each list becomes :class:`Members`."""
     return {
         name: Members((kind_of(each), each) for each in value if kind_of(each) in _SCALARS)
         if kind_of(value) == "list"
@@ -55,7 +55,7 @@ def searchable(features: Mapping[str, Any]) -> dict[str, Any]:
 def kind_of(value: Any) -> str | None:
     """Return ``truth``, ``number``, ``text`` or ``list``: only equal kinds are comparable.
 
-    ``None`` for other values, and for NaN and infinity."""
+    Return ``None`` for other values, and for NaN and infinity."""
     if isinstance(value, bool):
         return "truth"
     if isinstance(value, int):
@@ -73,7 +73,7 @@ def named(condition: Condition) -> Iterator[str]:
 
 
 def tests_of(condition: Condition) -> Iterator[Condition]:
-    """Yield the tests in a checked condition: its parts with a feature."""
+    """Yield the tests in a checked condition, which are its parts that have a feature."""
     if "feature" in condition:
         yield condition
         return
@@ -89,7 +89,7 @@ def check(condition: Any, path: str = "") -> None:
     """Validate a condition, as JSON.
 
     Raises:
-        InvalidInputError: with the pointer to the fault.
+        InvalidInputError: the condition is invalid; the error's pointer locates the fault.
     """
     ConditionCheck().condition(condition, path)
 
@@ -98,7 +98,7 @@ def holds(condition: Condition, value_of: Callable[[str], Any]) -> bool:
     """Evaluate a checked condition.
 
     Args:
-        value_of: returns a feature's value; ``None``: it is absent.
+        value_of: a function that returns a feature's value; ``None``: the feature is absent.
     """
     if "all" in condition:
         return all(holds(each, value_of) for each in condition["all"])
@@ -147,10 +147,10 @@ def _true_of(found: Any, op: str, value: Any) -> bool:
 
 
 class ConditionCheck:
-    """Validator of conditions that counts their tests.
+    """Validator of conditions, which counts the tests in them.
 
     Args:
-        feature: pattern of a feature's name; ``rule`` explains it.
+        feature: pattern for names of features; ``rule`` explains the pattern.
     """
 
     def __init__(self, feature: re.Pattern[str] = _FEATURE, rule: str = _FEATURE_RULE) -> None:
@@ -162,7 +162,7 @@ class ConditionCheck:
         """Validate a condition, as JSON.
 
         Raises:
-            InvalidInputError: with the pointer to the fault.
+            InvalidInputError: the condition is invalid; the error's pointer locates the fault.
         """
         if not isinstance(condition, Mapping):
             raise bad("a condition must be an object", path)

@@ -1,4 +1,4 @@
-"""The composition root: builds all long-lived objects, and closes them."""
+"""The composition root, which builds all long-lived objects and closes them."""
 
 import asyncio
 import contextlib
@@ -49,12 +49,12 @@ from bottega.tracing.export import exporting
 from bottega.users import UserErasure
 
 _OF_API = 24
-"""Most connections of an API process's pool: requests that start runs wait for their commits."""
+"""Maximum size of an API process's pool: requests that start runs wait for their commits."""
 MAX_CRASHES = 5
-"""Crashes of workers after which their run fails; more than restarts of all workers cause."""
+"""Number of workers' crashes after which a run fails; restarts of all workers cause fewer."""
 GC_THRESHOLD = (50_000, 20, 20)
 """Thresholds of the garbage collector. By default, Python collects after every 700 new objects. A
-thousand agents have millions of objects with hardly any cycles: collections took a third of the
+thousand agents have millions of objects with hardly any cycles, and collections took a third of the
 CPU time.
 """
 
@@ -75,19 +75,19 @@ class Service:
 
     Attributes:
         listener: this process's listening connection.
-        streams: the runs that clients of this process watch.
+        streams: the runs that this process's clients watch.
         keys: the API keys, for authentication.
         memory: episodes of earlier runs.
-        patterns: what was learned from the episodes.
+        patterns: the patterns that were learned from the episodes.
         files: the files of users and tools.
         descriptors: file descriptor limits of this process.
-        pins: versions of agents and graphs that new runs pin.
+        pins: the versions of agents and graphs for new runs.
         outgoing: the clients for outgoing requests.
         scraping: the metrics for Prometheus.
         services: the background services.
-        serving: whether this process serves the API.
-        working: whether this process executes runs.
-        nats: carries wake-ups and live text; ``None``: the database does.
+        serving: true: this process serves the API.
+        working: true: this process executes runs.
+        nats: connection for wake-ups and live text; ``None``: the database has them.
     """
 
     settings: Settings
@@ -115,12 +115,12 @@ class Service:
 async def open_service(
     settings: Settings, url: str, *, api: bool, worker: bool, silence: SilenceTimeouts | None = None
 ) -> AsyncIterator[Service]:
-    """Open the database and all services around it; close them at the end.
+    """Open the database and all services that need it; close them at the end.
 
     Args:
-        api: serve the API, whose clients watch runs.
-        worker: execute runs.
-        silence: time limits for a silent server.
+        api: true: serve the API, whose clients watch runs.
+        worker: true: execute runs.
+        silence: timeouts for a server that sends nothing.
 
     Raises:
         UnavailableError: there is no database, its version differs, or sources are missing.
@@ -182,7 +182,7 @@ def _of_every_process(
 ) -> dict[str, Callable[[], Awaitable[None]]]:
     return {
         **({} if nats is None else {"nats": nats.run}),
-        # Waiting runs must time out even while no worker runs.
+        # Waiting runs must time out even while no worker process exists.
         "sweep": partial(queue.sweep_regularly, database.pool, settings.lease_s),
         "erase": _erasing(database, listener, memory).run,
         "accesses": memory.memory.accesses.run,
@@ -193,7 +193,7 @@ def _of_every_process(
 
 
 def _nats(settings: Settings, database: Database) -> NatsSignals | None:
-    """Return this process's connection to NATS, which takes the wake-ups over from NOTIFY."""
+    """Return this process's connection to NATS; wake-ups then use NATS instead of NOTIFY."""
     if settings.nats_url is None:
         return None
     nats = NatsSignals(settings.nats_url.get_secret_value())
@@ -204,7 +204,6 @@ def _nats(settings: Settings, database: Database) -> NatsSignals | None:
 def _watching(
     database: Database, listener: NotifyListener, nats: NatsSignals | None
 ) -> tuple[WakeupFeed, RunStreams]:
-    """Return what brings the news of watched runs."""
     wakeups = WakeupFeed(listener, nats)
     if nats is None:
         return wakeups, RunStreams(database.pool, wakeups)
@@ -214,7 +213,7 @@ def _watching(
 def _files(
     settings: Settings, database: Database, listener: NotifyListener, services: MemoryServices
 ) -> FileStore:
-    """Return the file store; at a notice, this process drops cached data of erased files."""
+    """Return the file store; at a notification, this process drops cached data of erased files."""
     quota = FileQuota(settings.files_bytes)
     files = FileStore(database, services.objects, quota)
     listener.subscribe(erase.CHANNEL, partial(_forget, files.forget))
@@ -222,22 +221,22 @@ def _files(
 
 
 def _erasing(database: Database, listener: NotifyListener, services: MemoryServices) -> LeasedWork:
-    """Return the work that erases end users; every process does it, so that no worker is needed."""
+    """Return the work that erases end users; every process does it, so no worker is necessary."""
     work = UserErasure(database, services.objects).leased()
     wake_on_notify(listener, work.loop)
     return work
 
 
 def _forget(forget: Callable[[UUID | None], None], payload: str | None) -> None:
-    """Drop the cached data of the tenant that a notice names; without a name, of all tenants."""
+    """Drop cached data of the tenant that a notification names, or else of all tenants."""
     forget(None if payload is None else UUID(payload))
 
 
 def tune_gc() -> None:
-    """Exempt the present objects from garbage collection; let threads switch sooner."""
+    """Exempt the existing objects from garbage collection, and let threads switch sooner."""
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLD)
-    # A thread that computes delays the event loop by this time; the default is 5 ms.
+    # A thread that computes delays the event loop by this time; Python's default is 5 ms.
     sys.setswitchinterval(0.0005)
 
 
@@ -270,7 +269,6 @@ async def _analyst(settings: Settings, models: "ModelServices") -> "Analyst | No
 
 
 def _subagent_runtime(service: Service, models: "ModelServices") -> "SubagentRuntime":
-    """Return the state that this process's asynchronous sub-agents share."""
     from bottega.engine.async_tasks import SubagentRuntime
     from bottega.engine.child_runs import ChildRuns
     from bottega.engine.plugins import subagent_plugins
@@ -294,17 +292,17 @@ def _lease(
     runtime: "SubagentRuntime",
     models: "ModelServices",
 ) -> "tuple[WorkerLease, queue.RunClaimer]":
-    """Return the lease, which reports this worker's runs, and the claimer of runs."""
+    """Return the lease, which reports this worker's runs, and the claimer of new runs."""
     from bottega.engine.claim import ClaimedRun, ClaimReader
     from bottega.engine.workers import WorkerLease
 
     settings, pool = service.settings, service.database.pool
 
-    def places() -> int:  # a run that awaits other runs needs no place
+    def places() -> int:  # a run that waits for other runs needs no slot
         return settings.worker_concurrency + runtime.children.resting()
 
     async def execute(run: ClaimedRun) -> bool:
-        service.listener.need(is_needed=True)  # its run must learn of changed secrets at once
+        service.listener.need(is_needed=True)  # runs must know of changed secrets at once
         return await executor.execute(run)
 
     def listen(is_next: bool) -> None:
@@ -326,7 +324,7 @@ def _lease(
 
 @asynccontextmanager
 async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIterator[None]:
-    """Execute runs during the block; at its end, return unfinished runs to the queue."""
+    """Execute runs during the block; at the end, return unfinished runs to the queue."""
     from bottega.engine.build_agents import Teams
     from bottega.engine.executor import Executor
     from bottega.engine.live_text import LiveText, TextSubjects, TextTable
@@ -423,7 +421,7 @@ async def _keeping_memory(
     memory_services: MemoryServices,
     models: "ModelServices",
 ) -> "AsyncIterator[tuple[MemorySources, Callable[[], None]]]":
-    """Run the background work of memory; yield the memory for runs, and its waker."""
+    """Run the background work of memory; yield the runs' memory, and the work's waker."""
     from bottega.engine.retrieval import MemorySources
 
     settings = service.settings
@@ -445,7 +443,7 @@ async def _keeping_memory(
 async def _claiming_runs(
     service: Service, claimer: queue.RunClaimer, lease: "WorkerLease"
 ) -> AsyncIterator[None]:
-    """Claim runs during the block; at its end, return unfinished runs, and notify watchers."""
+    """Claim runs during the block; at the end, return unfinished runs and notify their watchers."""
     service.listener.subscribe(signals.DUE, claimer.notice)
     if service.nats is not None:
         receive = lambda *_: claimer.notice(None)  # noqa: E731

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 ENCODING = "utf-8-sig"
-"""Encoding of ``.env`` files: UTF-8, with or without a byte order mark."""
+"""Encoding of ``.env`` files, which is UTF-8 with or without a byte order mark."""
 _QUOTES = "\"'"
 
 
 def unwrapped(value: str) -> str:
-    """Return a value without blanks, line feeds and a pair of quotes around it."""
+    """Return a value without the blanks, line feeds and pair of quotes around it."""
     value = value.strip()
     while len(value) > 1 and value[0] == value[-1] and value[0] in _QUOTES:
         value = value[1:-1].strip()
@@ -17,7 +17,7 @@ def unwrapped(value: str) -> str:
 
 
 def unwrap_all(*sources: Any) -> None:
-    """Unwrap the values of pydantic-settings' sources; leave out values that are then empty."""
+    """Unwrap the values in pydantic-settings' sources; leave out values that are then empty."""
     for source in sources:
         found: Mapping[str, str | None] = source.env_vars
         values = {name: unwrapped(value) for name, value in found.items() if value is not None}

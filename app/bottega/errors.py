@@ -32,8 +32,8 @@
     │   └── BudgetBusyError   internal      the tenant's budget could not pay in time
     └── FencedError           internal      another worker has claimed this worker's run
 
-Code branches on the *kind* (the API maps it to a status, the worker to retry or fail). Clients
-match the *code*. The text is for people.
+Code decides by the *kind* (the API chooses a status, the worker chooses to retry or fail). Clients
+decide by the *code*. The text is for people.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ from enum import StrEnum
 
 
 class ErrorKind(StrEnum):
-    """The kind of a failure, independent of any transport."""
+    """The kind of a failure; it does not depend on HTTP."""
 
     INVALID = "invalid"
     UNAUTHENTICATED = "unauthenticated"
@@ -60,7 +60,7 @@ LONGEST_DETAIL = 4000
 
 
 def shortened(text: str) -> str:
-    """Cut an error text, which may quote anything, to ``LONGEST_DETAIL`` characters."""
+    """Cut an error text, which may contain long quotes, to ``LONGEST_DETAIL`` characters."""
     return text if len(text) <= LONGEST_DETAIL else f"{text[: LONGEST_DETAIL - 1]}…"
 
 
@@ -68,9 +68,9 @@ class BottegaError(Exception):
     """Base class of all errors.
 
     Args:
-        detail: a sentence that says what to change; cut to ``LONGEST_DETAIL`` characters.
+        detail: a sentence about the error and its correction, cut to ``LONGEST_DETAIL``.
         code: stable identifier; defaults to the class's code.
-        pointer: JSON Pointer (RFC 6901) to the wrong part of the input, if there is one.
+        pointer: JSON Pointer (RFC 6901) to the wrong part of the input, if any.
     """
 
     kind: ErrorKind = ErrorKind.INTERNAL
@@ -118,7 +118,7 @@ class UnknownReferenceError(InvalidInputError):
 
 
 class UserRequiredError(InvalidInputError):
-    """The key requires an end user, but the request names none; ``pointer``: the field for it."""
+    """The key requires an end user, but the request names none; ``pointer``: the user's field."""
 
     code = "user_required"
 
@@ -166,13 +166,13 @@ class ConflictError(BottegaError):
 
 
 class LogWentBackError(ConflictError):
-    """A client has events of a run that its log has no more."""
+    """A client has events of a run that the run's log no longer has."""
 
     code = "log_went_back"
 
 
 class AgentBusyError(ConflictError):
-    """Another query of the agent object has not ended; two at a time would mix their histories."""
+    """Another query of the agent object has not ended; both queries would mix their histories."""
 
     code = "agent_busy"
 
@@ -224,10 +224,10 @@ class SubagentRefusedError(BottegaError):
     """A task was refused at its dispatch; the model reads the detail.
 
     Args:
-        about: the limit and how much of it is used, as in the event ``subagent.backpressure``.
+        about: the limit and its used part, as in the event ``subagent.backpressure``.
 
     Attributes:
-        reason: why it was refused, for metrics.
+        reason: reason of the refusal, for metrics.
     """
 
     kind = ErrorKind.LIMITED
@@ -249,7 +249,7 @@ class SubagentDepthExceededError(SubagentRefusedError):
 
 
 class SubagentQuotaExceededError(SubagentRefusedError):
-    """One parent has too many tasks, or a budget has too little left."""
+    """One parent has too many tasks, or a budget is too small for another task."""
 
     code = "subagent_quota_exceeded"
 
@@ -259,7 +259,7 @@ class SubagentQuotaExceededError(SubagentRefusedError):
 
 
 class SubagentCircuitOpenError(SubagentRefusedError):
-    """The circuit is open; after ``retry_after_ms`` such a task may be tried again."""
+    """The circuit is open; such a task may be tried again after ``retry_after_ms``."""
 
     code = "subagent_circuit_open"
     reason = "circuit_open"
@@ -279,18 +279,18 @@ class DatabaseAwayError(UnavailableError):
 
 
 class UpstreamError(BottegaError):
-    """A server that a tenant named cannot be reached, or does not answer as it should."""
+    """A server that a tenant named is unreachable, or its answer is wrong."""
 
     kind = ErrorKind.UPSTREAM
     code = "upstream"
 
 
 class ModelError(BottegaError):
-    """A failure of the model's side.
+    """A failure of a model or of its server.
 
     Args:
-        retryable: whether the same call may succeed later.
-        retry_after_s: seconds to wait, if the server named them.
+        retryable: true: the same call may succeed later.
+        retry_after_s: seconds to wait; ``None``: the server named no time.
         last_code: code of the last failed try, if ``code`` is about several tries.
     """
 
@@ -333,7 +333,7 @@ class BudgetExhaustedError(BottegaError):
 
 
 class BudgetBusyError(BudgetExhaustedError):
-    """A call waited too long for a budget: other calls hold it, or it cannot be read."""
+    """A call waited too long for a budget: other calls reserved it, or it cannot be read."""
 
 
 class FencedError(BottegaError):
@@ -341,11 +341,11 @@ class FencedError(BottegaError):
 
 
 class PendingRequestError(BottegaError):
-    """A run may not complete yet: it has not handled a message or its cancellation."""
+    """A run may not complete yet, because it has a message or a cancellation to handle."""
 
     code = "pending_request"
 
 
 def is_internal(error: Exception) -> bool:
-    """Return true for an internal error of Bottega, false for a failure of the model."""
+    """Return true for an internal error of Bottega, and false for a failure of the model."""
     return isinstance(error, BottegaError) and error.kind is ErrorKind.INTERNAL

@@ -1,4 +1,4 @@
-"""The rule by which circuit breakers open: half of the recent calls have failed. Pure."""
+"""The rule by which circuit breakers open: at least half of the recent calls have failed. Pure."""
 
 from collections import OrderedDict, deque
 from collections.abc import Hashable
@@ -8,7 +8,7 @@ Ends = deque[float]
 
 
 def _ends() -> Ends:
-    return deque(maxlen=1000)  # bounds the memory of one key
+    return deque(maxlen=1000)  # limits the memory for one key
 
 
 @dataclass(slots=True)
@@ -18,11 +18,11 @@ class _Recent:
 
 
 class FailureRates:
-    """Times at which recent calls ended, by key; keys without recent calls need no memory.
+    """Times at which recent calls ended, by key; a key without recent calls needs no memory.
 
     Args:
-        least: with fewer recent calls than this, no breaker opens.
-        window_s: seconds for which a call is recent after its end.
+        least: minimum number of recent calls for a breaker to open.
+        window_s: number of seconds after its end for which a call is recent.
     """
 
     def __init__(self, least: int, window_s: float) -> None:
@@ -43,7 +43,7 @@ class FailureRates:
         return ended >= self._least and 2 * failed >= ended
 
     def failures(self, key: Hashable) -> int:
-        """Return the number of recent failures, as of the end of the key's last call."""
+        """Return the number of recent failures, counted when the key's last call ended."""
         return len(self._recent[key].failures) if key in self._recent else 0
 
     def forget(self, key: Hashable) -> None:
@@ -51,7 +51,7 @@ class FailureRates:
         self._recent.pop(key, None)
 
     def tidy(self, now: float) -> None:
-        """Forget the keys without recent calls."""
+        """Forget all keys that have no recent calls."""
         while self._recent:
             key, recent = next(iter(self._recent.items()))
             last = max(ends[-1] for ends in (recent.failures, recent.successes) if ends)

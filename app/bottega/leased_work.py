@@ -1,14 +1,14 @@
-"""Leased work: rows that wait in the database until their time, done by the first free worker.
+"""Leased work: database rows that wait for their time; the first free worker does their work.
 
-A worker claims due rows by moving their time into the future: that time is the end of the lease.
-The worker then does the rows' work without an open transaction, and stores the results. If it dies,
-another worker claims the rows when the lease ends.
+To claim due rows, a worker moves their time into the future, to the end of the lease. The worker
+then does the rows' work without an open transaction, and stores the results. If the worker dies,
+another worker claims the rows at the end of the lease.
 
 - :class:`LeasedWork` claims the rows of all tenants, and does their work. The SQL function
-  ``claim_due`` takes the tenants in turn. Each tenant has at most its share of rows under way in a
-  process, so that work that hangs delays only rows of the same tenant.
+  ``claim_due`` takes the tenants in turn. In each process, a tenant has a limited number of rows in
+  progress. So work that hangs delays only rows of the same tenant.
 - :class:`WorkLoop` calls a function when a row may be due: at a NOTIFY, at the next due time, and
-  from time to time, in case a notification was missed. These are only hints: the rows and the
+  regularly, because a notification may be lost. Such calls are only hints: the rows and the
   database's clock decide.
 """
 
@@ -31,7 +31,7 @@ from bottega.errors import DatabaseAwayError, ModelError, UnavailableError
 from bottega.events.listener import NotifyListener
 
 _MOST = 64
-"""Most rows of one claim, so that work on the first rows begins before the last are claimed."""
+"""Maximum number of rows in one claim, so that work begins before all rows are claimed."""
 
 _CLAIM = "SELECT * FROM claim_due($1, $2, $3, $4, $5, $6, $7)"
 _NEXT = "SELECT next_due_s($1, $2)"
@@ -40,16 +40,16 @@ log = structlog.get_logger(__name__)
 
 
 class WorkLoop:
-    """A loop that calls ``act`` at the start, whenever it is woken, and at every due time.
+    """A loop that calls ``act`` at the start, at each wake-up, and at each due time.
 
-    While a service that the work needs is down, the loop pauses, each time twice as long as before.
+    While a necessary service is down, the loop pauses, each time twice as long as before.
 
     Args:
         channel: notifications on this channel wake the loop; see :func:`wake_on_notify`.
-        act: does the due work; returns the seconds until more work is due. Raises ``ModelError``
-            or ``UnavailableError`` if a service is down.
-        poll_s: longest time between two calls.
-        first_s: seconds from the start to the first call, unless the loop is woken before.
+        act: a function that does the due work and returns the seconds until more work is due. It
+            raises ``ModelError`` or ``UnavailableError`` if a service is down.
+        poll_s: maximum number of seconds between two calls.
+        first_s: seconds from the start to the first call, unless a wake-up comes earlier.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class WorkLoop:
         self._awake.set()
 
     def on_notice(self, payload: str | None) -> None:
-        """Wake the loop at a notification; its payload does not matter."""
+        """Wake the loop at a notification, whatever its payload."""
         self.wake()
 
     def wake_soon(self) -> None:
-        """Wake the loop, at most every half second: rows that come in between are done together."""
+        """Wake the loop, but at most every half second, so that rows are done together."""
         if self._soon is None:
             loop = asyncio.get_running_loop()
             at = max(loop.time(), self._woken_at + 0.5)  # rows are done together
@@ -89,14 +89,14 @@ class WorkLoop:
         self.wake()
 
     async def run(self) -> None:
-        """Run until cancelled; if run again, call ``act`` at once."""
+        """Run until cancelled; each new call of this method calls ``act`` at once."""
         pause, self.first_s = self.first_s, 0.0
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(pause, self._poll_s)):
                     await self._awake.wait()
             self._awake.clear()
-            # At least 50 ms: another worker may have claimed rows that are due.
+            # At least 50 ms, because another worker may have claimed the due rows.
             pause = max(0.05, await self.act_or_pause())
 
     async def act_or_pause(self) -> float:
@@ -121,7 +121,7 @@ def wake_on_notify(listener: NotifyListener, *loops: WorkLoop) -> None:
 
 
 async def seconds_until_due(pool: asyncpg.Pool, query: str, *args: Any) -> float:
-    """Return the seconds, at least 0, that a query says until a row is due; infinite for NULL."""
+    """Return a query's result: the seconds until a row is due, at least 0; NULL is infinite."""
     seconds: float | None = await pool.fetchval(query, *args)
     return float("inf") if seconds is None else max(0.0, seconds)
 
@@ -131,21 +131,21 @@ def _next_pause_s(last_s: float) -> float:
 
 
 class Blame(Enum):
-    """Cause of a failure: one of the rows, or a service that all rows need."""
+    """The cause of a failure: one of the rows, or a service that all rows need."""
 
     ROW = "row"
     SERVICE = "service"
 
 
 def blame_service(error: Exception) -> Blame | None:
-    """Return ``Blame.SERVICE`` for an error that says that a service is down."""
+    """Return ``Blame.SERVICE`` for an error which means that a service is down."""
     return Blame.SERVICE if isinstance(error, (ModelError, UnavailableError)) else None
 
 
 Rows = Sequence[asyncpg.Record]
 PutOff = Callable[[UUID, Rows, Exception, float | None], Awaitable[None]]
-"""Function that stores a failure of rows. The number is ``None``, or, if a service failed, the
-seconds for which the tenant's rows pause."""
+"""Function that stores a failure of some rows. If a service failed, the number is the tenant's
+pause in seconds; otherwise it is ``None``."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -155,22 +155,21 @@ class LeasedWork:
     Any number of processes may do this work concurrently.
 
     Attributes:
-        name: kind of work, as ``claim_due`` knows it.
-        columns: the columns of the rows, except ``tenant_id``, with their types.
-        lease_s: duration of a lease; longer than the work on a batch takes.
-        share: most rows of one tenant that are under way in this process.
-        places: most rows of all tenants that are under way in this process. ``None``, for work
-            that waits for others' servers: no limit besides the share, so that one tenant's rows
-            that hang take no room from other tenants.
-        batch: most rows of a tenant that are done together.
-        do: does a batch, and stores the results.
-        blame: returns the cause of an error of ``do``; ``None``: log the error, and let the
-            lease end.
-        put_off: stores a failure that has a cause; ``None``: the leases of these rows end.
-        longest_rest_s: longest pause of a tenant after a batch. The pause is as long as the
-            batch took, so that half of the time is left to others.
-        channel, poll_s: as in :class:`WorkLoop`.
-        loop: wake it when a row may be due.
+        name: kind of the work for ``claim_due``.
+        columns: the rows' columns with their types, except ``tenant_id``.
+        lease_s: duration of a lease; it must be longer than the work on a batch.
+        share: maximum number of a tenant's rows that are in progress in this process.
+        places: maximum number of all tenants' rows that are in progress in this process. ``None``
+            (for work that waits for external servers): only ``share`` limits the rows, so that
+            hanging rows of one tenant do not block other tenants.
+        batch: maximum number of a tenant's rows that are done together.
+        do: a function that does a batch and stores the results.
+        blame: a function that returns the cause of an error in ``do``; ``None``: only log it.
+        put_off: a function that stores a failure and its cause; ``None``: let the leases end.
+        longest_rest_s: maximum pause of a tenant after a batch, in seconds. A pause is as long as
+            the batch took, which leaves half of the time to other tenants.
+        channel, poll_s: see :class:`WorkLoop`.
+        loop: the loop of this work; wake it when a row may be due.
     """
 
     pool: asyncpg.Pool
@@ -197,9 +196,9 @@ class LeasedWork:
         self.loop = WorkLoop(self.channel, self.start_due, poll_s=self.poll_s)
 
     async def run(self) -> None:
-        """Do due rows until cancelled; then cancel the tasks under way, whose leases run out.
+        """Do due rows until cancelled; then cancel the tasks in progress, whose leases then end.
 
-        After an error the tasks go on; the caller may start this method again.
+        After an error, the tasks continue; the caller may call this method again.
         """
         try:
             await self.loop.run()
@@ -210,9 +209,9 @@ class LeasedWork:
             raise
 
     async def do_due(self) -> float:
-        """Do some due rows to the end, including rows of tenants that rest.
+        """Do some due rows to the end, including rows of tenants that have a pause.
 
-        Return the seconds until more may be due, or until the first rest ends.
+        Return the seconds until more rows may be due, or until the first pause ends.
         """
         self._until = {each: self._until[each] for each in self._pauses}
         left_s = await self.start_due()
@@ -222,7 +221,7 @@ class LeasedWork:
         return self._rest_s()
 
     async def start_due(self) -> float:
-        """Begin due rows, as many as the limits allow; return the seconds until more may be due."""
+        """Start as many due rows as the limits allow; return the seconds until more may be due."""
         room = _MOST if self.places is None else self.places - self._busy.total()
         if room < 1:
             return float("inf")  # the end of a batch wakes the loop
@@ -252,7 +251,7 @@ class LeasedWork:
         return min(left_s, self._rest_s() if self._until else left_s)
 
     def _rest_s(self) -> float:
-        """Return the seconds until the first pause of a tenant ends; 0 if there is none."""
+        """Return the seconds until a tenant's pause ends; 0 if no tenant has a pause."""
         return max(0.0, min(self._until.values(), default=0.0) - self.clock())
 
     def _begin(self, tenant_id: UUID, rows: Sequence[asyncpg.Record]) -> None:
@@ -264,7 +263,7 @@ class LeasedWork:
     def _ended(self, tenant_id: UUID, number: int, task: "asyncio.Task[None]") -> None:
         is_full = self.places is not None and self._busy.total() >= self.places
         if is_full or self._busy[tenant_id] >= self.share:
-            self.loop.wake()  # other rows may wait for room
+            self.loop.wake()  # other rows may wait for a slot
         else:
             self.loop.wake_soon()  # the batch may have set new due times
         self._busy -= Counter({tenant_id: number})
@@ -285,7 +284,7 @@ class LeasedWork:
             self._until[tenant_id] = self.clock() + pause_s
 
     async def _do_or_put_off(self, tenant_id: UUID, rows: Sequence[asyncpg.Record]) -> float | None:
-        """Do a tenant's rows; return the seconds of the tenant's pause, if the service failed."""
+        """Do a tenant's rows; return the seconds of the tenant's pause if a service failed."""
         try:
             await self.do(tenant_id, rows)
             return None

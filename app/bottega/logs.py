@@ -1,4 +1,4 @@
-"""Logs: readable lines on a terminal, otherwise JSON. They go to stderr, not stdout."""
+"""Logs: readable lines on a terminal, otherwise JSON. Logs go to stderr, not stdout."""
 
 import logging
 import sys
@@ -16,12 +16,12 @@ _of_tenant: list[Callable[[str], Redactor | None]] = []
 
 
 def clean_of_tenants(find: Callable[[str], Redactor | None]) -> None:
-    """Redact each entry that has a ``tenant`` with that tenant's redactor, from now on."""
+    """Redact, from now on, each entry that has a ``tenant`` with this tenant's redactor."""
     _of_tenant[:] = [find]
 
 
 def is_json(form: str) -> bool:
-    """Return whether the log's lines are JSON; ``form`` is ``auto``, ``json`` or ``text``."""
+    """Return true if the log's lines are JSON; ``form`` is ``auto``, ``json`` or ``text``."""
     return form == "json" or (form == "auto" and not sys.stderr.isatty())
 
 
@@ -32,9 +32,9 @@ def configure_logging(
 
     Args:
         level: ``debug``, ``info``, ``warning`` or ``error``.
-        known: redacts the texts of each entry.
-        form: as in :func:`is_json`.
-        file: where the lines go; ``None``: standard error.
+        known: the redactor for the texts of all entries.
+        form: see :func:`is_json`.
+        file: the file for the lines; ``None``: standard error.
     """
     logging.captureWarnings(True)
     shared: list[structlog.typing.Processor] = [
@@ -70,15 +70,15 @@ def configure_logging(
     )
     root = logging.getLogger()
     root.handlers = [handler]
-    # Libraries: their "info" is our "debug".
+    # For libraries, our level "debug" means "info".
     root.setLevel("WARNING" if level == "info" else level.upper())
     logging.getLogger("bottega").setLevel(level.upper())
-    # INFO at least: below, the library logs response headers, which could repeat a secret.
+    # At least INFO: below it, the library logs response headers, which could repeat a secret.
     logging.getLogger("httpcore2").setLevel(max(root.level, logging.INFO))
 
 
 def _clean(entry: EventDict, known: Redactor) -> EventDict:
-    """Return an entry whose texts have no secrets of the operator and of the entry's tenant."""
+    """Return an entry whose texts have no secrets of the operator or of the entry's tenant."""
     tenant = entry.get("tenant")
     found = _of_tenant[0](tenant) if _of_tenant and isinstance(tenant, str) else None
     plain = {name: _plain(value) for name, value in entry.items()}
@@ -87,13 +87,12 @@ def _clean(entry: EventDict, known: Redactor) -> EventDict:
 
 
 def _in_order(entry: EventDict) -> EventDict:
-    """Return an entry with its event first, then level and time, then the other fields by name."""
+    """Return an entry whose fields are in order: event, level, time, then the others by name."""
     first = [name for name in ("event", "level", "timestamp") if name in entry]
     return {name: entry[name] for name in (*first, *sorted(entry.keys() - {*first}))}
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    """Return a value as text, numbers, lists and dictionaries."""
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, Mapping) and depth < _DEEPEST:

@@ -1,6 +1,6 @@
 """The ASGI application and its server.
 
-An index finds the routes of requests: Starlette would try a hundred patterns in turn.
+The application finds routes with an index, because Starlette would try a hundred patterns in turn.
 """
 
 import asyncio
@@ -81,23 +81,23 @@ warnings.filterwarnings("ignore", "The 'alias' attribute", UnsupportedFieldAttri
 
 _WEBSOCKET = "websocket"
 REQUEST_TIMEOUT_S = 20.0
-"""Seconds in which a request's head must arrive; its body has the same time."""
+"""Maximum number of seconds for a request's head to arrive, and again for its body."""
 MAX_STREAMS = 1000
-"""Most concurrent streams and waiting requests of a tenant with keys, in each API process."""
+"""Maximum number of streams and waiting requests of a tenant with keys, per API process."""
 STOP_S = 5
-"""Seconds in which a process that stops must finish its answers."""
+"""Maximum number of seconds for a stopping process to finish its answers."""
 IDLE_S = 2.0
-"""A replaced process closes a connection after so many seconds without a request."""
+"""Seconds without a request after which a replaced process closes a connection."""
 LONGEST_ANSWER_S = 600
-"""Seconds in which a replaced process must finish its answers."""
+"""Maximum number of seconds for a replaced process to finish its answers."""
 _Key = tuple[str, int, str]
-"""Method, or :data:`_WEBSOCKET`; number of segments; and the second segment, such as ``runs``."""
+"""Method (or :data:`_WEBSOCKET`), number of segments, and the second segment, such as ``runs``."""
 
 
 class RouteIndex:
-    """Router that tries only the routes for the request's method and the shape of its path.
+    """Router that tries only the routes for the request's method and its path's shape.
 
-    Starlette's router gets the other requests: other paths, methods that are not allowed, and all
+    Starlette's router gets all other requests: other paths, methods that are not allowed, and all
     requests while FastAPI traces them.
     """
 
@@ -124,7 +124,7 @@ class RouteIndex:
             await route.handle(scope, receive, send)
 
     def find(self, scope: Scope) -> tuple[BaseRoute, Scope] | None:
-        """Return the request's route, and the fields that the route adds to the scope."""
+        """Return the request's route and the fields that the route adds to the scope."""
         method = scope["method"] if scope["type"] == "http" else _WEBSOCKET
         for route in self._index.get(_key(method, scope["path"]), ()):
             match, more = route.matches(scope)
@@ -139,7 +139,7 @@ def _key(method: str, path: str) -> _Key:
 
 
 def _indexed(routes: Sequence[BaseRoute]) -> dict[_Key, list[BaseRoute]]:
-    """Index the routes whose first two segments have no parameter, in their order."""
+    """Index the routes whose first two segments have no parameter, in the routes' order."""
     index: defaultdict[_Key, list[BaseRoute]] = defaultdict(list)
     for route in routes:
         methods: Sequence[str] = ()
@@ -218,7 +218,7 @@ def create_app(service: Service) -> FastAPI:
     app.state.drawings = Drawings()
     app.state.dry_runs = DryRuns()
     settings = service.settings
-    # The middleware that is added last runs first.
+    # The middleware that is added last gets a request first.
     app.add_middleware(RepeatRequests)
     app.add_middleware(
         LimitRequests,
@@ -231,7 +231,7 @@ def create_app(service: Service) -> FastAPI:
     app.add_middleware(Authenticate, rates=rates, host=settings.host, origins=settings.cors_origins)
     errors.install(app)
     for router in _ROUTERS:
-        # `include_router` would build each route again, and match each request twice.
+        # `include_router` would build each route again, and would match each request twice.
         app.router.routes.extend(router.routes)
     add_console(app)
     app.router.add_websocket_route("/{path:path}", websocket.nowhere)
@@ -241,7 +241,7 @@ def create_app(service: Service) -> FastAPI:
 
 
 def _longer_bodies(usual: int) -> dict[tuple[str, str], LongBodies]:
-    """Return the requests with longer bodies: files, and inputs that have data in base64."""
+    """Return the limits of requests with longer bodies: files, and inputs with data in base64."""
     uploads = LongBodies(LONGEST_BODY, each=8, all=64)
     inputs = LongBodies(usual + LONGEST_DATA, each=2, all=4)
     return {
@@ -275,9 +275,9 @@ def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
         http=partial(HttpProtocol, bounds=bounds, addresses=addresses),  # type: ignore[arg-type]
         ws=partial(WebSocketProtocol, addresses=addresses),  # type: ignore[arg-type]
         ws_max_size=64 * 1024,
-        # No pings: heartbeats keep connections open, and a slow client would answer too late.
+        # No pings, because heartbeats keep connections open, and a slow client answers too late.
         ws_ping_interval=None,
-        # No compression: it would run per frame and subscriber, and take 40 KB per connection.
+        # No compression, because it runs per frame and subscriber, and takes 40 KB per connection.
         ws_per_message_deflate=False,
         log_config=None,
         access_log=False,
@@ -285,7 +285,7 @@ def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
         server_header=False,
         # Otherwise uvicorn would trust headers of any program on this machine; see KeylessRates.
         proxy_headers=False,
-        # Longer than clients and proxies keep idle connections, so that they close first.
+        # Longer than clients and proxies keep idle connections, so that these close first.
         timeout_keep_alive=75,
         timeout_graceful_shutdown=STOP_S,
         **options,
@@ -293,7 +293,7 @@ def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    """Server that leaves signals to its caller, and calls a function once it listens."""
+    """Server that leaves signals to its caller, and calls a function when it listens."""
 
     def __init__(self, config: uvicorn.Config, on_listening: Callable[[int], None]) -> None:
         super().__init__(config)
@@ -309,11 +309,11 @@ class _Server(uvicorn.Server):
             self._on_listening(sockets[0].getsockname()[1])
 
     async def hand_over(self) -> None:
-        """Accept no more connections, and close each present connection after its last answer."""
+        """Accept no more connections, and close each open connection after its last answer."""
         for listening in self.servers:
             listening.close()
         setattr(self.server_state, connections.LAST_ANSWERS, True)
-        # Wait, because a request may be on its way on a connection that is idle now.
+        # Wait, because a request may be on its way to a connection that is idle now.
         await asyncio.sleep(IDLE_S)
         self.config.timeout_graceful_shutdown = LONGEST_ANSWER_S
         self.should_exit = True
@@ -328,16 +328,16 @@ async def serve(
     on_listening: Callable[[int], None] = lambda port: None,
     on_ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve the API, and execute runs if ``worker``, until SIGINT or SIGTERM.
+    """Serve the API until SIGINT or SIGTERM; execute runs, too, if ``worker`` is true.
 
-    SIGHUP says that another process on the same socket has taken over. Streams that clients can
-    resume at that process end at once; other requests are finished.
+    SIGHUP means that another process with the same socket has replaced this process. Then streams
+    that clients can resume at the new process end at once; this process finishes other requests.
 
     Args:
         url: URL of a migrated database.
         listener: a socket that already listens; several processes may share it.
-        on_listening: called with the port once the API answers.
-        on_ready: called once ``/readyz`` would answer 200.
+        on_listening: a function that is called with the port when the API answers.
+        on_ready: a function that is called when ``/readyz`` would answer 200.
 
     Raises:
         InvalidInputError: ``no_keys``: other machines could use the server without a key.
@@ -354,7 +354,7 @@ async def serve(
 
 
 async def require_keys(settings: Settings, url: str) -> None:
-    """Check that there is an API key.
+    """Check that an API key exists.
 
     Raises:
         InvalidInputError: ``no_keys``.
@@ -376,14 +376,14 @@ async def _report_readiness(service: Service, on_ready: Callable[[], None]) -> N
 
 
 def _obey_signals(server: _Server, service: Service) -> None:
-    """Stop at SIGINT and SIGTERM, the second time at once; hand over at SIGHUP."""
+    """Stop at SIGINT and SIGTERM, at the second signal at once; at SIGHUP, hand over."""
     loop = asyncio.get_running_loop()
     stopping = False
     handing_over: list[asyncio.Task[None]] = []
 
     def stop() -> None:
         nonlocal stopping
-        # Streams end first: the server waits for its connections before it stops.
+        # Streams end first, because the server waits for its connections before it stops.
         service.stop_working.set()
         service.wakeups.close()
         if server.should_exit and not stopping:  # a replaced process would wait LONGEST_ANSWER_S

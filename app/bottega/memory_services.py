@@ -1,6 +1,6 @@
 """Memory services of a process, built from the settings.
 
-They are the embedders, the object store, the cache of patterns, and the background work.
+These are the embedders, the object store, the cache of patterns, and the background work.
 """
 
 import contextlib
@@ -59,10 +59,10 @@ class MemoryServices:
 async def open_memory_services(
     settings: Settings, database: Database, listener: NotifyListener, services: Services
 ) -> AsyncIterator[MemoryServices]:
-    """Open the services of memory; they connect to nothing yet.
+    """Open the memory's services; none of these connects to a server yet.
 
     Raises:
-        InvalidInputError: a setting cannot be used.
+        InvalidInputError: a setting is invalid.
     """
     async with (
         DayBudgets(database.pool, settings.run_limits).kept(services) as budgets,
@@ -88,7 +88,7 @@ async def open_memory_services(
             return hosted(model, int(dimensions))
 
         if settings.embedding_model not in (None, BUILTIN):
-            current()  # a wrong setting must fail at the start
+            current()  # a wrong setting must fail at the start of the process
         objects = Objects(object_store_of(settings), database.pool)
         embedders = Embedders(database.pool, current, named)
         memory = EpisodicMemory(
@@ -113,7 +113,7 @@ async def run_memory_jobs(
 ) -> AsyncIterator[Callable[[], None]]:
     """Run the background work of memory during the block.
 
-    Yields a function that wakes this work: call it after a run's episode was stored.
+    Yields a function that wakes this work; call it after a run's episode was stored.
     """
     from bottega.leased_work import WorkLoop, wake_on_notify
     from bottega.memory.episodes.embedding_worker import EmbeddingWorker
@@ -125,7 +125,7 @@ async def run_memory_jobs(
     offloading = episodes.offloading()
     learning = ReflectionWorker(database.pool, parts.patterns, analyst=analyst)
     maintenance = _maintenance(settings, database, parts, episodes, vectors.measure)
-    # Loops begin one after another: at the same time, each would need its own connection.
+    # Loops start one after another, because at the same time each would need a connection.
     one_by_one = itertools.count(0.1, 0.1)
     leased = [learning.work, vectors.work, offloading, maintenance.leased()]
     for work in leased:
@@ -174,7 +174,7 @@ def _maintenance(
 
 
 def _load_model(settings: Settings, parts: MemoryServices) -> None:
-    """Begin to load the model of ``bottega[embed]``, so that the first run need not wait for it."""
+    """Start loading the model of ``bottega[embed]``, so that the first run need not wait for it."""
     if settings.embedding_model is None and available():
         from bottega.memory.text.embeddings import is_ready
 
@@ -183,14 +183,14 @@ def _load_model(settings: Settings, parts: MemoryServices) -> None:
 
 @functools.cache
 def builtin() -> "BuiltinEmbedder":
-    """Return this process's built-in embedder, loaded (with numpy) at first use."""
+    """Return this process's built-in embedder; the first call loads it, with numpy."""
     from bottega.llm.builtin_embedder import BuiltinEmbedder
 
     return BuiltinEmbedder()
 
 
 def _local(stack: contextlib.AsyncExitStack) -> "LocalEmbedder | None":
-    """Return the embedder of ``bottega[embed]`` if it is installed and runs on this machine."""
+    """Return the embedder of ``bottega[embed]`` if it is installed and works on this machine."""
     if not available():
         return None
     from bottega.llm.local_embedder import LocalEmbedder
@@ -201,7 +201,7 @@ def _local(stack: contextlib.AsyncExitStack) -> "LocalEmbedder | None":
 
 
 def embedder_of(settings: Settings) -> str:
-    """Return a sentence that says which embedder the settings choose, and what it compares."""
+    """Return a sentence about the embedder that the settings choose, and about what it compares."""
     if settings.embedding_model not in (None, BUILTIN):
         return f"Memory compares episodes with the embedding model {settings.embedding_model}."
     if settings.embedding_model is None and available():
@@ -236,14 +236,14 @@ def _hosted(
 
 
 def _has_server(settings: Settings) -> bool:
-    """Return true if there is a server that may have computed vectors that are stored."""
+    """Return true if a configured server may have computed stored vectors."""
     return settings.embedding_base_url is not None or not settings.uses_demo_model
 
 
 def object_store_of(settings: Settings) -> str | None:
-    """Return the URL of the object store; by default, a folder next to the embedded database.
+    """Return the URL of the object store; the default is a folder next to the embedded database.
 
-    ``None``: objects are in the database.
+    ``None``: the database stores the objects.
     """
     if settings.objects_url is not None or settings.database_url is not None:
         return settings.objects_url

@@ -1,8 +1,8 @@
 """Counters and measurements of this process's work, for Prometheus.
 
-All services in a process count into the same values. Processes with one parent (``bottega serve
---workers N``) keep their values in files of one folder, so that each of them can report the sums.
-Labels have few different values, and never ids.
+All services in a process share these values. Processes with one parent (``bottega serve --workers
+N``) store their values in files of one folder, so that each process can report the sums. A label
+has few different values, and no ids.
 """
 
 import os
@@ -25,9 +25,11 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""Environment variable: the folder of processes with one parent. The library reads it too."""
+"""Environment variable that names the folder for processes with one parent. The library reads it,
+too."""
 NAME = "BOTTEGA_PROCESS"
-"""Environment variable: a process's name in that folder. After a restart its counts go on."""
+"""Environment variable that names a process in that folder. After a restart, a process with the
+same name continues its counts."""
 OTHER = "other"
 """Label for names that have no label of their own."""
 
@@ -37,7 +39,7 @@ _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10
 _MODEL = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 
 if FOLDER in os.environ and NAME in os.environ:
-    # The library would name the files by pid, and each restart would leave files behind.
+    # The library would name the files by pid, so each restart would leave files behind.
     values.ValueClass = values.MultiProcessValue(  # type: ignore[no-untyped-call]
         lambda: os.environ[NAME]
     )
@@ -151,7 +153,7 @@ learning_jobs = _counter("learning_jobs", "Jobs of learning and maintenance of m
 
 for _mode in ("orchestrated", "dag"):
     for _status in ("completed", "failed", "cancelled", "timeout"):
-        # They exist from the start, so that the first failure counts as an increase.
+        # These metrics exist from the start, so that the first failure counts as an increase.
         runs.labels(_status, _mode)
 for _direction in _DIRECTIONS:
     tokens.labels(_direction)
@@ -169,17 +171,17 @@ for _kind in ("sse", "websocket"):
     streams.labels(_kind)
 
 refreshers: dict[object, Callable[[], None]] = {}
-"""Functions that set gauges to their present values: every few seconds, and before reports."""
+"""Functions that set gauges to current values, called every few seconds and before reports."""
 
 
 def refresh() -> None:
-    """Set all gauges to their present values."""
+    """Set all gauges to current values."""
     for each in list(refreshers.values()):
         each()
 
 
 class _Collected:
-    """Metrics that have been read already, as a collector of the library."""
+    """Metrics that have already been read, in the form of a collector of the library."""
 
     def __init__(self, found: Iterable[Metric]) -> None:
         self._found = list(found)
@@ -189,10 +191,10 @@ class _Collected:
 
 
 def report(more: Iterable[Metric] = ()) -> bytes:
-    """Return the metrics of this process, or of all its parent's processes, as Prometheus's text.
+    """Return the metrics of this process, or of all processes of its parent, as Prometheus's text.
 
     Args:
-        more: metrics that belong to no process, such as the database's.
+        more: metrics that belong to no process, such as metrics of the database.
     """
     refresh()
     folder = os.environ.get(FOLDER)
@@ -201,10 +203,10 @@ def report(more: Iterable[Metric] = ()) -> bytes:
 
 
 class _Names:
-    """The names of providers and models that are used as labels; their number is bounded.
+    """The names of providers and models that are used as labels; their number is limited.
 
-    Tenants choose both names. Therefore a model gets a label only once it has answered, or has
-    failed with an error from which it may recover; other models count as ``other``.
+    Tenants choose both names. So a model gets a label only after it has answered, or has failed
+    with an error that may be temporary; all other models count as ``other``.
     """
 
     def __init__(self) -> None:
@@ -212,7 +214,7 @@ class _Names:
         self._operators: set[str] = set()
 
     def add_operators(self, providers: Iterable[str]) -> None:
-        """Give the operator's providers labels, even if tenants' providers have used up theirs."""
+        """Give labels to the operator's providers, even if tenants' used up their labels."""
         self._operators.update(providers)
 
     def of(self, provider: str, model: str, *, proven: bool) -> tuple[str, str]:
@@ -232,7 +234,7 @@ class _Names:
 
 @cache
 def _labelled(metric: Any, *labels: str) -> Any:
-    """Return a metric with labels, cached: to find it in the library takes longer than to count."""
+    """Return a metric with labels from a cache, because the library's search is slow."""
     return metric.labels(*labels)
 
 
@@ -249,12 +251,12 @@ def model_called(
     first_s: float | None,
     may_recover: bool = True,
 ) -> None:
-    """Count a try of a model call.
+    """Count one try of a model call.
 
     Args:
-        outcome: ``ok``, ``cancelled``, or an error's code.
-        first_s: seconds to the first piece of the answer; ``None``: no piece came.
-        may_recover: another try may succeed.
+        outcome: ``ok``, ``cancelled``, or an error code.
+        first_s: seconds until the first piece of the answer; ``None``: no piece arrived.
+        may_recover: true: another try may succeed.
     """
     labels = _names.of(provider, model, proven=may_recover)
     _labelled(model_calls, *labels, outcome).inc()
@@ -264,7 +266,7 @@ def model_called(
 
 
 class Paid(Protocol):
-    """Tokens of a model call, and their cost in US dollars, if it is known."""
+    """Tokens of a model call, and their cost in US dollars, if known."""
 
     input: int
     cached: int
@@ -283,6 +285,6 @@ def paid(provider: str, model: str, usage: Paid) -> None:
 
 
 def answered(method: str, route: str, status: int, seconds: float) -> None:
-    """Count a request; ``route`` is the pattern of its path."""
+    """Count a request; ``route`` is the pattern of the request's path."""
     http_requests.labels(method if method in _METHODS else "OTHER", route, str(status)).inc()
     http_request_duration.observe(seconds)

@@ -1,6 +1,6 @@
 """Model services of a process: the model servers of the settings and of tenants' definitions.
 
-Probes are small calls that show what a model server can do.
+Probes are small calls that show which features a model server supports.
 """
 
 import asyncio
@@ -45,10 +45,10 @@ from bottega.tools.guard import HostGuard, ModelHosts
 from bottega.tools.secrets import DEFAULT as DEFAULT_NAME
 
 PROBE = "provider:test"
-"""Name under which calls that try a provider are counted, in place of an agent's name."""
+"""Name that is counted, in place of an agent's name, for calls that test a provider."""
 
 Provider = Mapping[str, Any]
-"""The definition of a provider, as :class:`ProviderContent` dumps it."""
+"""The definition of a provider, in the form that :class:`ProviderContent` dumps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,11 @@ class Fixed:
 
 
 class DemoSource:
-    """A :class:`SpecSource` of the demo model, which starts when it is first used.
+    """A :class:`SpecSource` of the demo model, which starts at its first use.
 
     Args:
-        start: starts the model and returns its base URL; it runs as long as this process.
+        start: a function that starts the model and returns its base URL; it runs as long as this
+            process.
     """
 
     def __init__(self, start: Callable[[], Awaitable[str]]) -> None:
@@ -91,9 +92,9 @@ class Described:
     """A :class:`SpecSource` of a server that a provider's definition describes.
 
     Attributes:
-        tenant_id: tenant whose stored secrets the server may get; ``None``: an operator's server.
+        tenant_id: tenant whose secrets the server may get; ``None``: an operator's server.
         more: further fields of :class:`ServerSpec`.
-        hosts: the allowed hosts of tenants' servers; ``None``: an operator's server.
+        hosts: the allowed hosts of tenants' servers; ``None``: the server is an operator's server.
     """
 
     name: str
@@ -111,10 +112,10 @@ class Described:
         return allowed, await self.secrets.state(self.tenant_id, fresh=fresh)
 
     async def spec(self) -> ServerSpec:
-        """Describe the server, with the present values of its secrets.
+        """Describe the server, with the current values of its secrets.
 
         Raises:
-            InvalidInputError: as :meth:`SecretLookup.bound`.
+            InvalidInputError: see :meth:`SecretLookup.bound`.
         """
         url = self.provider["base_url"]
         if self.tenant_id is None:
@@ -132,12 +133,12 @@ class ModelServices:
     """The model servers that this process calls.
 
     Args:
-        budgets: the tenants' budgets of the day, from which the calls are paid.
-        default: the server of the settings ``OPENAI_*`` or the demo model; ``None``: there is none.
+        budgets: the tenants' daily budgets, which pay for the calls.
+        default: the server of the settings ``OPENAI_*``, or the demo model; ``None``: none.
         secrets: the values of the secrets that providers send.
         hosts: the allowed hosts of tenants' own servers.
-        traffic: limits and circuit breakers of providers; ``None``: all calls pass.
-        lookups: resolver for tenants' own servers; ``None``: the system's.
+        traffic: limits and circuit breakers of providers; ``None``: no call is limited.
+        lookups: resolver for tenants' own servers; ``None``: the system's resolver.
         demo: the demo model, for drafts.
     """
 
@@ -171,11 +172,11 @@ class ModelServices:
         """Return the models of a run's agent; the run's recorder reserves tokens for their calls.
 
         Args:
-            is_called: the agent is a sub-agent. It waits less for a model, because its caller can
-                go on without it.
+            is_called: true: the agent is a sub-agent. It waits less for a model, because its caller
+                can continue without it.
 
         Raises:
-            InvalidInputError: ``unknown_provider``, or as :meth:`SecretLookup.bound`.
+            InvalidInputError: ``unknown_provider``; see also :meth:`SecretLookup.bound`.
         """
         patience_s = definition.get("model_patience_s")
         if patience_s is None:
@@ -187,10 +188,10 @@ class ModelServices:
     async def for_judge(
         self, run: PinnedModels, run_id: UUID, model: str | Sequence[str] | None
     ) -> FallbackProvider:
-        """Return the models of a judge of a run that has ended; a failed call is not repeated.
+        """Return the models of a judge for a run that has ended; a failed call is not repeated.
 
         Raises:
-            InvalidInputError: as :meth:`for_agent`.
+            InvalidInputError: see :meth:`for_agent`.
         """
         models = [await self._model(each, run) for each in listed(model)]
         account = self._budgets.account_for(run.tenant_id, run_id, JUDGEMENT)
@@ -200,7 +201,7 @@ class ModelServices:
         """Return a function that makes the operator's model for a run; the run's tenant pays.
 
         Raises:
-            InvalidInputError: as :meth:`for_agent`.
+            InvalidInputError: see :meth:`for_agent`.
         """
         served = await self._model(model, None)
 
@@ -220,12 +221,12 @@ class ModelServices:
         """Return a model of one provider; a failed call is not repeated.
 
         Args:
-            own: the tenant's definition of the provider; ``None``: it is the operator's.
-            tenant_id, tenant: id and name of the tenant that asks.
-            model: name of the model; ``None``: the provider's default.
+            own: the tenant's definition of the provider; ``None``: the provider is the operator's.
+            tenant_id, tenant: id and name of the tenant that makes the request.
+            model: name of the model; ``None``: the provider's default model.
 
         Raises:
-            InvalidInputError: as :meth:`for_agent`.
+            InvalidInputError: see :meth:`for_agent`.
         """
         if own is None or tenant_id is None:
             server = await self._of_operator(name)
@@ -237,7 +238,7 @@ class ModelServices:
         return FallbackProvider([ServedModel(server, model or first)], 0.0, account)
 
     def success_checks(self, pool: asyncpg.Pool) -> SuccessChecks:
-        """Return the success checks of runs, which may ask these models.
+        """Return the success checks of runs; a check may call these models.
 
         Raises:
             InvalidInputError: a plugin cannot be loaded.
@@ -250,11 +251,11 @@ class ModelServices:
         )
 
     def calls(self) -> Mapping[UUID, Sequence[Mapping[str, Any]]]:
-        """Return the calls under way and waiting, by tenant; see :meth:`Traffic.load`."""
+        """Return the calls in progress and waiting, by tenant; see :meth:`Traffic.load`."""
         return {} if self._traffic is None else self._traffic.load()
 
     def task_places(self, most: int | None) -> TaskPlaces | None:
-        """Return the places that tenants' sub-agents share in all workers; ``None``: no limit."""
+        """Return the slots that tenants' sub-agents share in all workers; ``None``: no limit."""
         if self._traffic is None or most is None:
             return None
         return TaskPlaces(self._traffic.shares, most)
@@ -264,10 +265,10 @@ class ModelServices:
         return 0 if self._traffic is None else self._traffic.breakers.count()
 
     async def check(self) -> None:
-        """Open the operator's servers, so that wrong settings fail at the start.
+        """Open the operator's servers, so that wrong settings fail when the process starts.
 
         Raises:
-            InvalidInputError: as :meth:`for_agent`.
+            InvalidInputError: see :meth:`for_agent`.
         """
         for name in self._settings.operator_providers:
             await self._of_operator(name)
@@ -329,7 +330,7 @@ class ModelServices:
 
 
 def named_secrets(provider: Provider) -> Iterator[str]:
-    """Yield the names of the secrets that a provider sends."""
+    """Yield the names of the secrets that requests to a provider contain."""
     for value in (provider.get("key"), *provider["headers"].values()):
         if isinstance(value, Mapping):
             yield value["secret"]
@@ -339,8 +340,8 @@ def spec_of(name: str, provider: Provider, secrets: Mapping[str, str], **more: A
     """Return a server's description from a provider's definition. Pure.
 
     Args:
-        secrets: values by name.
-        more: ``timeout_s`` (the definition may replace it), ``is_own`` and ``guard``.
+        secrets: values of the secrets by name.
+        more: ``timeout_s`` (which the definition may override), ``is_own`` and ``guard``.
     """
 
     def value(header: str | Mapping[str, str]) -> str:
@@ -414,10 +415,10 @@ _MOST_IDS, _LONGEST_ID = 1000, 200
 
 
 async def listed_models(spec: ServerSpec, egress: Egress, tenant: str) -> Sequence[str]:
-    """Ask a server for the names of its models; this costs nothing.
+    """Read the names of a server's models from the server; this costs nothing.
 
     Raises:
-        UnavailableError: the server did not give the list; the text says why.
+        UnavailableError: the server did not send the list; the error text has the reason.
         EgressRefusedError: requests to this address are not allowed.
     """
     url = f"{spec.base_url}{_LISTS[spec.dialect]}"
@@ -438,7 +439,7 @@ async def listed_models(spec: ServerSpec, egress: Egress, tenant: str) -> Sequen
         )
     except (OutsideError, ValueError, LookupError, TypeError, AttributeError):
         raise UnavailableError(f"{host} answers, but {_NO_LIST}") from None
-    sent = Redactor({*spec.hidden, spec.api_key or ""})  # a server may repeat secrets
+    sent = Redactor({*spec.hidden, spec.api_key or ""})  # a server may repeat secrets in its answer
     fit = (each for each in names if isinstance(each, str) and 0 < len(each) <= _LONGEST_ID)
     return [each for each in dict.fromkeys(fit) if sent.text(each) == each][:_MOST_IDS]
 
@@ -450,7 +451,6 @@ _NO_LIST = (
 
 
 def _refusal(host: str, status: int, *, has_key: bool) -> str:
-    """Say why a server gave no list of its models."""
     match status:
         case 401 | 403:
             why = "refuses the key: check it" if has_key else "needs a key"
@@ -465,7 +465,7 @@ def _refusal(host: str, status: int, *, has_key: bool) -> str:
     return f"{host} {why} (HTTP {status})"
 
 
-_MOST_TOKENS = 2000  # reasoning counts too
+_MOST_TOKENS = 2000  # reasoning tokens count, too
 _TOOL = ToolSchema(
     "add",
     "Add two numbers.",
@@ -486,7 +486,7 @@ _SCHEMA = {
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """The outcome of a call of one kind; ``problem`` is ``None`` if the call works."""
+    """The result of a probe of one kind; ``problem`` is ``None`` if the probe succeeded."""
 
     kind: str
     problem: str | None
@@ -494,7 +494,7 @@ class Probed:
 
 
 async def probes(provider: LLMProvider) -> AsyncIterator[Probed]:
-    """Make one small call of each kind: text, tool, stream, schema."""
+    """Make one small call of each kind: text, tool, stream, and schema."""
     kinds: dict[str, Callable[[LLMProvider], Awaitable[str | None]]] = {
         "text": _text,
         "tool": _tool,

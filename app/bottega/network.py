@@ -1,7 +1,7 @@
-"""Outgoing HTTP connections, by aiohttp; the clients of models, tools and MCP servers use them.
+"""Outgoing HTTP connections with aiohttp; the clients of models, tools and MCP servers use these.
 
-A session resolves names with its owner's function, and checks the address of each socket just
-before the socket connects. It measures the CPU time that the parsing of an answer takes. It keeps
+A session resolves names with a function of its owner, and checks the address of each socket just
+before the socket connects. A session measures the CPU time for parsing an answer. A session stores
 no cookies and decompresses nothing.
 """
 
@@ -25,16 +25,16 @@ from bottega.errors import BottegaError
 from bottega.outside import MOST_UNITS, STEP_BYTES, BoundedReader, OutsideError
 
 Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Returns the addresses of a host name and port, as text. Raises ``OSError`` if there are none."""
+"""Function that returns the addresses of a host name and port, or raises ``OSError`` if none."""
 
 LOOKUPS_OF_TENANT = 8
-"""Most look-ups of host names of a tenant at a time. A look-up at a slow name server takes half a
-minute, and the caller's time limit does not end it, so without a bound the look-ups of one tenant
+"""Maximum number of concurrent host-name look-ups of a tenant. A look-up at a slow name server
+takes half a minute, even beyond the caller's timeout. So without a limit, one tenant's look-ups
 could use up the process's threads and memory."""
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
-    """Ask the system's resolver, in a thread that goes on if the caller is cancelled."""
+    """Call the system's resolver in a thread, which continues if the caller is cancelled."""
     found = await run_in_thread(
         partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
     )
@@ -42,12 +42,12 @@ async def resolve(host: str, port: int) -> Sequence[str]:
 
 
 class DnsResolver:
-    """Look-ups of names: at most ``LOOKUPS_OF_TENANT`` of a tenant at a time; its others wait.
+    """Look-ups of names; at most ``LOOKUPS_OF_TENANT`` of a tenant are concurrent, and others wait.
 
-    A look-up counts until it ends, even if its caller no longer waits for it.
+    A look-up counts until it ends, even if its caller has stopped waiting.
 
     Args:
-        resolve: replaces the system's resolver.
+        resolve: a function that replaces the system's resolver.
     """
 
     def __init__(self, resolve: Resolver = resolve) -> None:
@@ -56,11 +56,11 @@ class DnsResolver:
         self._asked: set[asyncio.Future[Sequence[str]]] = set()
 
     async def addresses(self, tenant: str, host: str, port: int) -> Sequence[str]:
-        """Return a name's addresses, as text.
+        """Return the addresses of a name as texts.
 
         Raises:
             OSError: the name has no addresses.
-            UnicodeError: it is not a host name.
+            UnicodeError: the name is not a host name.
         """
         slot = self._slots.setdefault(tenant, asyncio.Semaphore(LOOKUPS_OF_TENANT))
         await slot.acquire()
@@ -70,7 +70,7 @@ class DnsResolver:
         return await asyncio.shield(asked)
 
     def close(self) -> None:
-        """Stop waiting for the look-ups in progress."""
+        """Stop the wait for look-ups in progress."""
         for asked in self._asked:
             asked.cancel()
 
@@ -78,26 +78,26 @@ class DnsResolver:
         slot.release()
         self._asked.discard(asked)
         if not asked.cancelled():
-            asked.exception()  # otherwise asyncio logs it if nobody waits for the look-up now
+            asked.exception()  # retrieved, so that asyncio does not log it
 
 
 NETWORK_ERRORS = (aiohttp.ClientError, ssl.SSLError, OSError, TimeoutError)
-"""Errors that the sending of a request and the reading of its answer raise."""
+"""Errors of sending a request and reading its answer."""
 
 Guard = Callable[[str], None]
-"""Checks an address, given as text; raises a :class:`BottegaError` to refuse it."""
+"""Function that checks an address in text form, and raises a :class:`BottegaError` to refuse it."""
 
 _FREE_FRAMING = STEP_BYTES
-"""Bytes that an answer's head and the sizes of its chunks may have, however short its content."""
+"""Number of bytes that an answer's head and chunk sizes may have, however short its content is."""
 
 
 class AddressRefusedError(OSError):
-    """The guard refused a connection's address; the text says why."""
+    """The guard refused a connection's address; the error text has the reason."""
 
 
 @cache
 def certificates() -> ssl.SSLContext:
-    """Load the trusted certificates, once for all clients, as it takes 20 ms."""
+    """Load the trusted certificates, once for all clients, because this takes 20 ms."""
     return httpx2.create_ssl_context()
 
 
@@ -115,12 +115,13 @@ def open_session(
     """Return a session for the running event loop.
 
     Args:
-        most: most connections in use; further requests wait. 0: no limit.
-        kept_s: seconds for which a connection is kept for the next request.
-        most_idle: most idle connections that are kept; ``None``: no limit.
-        tls: context to use instead of the context with the trusted certificates.
-        look_up: resolver instead of the system's; called for each connection, in its task.
-        guard: checks the address of each connection; ``None``: all addresses are allowed.
+        most: maximum number of connections in use; further requests wait. 0: no limit.
+        kept_s: number of seconds for which an idle connection stays open.
+        most_idle: maximum number of idle connections; ``None``: no limit.
+        tls: TLS context that replaces the context with the trusted certificates.
+        look_up: replaces the system's resolver; called in the task of each connection.
+        guard: function that checks the address of each connection; ``None``: all addresses are
+            allowed.
     """
     connector = _Connector(
         most_idle,
@@ -134,7 +135,7 @@ def open_session(
     session = aiohttp.ClientSession(
         connector=connector,
         cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,  # the bounded reader decompresses
+        auto_decompress=False,  # BoundedReader decompresses
         read_bufsize=STEP_BYTES,
         timeout=timeout,
         trace_configs=list(traces),
@@ -162,7 +163,7 @@ async def body_of(
 
     Raises:
         NETWORK_ERRORS: the connection was lost.
-        OutsideError: the bytes cannot be read, or are too many.
+        OutsideError: the bytes cannot be read, or there are too many.
     """
     charge = charging(response, reader)
     while piece := await response.content.readany():
@@ -175,10 +176,10 @@ def charging(response: aiohttp.ClientResponse, reader: BoundedReader) -> Callabl
     """Return a function to call after each read; it charges the answer's CPU time to the reader.
 
     The function raises ``OutsideError`` if the answer has cost too much, or if its framing is
-    longer than its content: the parsing of tiny chunks costs more than the use of their content.
+    longer than its content: parsing of tiny chunks costs more than use of their content.
     """
     protocol = response.connection and response.connection.protocol
-    if not isinstance(protocol, _Protocol):  # a whole answer in one read
+    if not isinstance(protocol, _Protocol):  # the whole answer came in one read
         return _free
     content = response.content
 
@@ -196,10 +197,10 @@ def _free() -> None:
 
 
 class _Protocol(ResponseHandler):
-    """A connection that measures the CPU time of the parser for an answer.
+    """A connection that measures the parser's CPU time for an answer.
 
     Attributes:
-        parsed: bytes of the present answer, including its head and its chunks' sizes.
+        parsed: number of bytes of the current answer, including its head and chunk sizes.
     """
 
     parsed = 0
@@ -216,7 +217,7 @@ class _Protocol(ResponseHandler):
     def data_received(self, data: bytes) -> None:
         self._received += len(data)
         self._is_fresh = True
-        if self._received <= STEP_BYTES:  # not measured, as in BoundedReader
+        if self._received <= STEP_BYTES:  # this part is not measured, as in BoundedReader
             super().data_received(data)
             return
         began = cpu_s()
@@ -224,7 +225,7 @@ class _Protocol(ResponseHandler):
         self._spent_s += cpu_s() - began
 
     def resume_reading(self, resume_parser: bool = True) -> None:
-        """Resume once for all bytes that have arrived, not after each chunk, as aiohttp asks."""
+        """Resume once for all bytes that have arrived, not after each chunk as aiohttp does."""
         if self._reading_paused or self._is_fresh:
             super().resume_reading(resume_parser)
             self._is_fresh = False
@@ -233,7 +234,7 @@ class _Protocol(ResponseHandler):
 
     def feed_data(self, data: Any, size: int = 0) -> None:
         self._heads += 1
-        if self._heads <= 20:  # the answer's head, and heads of interim answers such as 100
+        if self._heads <= 20:  # the head of the answer, and heads of interim answers such as 100
             super().feed_data(data, size)
         elif self.transport is not None:
             self.set_exception(aiohttp.ClientPayloadError("too many heads of answers"))
@@ -241,12 +242,12 @@ class _Protocol(ResponseHandler):
 
     def set_exception(self, exc: BaseException, *causes: BaseException) -> None:
         super().set_exception(exc, *causes)
-        # Otherwise the reader of a body would wait for ever after a broken chunk.
+        # Otherwise, after a broken chunk, the reader of a body would wait for ever.
         if self._payload is not None and isinstance(exc, HttpProcessingError):
             self._payload.set_exception(aiohttp.ClientPayloadError("the body is not valid HTTP"))
 
     def spent(self) -> float:
-        """Return the seconds of CPU time since the last call."""
+        """Return the CPU time since the last call, in seconds."""
         spent, self._spent_s = self._spent_s, 0.0
         return spent
 
@@ -264,7 +265,7 @@ class _Connector(aiohttp.TCPConnector):
 
 
 class _Resolver(AbstractResolver):
-    """Resolver in place of aiohttp's, whose few threads everything else in the process uses too."""
+    """Resolver that replaces aiohttp's resolver, whose few threads the whole process shares."""
 
     def __init__(self, look_up: Resolver) -> None:
         self._look_up = look_up
@@ -285,12 +286,10 @@ class _Resolver(AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """Do nothing, because other sessions use the look-ups too."""
+        """Do nothing, because other sessions also use the look-ups."""
 
 
 def _guarded(guard: Guard) -> Callable[[Any], socket.socket]:
-    """Return a function that makes a socket, after the guard has checked the address."""
-
     def connect(found: Any) -> socket.socket:
         family, kind, proto, _, address = found
         try:

@@ -1,8 +1,8 @@
 """Storage of large bodies of episodes and files: an object store, a folder, or the database.
 
 The library obstore accesses local folders, S3 and compatible stores, Google Cloud Storage and
-Azure. Without such a store, objects are rows of the database, in pieces, so that every process can
-read them. An object is written once, as a whole, with a checksum.
+Azure. Without such a store, the database stores objects as rows, in pieces, so that every process
+can read the objects. An object is written once and as a whole, with a checksum.
 """
 
 import asyncio
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
 MAX_BYTES = 256 * 1024 * 1024
-"""Most bytes of one body, before compression."""
+"""Maximum size of one body before compression, in bytes."""
 
 PIECE_BYTES = 256 * 1024
-"""Bytes of a row, so that no message from or to the database has a whole body."""
+"""Size of a row in bytes, so that no message to or from the database has a whole body."""
 
 SCHEMES = ("s3", "gs", "az", "abfs", "abfss", "file")
 
@@ -43,13 +43,13 @@ _DIGEST = 16
 
 
 class CorruptObjectError(BottegaError):
-    """An object differs from the bytes that were written."""
+    """The bytes of an object differ from the bytes that were written."""
 
     code = "object_corrupt"
 
 
 class StoredElsewhereError(UnavailableError):
-    """The object that a row names is neither in this process's store nor in the database."""
+    """A row names an object that is neither in this process's store nor in the database."""
 
     code = "stored_elsewhere"
 
@@ -63,18 +63,18 @@ class StoredElsewhereError(UnavailableError):
 def new_key(tenant_id: UUID, owner_id: UUID, part: str) -> str:
     """Return a new key: ``<tenant>/<owner>/<part>-<random>``.
 
-    No key is used twice, so a pending deletion never hits a newer object.
+    A key is never used twice, so a pending deletion never deletes a newer object.
     """
     return f"{tenant_id}/{owner_id}/{part}-{uuid4().hex[:12]}"
 
 
 class Objects:
-    """A store of bytes by key, compressed by zlib, with a checksum that every read verifies.
+    """A store of bytes by key; bytes are compressed with zlib, and each read verifies a checksum.
 
     Args:
-        url: URL of the object store; ``None``: objects are written to the database. Objects that
-            are in the database already are read and deleted in both cases.
-        timeout_s: seconds that one operation of the object store may take.
+        url: URL of the object store; ``None``: the database stores new objects. In both cases,
+            objects in the database can be read and deleted.
+        timeout_s: timeout of one operation of the object store, in seconds.
 
     Raises:
         InvalidInputError: the URL or the store's settings are invalid.
@@ -85,14 +85,14 @@ class Objects:
         self._bucket = None if url is None else Bucket(url, timeout_s=timeout_s)
 
     async def put(self, key: str, body: bytes, *, level: int = zlib.Z_DEFAULT_COMPRESSION) -> None:
-        """Write an object: it appears as a whole or not at all.
+        """Write an object; readers see the whole object or no object.
 
         Args:
-            level: level of the compression, from 0 (none) to 9; else zlib's default.
+            level: compression level from 0 (none) to 9; the default is zlib's default.
 
         Raises:
             InvalidInputError: the key is malformed, or the body is too long.
-            UnavailableError: the store is unreachable or refuses.
+            UnavailableError: the store is unreachable, or refuses the request.
         """
         _check(key)
         if len(body) > MAX_BYTES:
@@ -104,9 +104,9 @@ class Objects:
         """Return an object's body.
 
         Raises:
-            StoredElsewhereError: there is no such object.
-            CorruptObjectError: the object's bytes differ from those written.
-            UnavailableError: the store is unreachable or refuses.
+            StoredElsewhereError: the object does not exist.
+            CorruptObjectError: the object's bytes differ from the written bytes.
+            UnavailableError: the store is unreachable, or refuses the request.
         """
         _check(key)
         packed = None if self._bucket is None else await self._bucket.get(key)
@@ -117,10 +117,10 @@ class Objects:
         return await asyncio.to_thread(unpack, key, packed)
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; it is no error if some do not exist.
+        """Delete objects; objects that do not exist are no error.
 
         Raises:
-            UnavailableError: the store is unreachable or refuses; some objects may be gone.
+            UnavailableError: the store is unreachable, or refuses; some objects may be deleted.
         """
         for key in keys:
             _check(key)
@@ -142,7 +142,7 @@ _DELETE = "DELETE FROM object_pieces WHERE tenant_id = $1 AND object_key = $2"
 
 
 class _Pieces:
-    """Objects in the database, in rows of :data:`PIECE_BYTES` that are read and written singly."""
+    """Objects in the database, in rows of :data:`PIECE_BYTES`, read and written one by one."""
 
     def __init__(self, pool: asyncpg.Pool) -> None:
         self._pool = pool
@@ -167,7 +167,7 @@ class _Pieces:
         return b"".join(pieces) if pieces else None
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects, each in a transaction of its own, as large objects have many rows."""
+        """Delete objects, each in its own transaction, because a large object has many rows."""
         for tenant_id, some in itertools.groupby(sorted(keys), _tenant_of):
             async with acting_as(self._pool, tenant_id) as connection:
                 stored = await connection.fetch(_STORED, tenant_id, list(some))
@@ -185,8 +185,9 @@ class Bucket:
 
     Args:
         url: ``s3://bucket/prefix``, ``gs://…``, ``az://container/prefix`` or ``file:///folder``.
-            A store's address and credentials come from its usual environment variables
-            (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID`` …). A folder is created on first use.
+            The address and credentials of a store are in the store's usual environment variables
+            (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID`` and so on). A folder is created at its
+            first use.
     """
 
     def __init__(self, url: str, *, timeout_s: float = 30.0) -> None:
@@ -206,11 +207,11 @@ class Bucket:
         client: ClientConfig = {
             "timeout": timedelta(seconds=timeout_s),
             "connect_timeout": timedelta(seconds=min(5.0, timeout_s)),
-            # Plain http is used only if the configured endpoint begins with http://.
+            # Plain http is allowed only if the configured endpoint begins with http://.
             "allow_http": True,
         }
         try:
-            # A folder is created on first use.
+            # A folder is created at its first use.
             self._store: ObjectStore | None = (
                 from_url(url, client_options=client, retry_config=retries)
                 if self._folder is None
@@ -223,7 +224,7 @@ class Bucket:
 
     async def put(self, key: str, packed: bytes) -> None:
         async with self._asking():
-            # In one request: an interrupted multipart upload would leave its parts behind.
+            # One request, because an interrupted multipart upload would leave its parts behind.
             await self._opened().put_async(key, packed, use_multipart=False)
             if self._folder is not None:
                 await asyncio.to_thread(_flush, self._folder, key)
@@ -241,7 +242,7 @@ class Bucket:
             async with self._asking():
                 await self._opened().delete_async(list(keys))
         except _MissingError:
-            # One by one: some stores fail if an object is missing, and may keep the other objects.
+            # One by one: if an object is missing, some stores fail and may keep the others.
             for key in keys:
                 with contextlib.suppress(_MissingError):
                     async with self._asking():
@@ -258,7 +259,6 @@ class Bucket:
 
     @asynccontextmanager
     async def _asking(self) -> AsyncIterator[None]:
-        """Raise the store's errors as Bottega's."""
         from obstore.exceptions import BaseError
         from obstore.exceptions import NotFoundError as Missing
 
@@ -283,16 +283,16 @@ class Bucket:
 
 
 class _MissingError(Exception):
-    """The store has no such object."""
+    """The store does not have the object."""
 
 
 def pack(body: bytes, level: int = zlib.Z_DEFAULT_COMPRESSION) -> bytes:
-    """Return a body in its stored form: format, checksum, compressed bytes. Pure."""
+    """Return a body in its stored form: format, checksum, and compressed bytes. Pure."""
     return _FORM + _digest(body) + zlib.compress(body, level)
 
 
 def unpack(key: str, packed: bytes) -> bytes:
-    """Return the body of a stored form. Pure.
+    """Return the body from its stored form. Pure.
 
     Raises:
         CorruptObjectError: the format or the checksum is wrong.
@@ -321,7 +321,7 @@ def _check(key: str) -> None:
 
 
 def _flush(folder: Path, key: str) -> None:
-    """Write a file and its folders to disk, so that they survive a loss of power."""
+    """Write a file and its folders to disk, so that they survive a power failure."""
     for name in (PurePath(key), *PurePath(key).parents):
         handle = os.open(folder / name, os.O_RDONLY)
         try:
@@ -348,10 +348,10 @@ ALL_PARTS = ("trace", "input", "output")
 async def copied(
     pool: asyncpg.Pool, objects: Objects, tenant_id: UUID, ids: Sequence[UUID], parts: Sequence[str]
 ) -> str:
-    """Copy bodies of episodes that are still in the database to the object store.
+    """Copy episodes' bodies that are still in the database to the object store.
 
     Returns:
-        JSON for the SQL functions: ``episode_id``, ``part`` and ``object_key`` of each body.
+        JSON for the SQL functions, with ``episode_id``, ``part`` and ``object_key`` of each body.
 
     Raises:
         UnavailableError: the object store cannot be reached; nothing has changed.

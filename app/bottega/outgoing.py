@@ -27,19 +27,19 @@ log = structlog.get_logger(__name__)
 
 MOST = 65_536
 MAX_CONNECTIONS = 10_000
-"""Most connections of clients; also, at most half of the file descriptors (``ulimit -Hn``)."""
+"""Maximum number of client connections, at most half of the descriptors (``ulimit -Hn``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Descriptors:
-    """Limits of this process's file descriptors: the current limit, and the highest it may set."""
+    """Limits of this process's file descriptors: the current limit, and the maximum limit."""
 
     soft: int
     hard: int
 
     @property
     def connections(self) -> int:
-        """Limit of client connections: at most half of the descriptors."""
+        """Maximum number of client connections: at most half of the descriptors."""
         return max(1, min(MAX_CONNECTIONS, self.soft // 2))
 
     def note(self) -> None:
@@ -47,12 +47,12 @@ class Descriptors:
 
     @property
     def calls_of_tenant(self) -> int:
-        """Limit of concurrent outgoing calls of one tenant."""
+        """Maximum number of concurrent outgoing calls of one tenant."""
         return max(1, self.soft // 4)
 
 
 def raise_limit() -> Descriptors:
-    """Raise the soft limit to the hard limit, or to ``MOST`` if that is less; return both."""
+    """Raise the soft limit to the hard limit, but at most to ``MOST``; return both limits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
     if soft == resource.RLIM_INFINITY:
@@ -63,9 +63,9 @@ def raise_limit() -> Descriptors:
 
 
 async def warn_when_exhausted(found: Descriptors) -> None:
-    """Log the limits; then an error every few seconds while no descriptor is left, until cancelled.
+    """Log the limits; until cancelled, log an error every few seconds while none is free.
 
-    The event loop itself logs nothing when it drops connections that it cannot accept.
+    The event loop itself logs nothing when it drops connections because no descriptor is free.
     """
     found.note()
     while True:
@@ -83,7 +83,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A process's means to send requests."""
+    """The objects with which a process sends requests."""
 
     egress: "Egress"
     secrets: SecretLookup
@@ -100,11 +100,11 @@ async def open_outgoing(
     is_open: Callable[[], Awaitable[bool]],
     descriptors: Descriptors,
 ) -> AsyncIterator[Outgoing]:
-    """Yield the means to send requests; close their connections at the end.
+    """Yield the objects that send requests, and close their connections at the end.
 
     Args:
         url: URL of the database.
-        is_open: returns true if the server has no keys.
+        is_open: a function that returns true if the server has no keys.
     """
     from bottega.engine.mcp import McpAccess
     from bottega.tools.egress import Egress

@@ -1,9 +1,10 @@
-"""A bounded reader of bytes from outside: from models, tools, MCP servers and uploads.
+"""A reader of bytes from outside, with limits: from models, tools, MCP servers and uploads.
 
-Bytes are decompressed and parsed in small steps. The event loop runs after each step, so that a
-message delays others only by one step. The bytes, units (lines, events, parts) and seconds of CPU
-time of a message are limited; too many are its sender's error. CPU time is measured from the second
-64 KB on: most messages are shorter and cheap, and the measuring would make them cost a tenth more.
+The reader decompresses and parses bytes in small steps. The event loop runs after each step, so
+that a message delays other work by only one step. The number of bytes and units (lines, events,
+parts) and the CPU time of a message are limited; a message beyond a limit is an error of its
+sender. CPU time is measured only after the first 64 KB: most messages are shorter and cheap, and
+measuring would make these a tenth more expensive.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ STEP_BYTES = 64 * 1024
 MOST_UNITS = 200_000
 MOST_CPU_S = 1.0
 MOST_VALUES = MOST_UNITS
-"""Most values of one JSON document: they are all made in one step, which takes about 40 ms."""
+"""Maximum number of values in one JSON document, which are all made in one step of about 40 ms."""
 _SHORT_JSON = STEP_BYTES
 _INFLATED = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 """Window bits of zlib, by content-encoding."""
@@ -27,10 +28,10 @@ _CALLS_AT_ONCE = 256
 
 
 class OutsideError(Exception):
-    """Bytes from outside cannot be read, or would cost too much.
+    """Bytes from outside are unreadable, or would cost too much.
 
     Attributes:
-        detail: what was sent, in words that follow "it sent".
+        detail: description of the bytes, in words that can follow "it sent".
     """
 
     def __init__(self, detail: str) -> None:
@@ -42,8 +43,8 @@ class BoundedReader:
     """Reader of one message.
 
     Args:
-        bytes_: most bytes of the decompressed message.
-        units: most units that :meth:`count` counts.
+        bytes_: maximum size of the decompressed message in bytes.
+        units: maximum number of units that :meth:`count` counts.
         encoding: the message's content-encoding.
 
     Raises:
@@ -62,10 +63,10 @@ class BoundedReader:
         """Yield the next bytes, decompressed, in steps of at most 64 KB; the loop runs after each.
 
         Raises:
-            OutsideError: the bytes are not in the encoding, or the message has too many.
+            OutsideError: the bytes are not in this encoding, or the message has too many bytes.
         """
         self._calls += 1
-        if self._calls % _CALLS_AT_ONCE == 0:  # the loop runs, too, if many short pieces arrive
+        if self._calls % _CALLS_AT_ONCE == 0:  # so the loop also runs if many short pieces arrive
             await asyncio.sleep(0)
         if self._inflate is None and len(raw) <= STEP_BYTES:  # the usual case
             if raw:
@@ -91,16 +92,16 @@ class BoundedReader:
         """Count lines, events or parts.
 
         Raises:
-            OutsideError: there are too many.
+            OutsideError: the number exceeds the limit.
         """
         self._units_left -= units
         if self._units_left < 0:
             raise OutsideError(f"more than {self._most_units} lines or parts")
 
     def __enter__(self) -> None:
-        """Begin to parse.
+        """Start to parse.
 
-        The block must not await: it is charged for the CPU time of its thread.
+        The block must not await, because its thread's CPU time is charged.
         """
         self._began = cpu_s() if self._most - self._left > STEP_BYTES else None
 
@@ -139,7 +140,7 @@ class BoundedReader:
 
 
 class _Inflate:
-    """Decompresses one zlib stream, in pieces of at most 64 KB; ignores bytes that follow it."""
+    """Decompresses one zlib stream, in pieces of at most 64 KB; ignores bytes after the stream."""
 
     def __init__(self, bits: int) -> None:
         self._bits = bits
@@ -157,7 +158,7 @@ class _Inflate:
     def pieces(self, raw: bytes) -> Iterator[bytes]:
         for start in range(0, len(raw), _PACKED_BYTES):
             packed, found = raw[start : start + _PACKED_BYTES], b""
-            # After a full piece, the stream may hold more output.
+            # If a piece was full, the stream may have more output.
             while (packed or len(found) == STEP_BYTES) and not self._stream.eof:
                 if found := self._inflated(packed):
                     yield found
@@ -169,7 +170,7 @@ class _Inflate:
         except zlib.error:
             if self._begun or self._bits != _INFLATED["deflate"]:
                 raise OutsideError("what is not compressed as its header says") from None
-            # Some servers omit the zlib header (RFC 9110, 8.4.1.2).
+            # Some servers leave out the zlib header (RFC 9110, 8.4.1.2).
             self._bits, self._stream = _RAW, zlib.decompressobj(_RAW)
             return self._inflated(packed)
         self._begun = True
@@ -177,7 +178,7 @@ class _Inflate:
 
 
 def check_json(document: bytes | bytearray | str) -> None:
-    """Check that a JSON document has few values, before it is parsed.
+    """Check that a JSON document does not have too many values, before the document is parsed.
 
     Raises:
         OutsideError: the document has too many values.

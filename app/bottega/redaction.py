@@ -1,6 +1,6 @@
-"""Removal of secrets from texts, in case a server or program outside repeats them.
+"""Removal of secrets from texts, because a server or program outside may repeat them.
 
-A word that this service itself uses in answers, events or log lines must not be a secret.
+A secret must not be a word that this service itself uses in answers, events or log lines.
 """
 
 import base64
@@ -38,12 +38,12 @@ _ZONE = re.compile(
 
 
 def is_word(text: str) -> bool:
-    """Return whether a text is a word of this service, in any case, or a date or time."""
+    """Return true if a text is a word of this service, in any case, or a date or time."""
     return text.casefold() in read_words() or is_time(text)
 
 
 def is_time(text: str) -> bool:
-    """Return whether a text is a date or time: in words, by ISO, or in seconds since 1970.
+    """Return true if a text is a date or time: in words, in ISO form, or in seconds since 1970.
 
     Seconds and milliseconds since 1970 are recognised from 2001 on: before, they have fewer digits.
     """
@@ -77,11 +77,11 @@ def _is_numeric_date(text: str) -> bool:
 def read_words() -> frozenset[str]:
     """Return the names and one-word texts in the service's own code.
 
-    All names in answers, events and log lines are in the code: statuses, types of events, roles,
-    fields, columns. The first call takes 0.1 s; a service makes it when it starts.
+    All names in answers, events and log lines are in the code: statuses, event types, roles,
+    fields, and columns. The first call takes 0.1 s; a service makes this call when it starts.
 
     Raises:
-        UnavailableError: ``no_sources``: the code is not there as text.
+        UnavailableError: ``no_sources``: the code is not available as text.
     """
     words: set[str] = set()
     for suffix, patterns in _IN.items():
@@ -100,21 +100,21 @@ def read_words() -> frozenset[str]:
 
 
 SHORTEST = 8
-"""Fewest characters of a secret; a shorter secret occurs in too many other texts."""
+"""Minimum number of characters of a secret; a shorter secret occurs in too many other texts."""
 LEFT_OUT = "[secret]"
 
 
 class Redactor:
-    """A filter that replaces secrets in text by ``[secret]``.
+    """A filter that replaces secrets in texts with ``[secret]``.
 
-    It also removes long words of a secret: of ``Bearer abcdefgh`` a server may quote only the
-    second word. It removes the JSON, HTML, URL and base64 forms too, and the credentials that
-    ``Basic …`` contains.
+    It also removes long words of a secret, because a server may quote only the second word of
+    ``Bearer abcdefgh``. It also removes the JSON, HTML, URL and base64 forms of a secret, and the
+    credentials in ``Basic …``.
 
     Args:
-        secrets: the secrets to remove; secrets shorter than :data:`SHORTEST` are ignored.
-        beside: another redactor, whose secrets are removed, too: for example, the tenant's, beside
-            the redactor of a call.
+        secrets: the secrets to remove; the redactor ignores secrets shorter than :data:`SHORTEST`.
+        beside: another redactor, whose secrets are also removed: for example, the tenant's
+            redactor, in addition to the redactor of a call.
     """
 
     def __init__(self, secrets: Iterable[str] = (), *, beside: "Redactor | None" = None) -> None:
@@ -123,7 +123,7 @@ class Redactor:
         self.keep(secrets)
 
     def keep(self, secrets: Iterable[str]) -> None:
-        """Remove these secrets from now on, and no others."""
+        """Remove, from now on, these secrets and no others."""
         known = self._marks_of
         self._marks_of = {each: known.get(each) or _marks(each) for each in secrets}
         self._marks = _joined(self._marks_of)
@@ -151,9 +151,8 @@ class Redactor:
     def value(self, value: Any) -> Any:
         """Return JSON from outside without secrets, also in its keys, which others chose.
 
-        No entry is lost: keys that would become the same get numbers. The caller must bound the
-        depth. If no secret is found, the JSON itself is returned: this is the usual case, and costs
-        least.
+        No entry is lost: keys that would become equal get numbers. The caller must bound the depth.
+        If no secret is found, the JSON itself is returned: this is the usual case, and costs least.
         """
         return self._cleaned(value) if self.knows_any and self._is_in(value) else value
 
@@ -190,8 +189,8 @@ class Redactor:
     def record(self, record: Any) -> Any:
         """Return a record of this service without secrets in its texts.
 
-        Keys, names, ids, times and words of this service stay. The caller must bound the depth. If
-        no secret is found, the record itself is returned: this is the usual case, and costs least.
+        Keys, names, ids, times and words of this service are not changed. The caller must limit the
+        depth. Without a secret, this returns the record itself: the usual case, which costs least.
         """
         return self._record(record, "") if self._is_in(record) else record
 
@@ -199,7 +198,7 @@ class Redactor:
         return self.finds("\n".join(_texts(value)))
 
     def _record(self, value: Any, name: str) -> Any:
-        """Return the value of a record's field of this name without secrets."""
+        """Return the value of a record's field ``name`` without secrets."""
         if name in _FROM_OUTSIDE:
             return self.value(value)
         if isinstance(value, str):
@@ -217,7 +216,7 @@ _FROM_OUTSIDE = frozenset(
         *("prompt", "question", "result", "schema", "text"),
     )
 )
-"""Fields of this service's records that have text or JSON from outside."""
+"""Fields of this service's records whose text or JSON is from outside."""
 _NAMES = frozenset(
     ("agent", "graph", "id", "logger", "model", "name", "provider", "tenant", "tool", "user")
 )
@@ -225,7 +224,6 @@ _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield all texts in JSON."""
     waiting = [value]
     while waiting:
         item = waiting.pop()
@@ -239,12 +237,12 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _is_ours(name: str, text: str) -> bool:
-    """Return whether a field's text is a name, an id, a time or a word of this service."""
+    """Return true if a field's text is a name, an id, a time or a word of this service."""
     return name in _NAMES or name.endswith("_id") or bool(_UUID.fullmatch(text)) or is_word(text)
 
 
 def is_vocabulary(secret: str) -> bool:
-    """Return whether a secret is a word of this service, perhaps with a scheme before it."""
+    """Return true if a secret is a word of this service, perhaps with a scheme before it."""
     scheme, _, credential = secret.rpartition(" ")
     return is_word(secret) or (len(scheme.split()) == 1 and is_word(credential))
 
@@ -254,7 +252,7 @@ def _all_forms(secret: str) -> set[str]:
 
 
 def _marks(secret: str) -> tuple[str, ...]:
-    """Return the forms of a secret that contain no other form: a text without these has no form."""
+    """Return the forms of a secret that contain no other form; a text without them has no form."""
     forms = sorted(_all_forms(secret), key=len)
     return tuple(
         text
@@ -268,7 +266,6 @@ def _joined(marks_of: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
 
 
 def _words(secret: str) -> set[str]:
-    """Return a secret, its long words, and its decoded ``Basic`` credentials."""
     words = {secret, *secret.split()}
     for word in tuple(words):
         if secret.lower().startswith("basic "):
@@ -294,9 +291,9 @@ def _forms(text: str) -> set[str]:
 
 
 def _in_base64(text: bytes) -> set[str]:
-    """Return the base64 forms of a text, for each of the three offsets at which it may start.
+    """Return the base64 forms of a text, for each of the three offsets at which the text may start.
 
-    The characters at both ends are left out, since they depend on the neighbouring text.
+    The forms leave out the characters at both ends, because these depend on the neighbouring text.
     """
     forms = set()
     for offset, first in ((0, 0), (1, 2), (2, 3)):

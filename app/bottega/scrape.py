@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: who may read them, and the gauges that come from the database."""
+"""Metrics for Prometheus: the right to read them, and the gauges that are from the database."""
 
 import asyncio
 import contextlib
@@ -46,7 +46,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Scraping:
-    """The report of this process's metrics, for callers with the right to read it."""
+    """The report of this process's metrics, for callers that have the right to read it."""
 
     settings: Settings
     pool: asyncpg.Pool
@@ -55,14 +55,14 @@ class Scraping:
     async def report(self, authorization: Sequence[bytes]) -> bytes:
         """Return the metrics in Prometheus's text form.
 
-        While the database is away, its metrics are missing.
+        While the database is unreachable, the report leaves out the database's metrics.
 
         Args:
             authorization: values of the request's header ``Authorization``.
 
         Raises:
             UnauthenticatedError: the caller may not read the metrics.
-            UnavailableError: the database is away, so it is unknown whether there are keys.
+            UnavailableError: the database is unreachable, so nobody knows whether there are keys.
         """
         if not self._has_token(authorization) and not await self._is_open():
             raise UnauthenticatedError(_REFUSAL, code="bad_metrics_token")
@@ -126,7 +126,7 @@ class Scraping:
 def _by_label(
     name: str, text: str, label: str, values: Iterable[str], counts: Mapping[str, int]
 ) -> GaugeMetricFamily:
-    """Return a gauge that has a value for each value of a label, also for values without rows."""
+    """Return a gauge with a value for each value of a label, including values without rows."""
     gauge = GaugeMetricFamily(name, text, labels=[label])
     for value in values:
         gauge.add_metric([value], float(counts.get(value, 0)))
@@ -142,10 +142,10 @@ def _by_state(
     kinds: Iterable[str],
     counts: Mapping[str, Mapping[str, int]],
 ) -> GaugeMetricFamily:
-    """Return a gauge with two labels that has a value for each pair, also for pairs without rows.
+    """Return a gauge with two labels and a value for each pair, including pairs without rows.
 
     Args:
-        counts: numbers of rows by state, then by kind.
+        counts: number of rows by state, then by kind.
     """
     gauge = GaugeMetricFamily(name, text, labels=[state_label, kind_label])
     for state, kind in product(states, kinds):
@@ -154,7 +154,7 @@ def _by_state(
 
 
 async def refresh_regularly(operators: Iterable[str]) -> None:
-    """Set this process's gauges every few seconds, for reports of other processes.
+    """Set this process's gauges every few seconds, because other processes report them.
 
     Args:
         operators: names of the operator's model providers.
@@ -167,7 +167,7 @@ async def refresh_regularly(operators: Iterable[str]) -> None:
 
 @asynccontextmanager
 async def serving(scraping: Scraping, port: int) -> AsyncIterator[int]:
-    """Serve ``GET /metrics`` during the block, without a web framework; yield the port.
+    """Serve ``GET /metrics`` during the block without a web framework, and yield the port.
 
     Raises:
         UnavailableError: ``port_taken``.
@@ -199,7 +199,7 @@ async def serving(scraping: Scraping, port: int) -> AsyncIterator[int]:
 
 
 async def _head(reader: asyncio.StreamReader) -> list[bytes]:
-    """Return the lines of a request's head; no lines if the head is too long."""
+    """Return the lines of a request's head; empty: the head is too long."""
     try:
         return (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
     except asyncio.LimitOverrunError:
@@ -225,7 +225,7 @@ async def _answer(scraping: Scraping, head: Sequence[bytes]) -> bytes:
 
 
 def _names_this_machine(host: str, sent: Sequence[bytes]) -> bool:
-    """Return true if a request's Host header names this machine, to prevent DNS rebinding."""
+    """Return true if a request's Host header names this machine, which prevents DNS rebinding."""
     try:
         name = urlsplit(f"//{sent[0].decode('ascii')}").hostname if len(sent) == 1 else None
     except ValueError:

@@ -1,6 +1,6 @@
 """Encryption of stored secrets: AES-256-GCM (NIST SP 800-38D). Pure except for random nonces.
 
-A sealed text consists of its key's id (8 bytes), a nonce (12), the ciphertext and a tag (16).
+A sealed text consists of the id of its key (8 bytes), a nonce (12), the ciphertext and a tag (16).
 """
 
 import os
@@ -17,7 +17,7 @@ _NONCE_BYTES = 12
 
 
 class Place(NamedTuple):
-    """The place where a sealed text is stored; the text cannot be opened for another place."""
+    """The row in which a sealed text is stored; the text cannot be opened for another row."""
 
     tenant_id: UUID
     name: str
@@ -29,10 +29,10 @@ class CannotOpenError(Exception):
 
 
 class Keyring:
-    """The operator's keys: the first key seals, and all keys can open.
+    """The operator's keys: the first key encrypts (seals), and all keys can decrypt (open).
 
     Raises:
-        ValueError: there is no key, a key does not have 32 bytes, or two keys are the same.
+        ValueError: there is no key, a key does not have 32 bytes, or two keys are equal.
     """
 
     def __init__(self, keys: Sequence[bytes]) -> None:
@@ -45,10 +45,10 @@ class Keyring:
 
     @classmethod
     def parse(cls, text: str) -> "Keyring":
-        """Parse keys in base64, separated by commas.
+        """Parse keys in base64 that commas separate.
 
         Raises:
-            ValueError: the text does not consist of such keys.
+            ValueError: the text is not such a list of keys.
         """
         return cls([b64decode(key.strip(), validate=True) for key in text.split(",")])
 
@@ -58,10 +58,10 @@ class Keyring:
         return self._first + nonce + sealed
 
     def open(self, sealed: bytes, place: Place) -> str:
-        """Return the text.
+        """Return the decrypted text.
 
         Raises:
-            CannotOpenError: none of these keys sealed it, or it was sealed for another place.
+            CannotOpenError: none of these keys sealed the text, or it was sealed for another place.
         """
         from cryptography.exceptions import InvalidTag
 
@@ -75,7 +75,7 @@ class Keyring:
             raise CannotOpenError from None
 
     def opens(self, sealed: bytes) -> bool:
-        """Return true if one of the keys sealed the text; the text's first 8 bytes are enough."""
+        """Return true if one of the keys sealed the text, by the text's first 8 bytes."""
         return sealed[:_ID_BYTES] in self._keys
 
     def is_current(self, sealed: bytes) -> bool:

@@ -1,8 +1,8 @@
-"""Background services of a process; a service that fails is started again.
+"""Background services of a process; a service that fails is restarted.
 
-A service is a function that works until it is cancelled. It need not catch errors: it keeps its
-state in an object, where a new start finds the state. A service that returns has ended. A service
-that fails again and again is reported by its name.
+A service is a function that works until it is cancelled. It need not catch errors: it stores its
+state in an object, and the restarted function finds the state there. A service whose function
+returns has ended. A service that fails repeatedly is reported by its name.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from bottega.db.failures import is_transient
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 30.0
 WELL_S = 10.0
-"""Seconds after its start from which a service counts as running well."""
+"""Seconds after its start from which a service counts as healthy."""
 MANY = 3
 
 log = structlog.get_logger(__name__)
@@ -29,12 +29,12 @@ Service = Callable[[], Awaitable[None]]
 
 @dataclass(slots=True)
 class _Deaths:
-    """Deaths of a service since it last ran well.
+    """Failures of a service since it was last healthy.
 
     Attributes:
-        number: number of deaths, except deaths because the database was away.
-        pause_s: seconds before the next start.
-        until: the time from which the service counts as running well.
+        number: number of failures, except failures because the database was unreachable.
+        pause_s: seconds before the next restart.
+        until: time from which the service counts as healthy.
     """
 
     number: int = 0
@@ -50,7 +50,7 @@ class Services:
 
     @asynccontextmanager
     async def running(self, **services: Service) -> AsyncIterator[None]:
-        """Run services during the block, by their names; cancel and await them at its end."""
+        """Run services by name during the block; at the end, cancel and await them."""
         tasks = [asyncio.ensure_future(self._keep(*each)) for each in services.items()]
         try:
             yield
@@ -60,7 +60,7 @@ class Services:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def failing(self) -> dict[str, int]:
-        """Return the number of deaths of each service that dies again and again."""
+        """Return the number of failures of each service that fails repeatedly."""
         now = monotonic()
         return {
             name: deaths.number
@@ -69,7 +69,6 @@ class Services:
         }
 
     async def _keep(self, name: str, service: Service) -> None:
-        """Run a service; start it again after each error."""
         task = asyncio.current_task()
         assert task is not None
         while True:
@@ -83,14 +82,14 @@ class Services:
             await asyncio.sleep(pause_s)
 
     def _died(self, name: str, error: BaseException) -> float:
-        """Note a death; return the pause before the next start."""
+        """Store a failure; return the pause in seconds before the restart."""
         now, deaths = monotonic(), self._deaths.get(name)
         if deaths is None or now > deaths.until:
             deaths = self._deaths[name] = _Deaths()
         if is_transient(error):
             if not deaths.pause_s:
                 log.warning("service.waits", service=name, error=str(error) or repr(error))
-            longest_s = 1.0  # so that work resumes soon after the database is back
+            longest_s = 1.0  # so that work resumes soon after the database is available again
         else:
             deaths.number += 1
             metrics.service_deaths.labels(name).inc()
@@ -102,7 +101,7 @@ class Services:
 
 
 def background(*services: Service) -> AbstractAsyncContextManager[None]:
-    """Run services during the block; their deaths are only logged."""
+    """Run services during the block; their failures are only logged."""
     named = {f"{_name(service)} {n}": service for n, service in enumerate(services)}
     return Services().running(**named)
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 HEADER = "traceparent"
 STATE = "tracestate"
 LONGEST_STATE = 512
-"""Most characters of a ``tracestate`` that are passed on; W3C requires at least 512."""
+"""Maximum number of characters of a ``tracestate`` that is passed on; W3C requires at least 512."""
 
 _FORM = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _MEMBER = re.compile(
@@ -22,7 +22,7 @@ class Trace(NamedTuple):
 
     Attributes:
         tracestate: data of tracing vendors; may be empty.
-        is_local: true if the parent is a span of this process.
+        is_local: true: the parent is a span of this process.
     """
 
     traceparent: str
@@ -36,21 +36,21 @@ class Trace(NamedTuple):
 
 
 current: ContextVar[Trace | None] = ContextVar("trace", default=None)
-"""The present work's position in its trace; ``None``: the work belongs to no trace."""
+"""Position of the current work in its trace; ``None``: the work belongs to no trace."""
 
 
 def taken(traceparents: Sequence[bytes], tracestates: Sequence[bytes] = ()) -> Trace | None:
     """Return the trace of a request; ``None``: the ``traceparent`` is missing or wrong.
 
     Args:
-        traceparents, tracestates: values of the headers. An invalid ``tracestate`` is dropped.
+        traceparents, tracestates: values of these headers. An invalid ``tracestate`` is dropped.
     """
     text = traceparents[0].decode("latin-1") if len(traceparents) == 1 else ""
     return Trace(text, _state(tracestates)) if _FORM.fullmatch(text) else None
 
 
 def _state(values: Sequence[bytes]) -> str:
-    """Return a valid ``tracestate`` of at most :data:`LONGEST_STATE` characters, or nothing."""
+    """Return a valid ``tracestate`` of at most :data:`LONGEST_STATE` characters, or no text."""
     sent = b",".join(values)
     if len(sent) > 8192:
         return ""
@@ -67,22 +67,22 @@ def _state(values: Sequence[bytes]) -> str:
 
 
 def trace_id(traceparent: str | None) -> str | None:
-    """Return the trace's id, 32 hexadecimal digits; ``None``: there is none."""
+    """Return the trace's id, which has 32 hexadecimal digits; ``None``: there is no trace."""
     match = None if traceparent is None else _FORM.fullmatch(traceparent)
     return None if match is None else match[1]
 
 
 def with_trace(headers: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the headers of an outgoing request, with the present work's trace.
+    """Return the headers of an outgoing request, to which the current work's trace is added.
 
-    A ``traceparent`` in ``headers`` stays.
+    A ``traceparent`` in ``headers`` is not replaced.
     """
     trace = current.get()
     return headers if trace is None or HEADER in headers else {**headers, **headers_of(trace)}
 
 
 def headers_of(trace: Trace | None) -> dict[str, str]:
-    """Return the headers that carry a trace; without a trace, there are none."""
+    """Return the headers for a trace; empty without a trace."""
     if trace is None:
         return {}
     state = {STATE: trace.tracestate} if trace.tracestate else {}

@@ -3,9 +3,9 @@
 From the request on, a row in ``user_erasures`` makes the database refuse all new data of the user.
 Rows are removed in pages; each page has its own transaction, which also counts the removed rows.
 Then the objects in the object store are deleted, and caches are cleared. When no data names the
-user any more, the last transaction removes the row in ``user_erasures``.
+user, the last transaction removes the row in ``user_erasures``.
 
-All processes look for rows in ``user_erasures``, so if a process dies, another one continues.
+All processes look for rows in ``user_erasures``, so if one process dies, another continues.
 """
 
 from base64 import b64encode
@@ -56,24 +56,25 @@ from bottega.tenants.erase import (
 
 CHANNEL = "bottega_users"
 LEASE_S = 5.0
-"""Lease of an erasing process, in seconds; each page renews it. Two processes at once do no harm.
+"""Lease of a process that erases a user, in seconds; each page renews the lease. Two at a time do
+no harm.
 """
 _AT_ONCE, _OF_ONE_TENANT = 4, 2
 
 _own = user_erasures.c
 _user_column = column("user_id", String)
-# Tables whose rows are removed separately.
+# The rows of these tables are removed separately.
 _NAMING = {"runs", "sessions", "episodes", "episode_search", "episode_vectors", "user_erasures"}
 _LOCK = text("SELECT pg_try_advisory_xact_lock(user_lock(:tenant, :user))")
 
 
 def pseudonym(user: str) -> str:
-    """Return the text that replaces a user's name in the audit log."""
+    """Return the text that replaces the name of a user in the audit log."""
     return f"sha256:{sha256(user.encode()).hexdigest()}"
 
 
 async def request(tx: AsyncConnection, tenant_id: UUID, user: str, actor: str) -> Mapping[str, Any]:
-    """Request the erasure of a user's data, unless it is requested already; return the user.
+    """Request the erasure of a user's data, unless it was requested before; return the user.
 
     Raises:
         NotFoundError: no data names the user.
@@ -88,7 +89,7 @@ async def request(tx: AsyncConnection, tenant_id: UUID, user: str, actor: str) -
 
 
 async def get(tx: AsyncConnection, tenant_id: UUID, user: str) -> Mapping[str, Any]:
-    """Return a user, with the progress of the erasure, if it is requested.
+    """Return a user, with the progress of the erasure if it was requested.
 
     Raises:
         NotFoundError: no data names the user.
@@ -112,13 +113,13 @@ def _is(tenant_id: UUID, user: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class UserErasure:
-    """Background work that erases users; any number of processes may do it at once."""
+    """Background work that erases users; any number of processes may run it at the same time."""
 
     database: Database
     objects: Objects
 
     def leased(self) -> LeasedWork:
-        """Return this work for the users of all tenants, with leases."""
+        """Return this work with leases, for the users of all tenants."""
         return LeasedWork(
             pool=self.database.pool,
             name="erase",
@@ -138,7 +139,7 @@ class UserErasure:
         """Erase all remaining data of a user.
 
         Raises:
-            UnavailableError: the object store is unreachable; all rows are removed already.
+            UnavailableError: the object store is unreachable; all rows have been removed.
         """
         while await self._erase_page(tenant_id, user):
             pass
@@ -146,9 +147,10 @@ class UserErasure:
         await self._finish(tenant_id, user)
 
     async def _erase_page(self, tenant_id: UUID, user: str) -> bool:
-        """Remove a page of rows; return false if there were none."""
+        """Remove a page of rows; return false if no row was left."""
         async with self.database.begin(tenant_id) as tx:
-            # The lock lets one process work at a time. If another has finished, the row is missing.
+            # The lock lets one process work at a time. After another has finished, the row is
+            # missing.
             query = select(_own.removed).where(_is(tenant_id, user)).with_for_update()
             before = await tx.scalar(query)
             if before is None:
@@ -169,7 +171,7 @@ class UserErasure:
             await self.database.pool.execute("SELECT forget_deleted_objects($1)", keys)
 
     async def _finish(self, tenant_id: UUID, user: str) -> None:
-        """End the erasure, unless an older transaction has stored more of the user meanwhile."""
+        """End the erasure, unless an older transaction has stored more of the user's data."""
         async with self.database.begin(tenant_id) as tx:
             free = await tx.scalar(_LOCK, {"tenant": tenant_id, "user": user})
             if not free or await tx.scalar(select(func.knows_user(tenant_id, user))):
@@ -189,10 +191,10 @@ def _later(seconds: float) -> Any:
 
 
 async def erase_page(tx: AsyncConnection, tenant_id: UUID, user: str) -> Removed:
-    """Remove a page of a user's rows; return the counts.
+    """Remove a page of a user's rows, and return the counts.
 
-    Schedules and unfinished runs come first, because they make new rows. A worker loses its run in
-    the transaction that removes the run.
+    Schedules and unfinished runs are removed first, because they make new rows. A worker loses a
+    run in the transaction that removes the run.
     """
     removed: Removed = Counter()
     starting = schedules.c.name.in_(select(func.schedules_of_user(tenant_id, user)))
@@ -222,7 +224,7 @@ async def erase_page(tx: AsyncConnection, tenant_id: UUID, user: str) -> Removed
 async def _forget_answers(
     tx: AsyncConnection, tenant_id: UUID, user: str, removed: Removed
 ) -> None:
-    """Remove stored answers with the user's name: about sessions, runs, episodes and schedules."""
+    """Remove stored answers with the user's name: about sessions, runs, episodes, schedules."""
     body = idempotency_keys.c.answer
     places = (("body", "user"), ("body", "user_id"), ("body", "run", "user"))
     naming = or_(*(body[place].astext == user for place in places))
@@ -231,11 +233,11 @@ async def _forget_answers(
 
 
 OWNERS = {"user_id": "text", "run_id": "uuid", "session_id": "text", "episode_id": "uuid"}
-"""Columns that name an owner, with their types; the first of them in a table names the owner."""
+"""Columns that name an owner, with their types; the first of these in a table names the owner."""
 NOT_EXPORTED = frozenset(
     (
-        "user_erasures",  # during an erasure there is no export
-        "run_queue",  # only says which worker executes a run
+        "user_erasures",  # an export during an erasure is not possible
+        "run_queue",  # only names the worker of a run
         "run_heads",
         "ended_tokens",  # credentials
         "idempotency_keys",  # copies of the objects that requests made
@@ -246,11 +248,11 @@ NOT_EXPORTED = frozenset(
         "pattern_sources",
     )
 )
-"""Tables that are left out, because other tables have all their facts about a user."""
+"""Tables that the export leaves out, because other tables have all their facts about a user."""
 _BY_SESSION = frozenset(("session_memory",))
-"""Tables whose rows belong to a session, although they name its last run, too."""
+"""Tables whose rows belong to a session, although each row also names the session's last run."""
 _BY_FIRST = frozenset(("files", "forked_turns"))
-"""Tables whose rows have owners of different kinds: the first owner column with a value decides."""
+"""Tables whose rows have owners of different kinds: the first owner column with a value counts."""
 
 _COLUMNS = text("""
 SELECT c.relname AS name, array_agg(a.attname::text ORDER BY a.attnum) AS columns, ARRAY(
@@ -266,12 +268,12 @@ GROUP BY c.oid, c.relname ORDER BY c.relname
 
 @dataclass(frozen=True, slots=True)
 class Belongings:
-    """Rows of a table that belong to users by one column.
+    """The rows of a table that belong to users through one column.
 
     Attributes:
-        key: names and types of the primary key's columns, without the tenant.
+        key: names and types of the primary key's columns, without the tenant's column.
         owner: the column that names the owner.
-        where: SQL of a further condition.
+        where: an additional SQL condition.
     """
 
     table: str
@@ -281,7 +283,7 @@ class Belongings:
 
 
 async def find(connection: AsyncConnection) -> list[Belongings]:
-    """Return the rows of users that are exported; each row belongs to exactly one item."""
+    """Return the rows of users that an export contains; each row belongs to exactly one item."""
     found = []
     for row in await connection.execute(_COLUMNS):
         owners = [each for each in OWNERS if each in row.columns and "tenant_id" in row.columns]
@@ -301,15 +303,15 @@ async def find(connection: AsyncConnection) -> list[Belongings]:
 
 _ROWS = 200
 _BYTES = 1_000_000
-"""Most bytes of a page; a larger first row forms a page of its own."""
+"""Maximum size of a page in bytes; a larger first row is a page of its own."""
 _OWNERS = 50
 """Number of runs, sessions or episodes whose rows are read together."""
 _HIDDEN = ("tenant_id", "filler", "object_key", "object_keys")
-"""Columns that are left out, because they have no facts about the user."""
+"""Tables whose rows own rows of other tables, with the column that names the owner there."""
 _OWNING = {"runs": "run_id", "sessions": "session_id", "episodes": "episode_id"}
 """Tables whose rows own rows of other tables, with the column that names the owner in those."""
 _TYPES = {"user_facts": "fact"}
-"""Types of lines that have another name than their table."""
+"""Types of lines whose name differs from the table's name."""
 _MORE = {
     # A step's events are lines of JSON.
     "run_steps": " || jsonb_build_object("
@@ -344,10 +346,10 @@ class UserExport:
             raise UserErasingError
 
     async def lines(self) -> AsyncIterator[bytes]:
-        """Yield pages of lines, each an object with ``type`` and ``data``.
+        """Yield pages of lines; each line is an object with ``type`` and ``data``.
 
-        The last line has the type ``end`` and the number of lines of each type. It is missing if
-        the user's erasure began, or an error occurred.
+        The last line has the type ``end`` and the number of lines of each type. This line is
+        missing if an erasure of the user began, or if an error occurred.
         """
         async with self.database.begin(self.tenant_id) as tx:
             found = await find(tx)
@@ -378,7 +380,7 @@ class UserExport:
     async def _pages(
         self, of: Belongings, owners: str, ids: Sequence[str] = ()
     ) -> AsyncIterator[tuple[bytes, list[str]]]:
-        """Yield pages of a table's lines, each with the first key column of its rows."""
+        """Yield pages of a table's lines, each with the first key column of the page's rows."""
         values = {"tenant": self.tenant_id, "user": self.user, "ids": ids, "after": None}
         while True:
             query = _page(of, owners, is_first=values["after"] is None)
@@ -398,7 +400,7 @@ class UserExport:
     async def _contents(
         self, table: str, key: Sequence[str], object_keys: Sequence[str]
     ) -> AsyncIterator[bytes]:
-        """Yield a row's objects in the object store, one line for each object."""
+        """Yield a row's objects in the object store, one line per object."""
         for number, object_key in enumerate(object_keys):
             data = await self.objects.get(object_key)
             about = {"of": table, "key": key, "piece": number, "base64": b64encode(data).decode()}
@@ -420,7 +422,6 @@ async def as_array(lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def _page(of: Belongings, owners: str, *, is_first: bool) -> TextClause:
-    """Return the query for a page of a table's rows, in the order of their keys."""
     names = [f't."{name}"' for name, _ in of.key]
     after = [f"CAST((:after)[{n}] AS {kind})" for n, (_, kind) in enumerate(of.key, 1)]
     place = "true" if is_first else f"({', '.join(names)}) > ({', '.join(after)})"

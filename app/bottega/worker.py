@@ -1,4 +1,4 @@
-"""The worker process: it executes runs, serves no API, and never loads the web stack."""
+"""The worker process, which executes runs, serves no API, and never imports the web framework."""
 
 import asyncio
 import signal
@@ -21,12 +21,12 @@ async def work(
     *,
     port: int | None = None,
 ) -> bool:
-    """Execute runs until SIGINT, SIGTERM or SIGHUP; return whether only SIGHUP came.
+    """Execute runs until SIGINT, SIGTERM or SIGHUP; return true if only SIGHUP came.
 
     Args:
         url: URL of the database, which must be up and migrated.
-        port: port on which to serve metrics; ``None``: serve none.
-        on_ready: called once the worker claims runs.
+        port: port on which to serve metrics; ``None``: no metrics are served.
+        on_ready: a function that is called when the worker claims runs.
 
     """
     async with open_service(settings, url, api=False, worker=True) as service:

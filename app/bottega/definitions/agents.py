@@ -1,4 +1,4 @@
-"""References of agents to sub-agents and to models.
+"""References from agents to sub-agents and to models.
 
 A reference to a model is ``MODEL``, ``provider/MODEL`` or ``provider:MODEL``.
 """
@@ -50,10 +50,10 @@ class Reached:
     """An agent that other agents can call.
 
     Attributes:
-        version: the current version.
-        children: names of its sub-agents.
-        undescribed: true: it has no description, so a model cannot know when to call it.
-        stateful: true: its calls share one conversation.
+        version: the current version of the agent.
+        children: names of the agent's sub-agents.
+        undescribed: true: the agent has no description, so a model cannot know when to call it.
+        stateful: true: calls of this agent share one conversation.
     """
 
     version: int
@@ -65,7 +65,7 @@ class Reached:
 async def reachable(
     connection: AsyncConnection, tenant_id: UUID, roots: Sequence[str]
 ) -> dict[str, Reached]:
-    """Return the existing agents among ``roots``, and their sub-agents at all depths, by name."""
+    """Return the existing agents among ``roots`` and their sub-agents at all depths, by name."""
     rows = await connection.execute(_REACHABLE, {"tenant": tenant_id, "roots": list(roots)})
     return {
         row.name: Reached(row.version, tuple(row.children), row.undescribed, row.stateful)
@@ -74,9 +74,9 @@ async def reachable(
 
 
 async def hold_sub_agents(connection: AsyncConnection, tenant_id: UUID) -> None:
-    """Block changes of agents' sub-agents by other transactions until this transaction ends.
+    """Prevent other transactions from changing agents' sub-agents until this transaction ends.
 
-    Call it before any lock on an agent's row.
+    Call this function before any lock on an agent's row.
     """
     await connection.execute(
         text("SELECT pg_advisory_xact_lock(hashtextextended('agents:' || :tenant, 0))"),
@@ -89,8 +89,8 @@ async def refuse_circle(
 ) -> Mapping[str, Reached]:
     """Check that ``name`` may have these sub-agents; return existing sub-agents at all depths.
 
-    The function locks until the transaction ends, so that two concurrent definitions cannot close
-    a cycle together.
+    The function locks until the transaction ends. Otherwise two concurrent definitions could
+    together close a cycle.
 
     Raises:
         CycleError: ``name`` is a sub-agent of one of ``children``, at any depth.
@@ -122,7 +122,8 @@ def refuse_stateful(name: str, children: Sequence[str], found: Mapping[str, Reac
 
 
 def circle(edges: Mapping[str, Iterable[str]], start: str) -> list[str] | None:
-    """Return a path along ``edges`` from ``start`` back to it; ``None``: none. O(nodes + edges)."""
+    """Return a path along ``edges`` from ``start`` back to ``start``; ``None``: no such path.
+    O(nodes + edges)."""
     came_from: dict[str, str] = {}
     waiting = [start]
     while waiting:
@@ -142,7 +143,7 @@ def circle(edges: Mapping[str, Iterable[str]], start: str) -> list[str] | None:
 async def exposed_inputs(
     driver: asyncpg.Pool, tenant_id: UUID, agent: str, way: str
 ) -> Sequence[Any]:
-    """Return a list with the agent's ``input_schema``; ``[]``: ``expose`` does not name ``way``."""
+    """Return a list with the agent's ``input_schema``; ``[]``: ``way`` is not in ``expose``."""
     rows = await driver.fetch(_EXPOSED, tenant_id, agent, way)
     return [None if row["schema"] is None else from_json(row["schema"]) for row in rows]
 
@@ -158,7 +159,7 @@ def overridden(definition: Mapping[str, Any], changed: Mapping[str, Any]) -> Map
 
 
 def with_default(definition: Mapping[str, Any], model: str | None) -> Mapping[str, Any]:
-    """Return an agent's definition; if it has no model, with the default model of the run."""
+    """Return an agent's definition; if it names no model, add the run's default model."""
     return definition if model is None or definition["model"] else {**definition, "model": model}
 
 
@@ -172,27 +173,27 @@ OF_DEMO: Mapping[str, Any] = {
 """Fields that replace the fields of each agent in a draft that uses the demo model."""
 
 DEFAULT = "default"
-"""Name of the provider for references without a provider."""
+"""Name of the provider for references that name no provider."""
 MOST_MODELS = 10
-"""Most models of one agent."""
+"""Maximum number of models of one agent."""
 
 
 class ModelName(NamedTuple):
-    """A model of a provider; ``model`` is ``None`` for the provider's default model."""
+    """A model of a provider; ``model``: ``None``: the provider's default model."""
 
     provider: str
     model: str | None
 
 
 class KnownProvider(NamedTuple):
-    """The part of a provider that references depend on.
+    """The fields of a provider on which references depend.
 
     Attributes:
         version: version of a tenant's provider; ``None``: the provider is the operator's.
-        models: its only models; ``None``: any model.
-        headers: headers in its definition.
-        base_url: base URL in its definition.
-        prices: prices in its definition.
+        models: the only models of the provider; ``None``: any model.
+        headers: headers in the provider's definition.
+        base_url: base URL in the provider's definition.
+        prices: prices in the provider's definition.
     """
 
     version: int | None
@@ -204,15 +205,15 @@ class KnownProvider(NamedTuple):
 
 
 def listed(model: str | Sequence[str] | None) -> Sequence[str | None]:
-    """Return an agent's models in order; ``None`` stands for the default model."""
+    """Return an agent's models in order; ``None`` means the default model."""
     return (model,) if model is None or isinstance(model, str) else tuple(model)
 
 
 def named_by(reference: str | None, providers: Collection[str]) -> ModelName:
     """Return the provider and the model of a reference.
 
-    The part before the first slash is a provider only if a provider has this name, because names of
-    models may have slashes. The part before a colon must be a provider.
+    The text before the first slash is a provider only if a provider has this name, because names of
+    models may contain slashes. The text before a colon must be a provider.
 
     Raises:
         InvalidInputError: ``unknown_provider``.

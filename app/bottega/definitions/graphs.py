@@ -1,4 +1,4 @@
-"""Checks and changes of graphs: nodes, and edges that must not form a cycle."""
+"""Checks and changes of graphs, whose edges must not form a cycle."""
 
 import os
 import re
@@ -34,13 +34,13 @@ from bottega.graph.svg import draw_svg
 
 MOST_NODES = 500
 MOST_NODES_IN_ALL = 2_000
-"""Most nodes of a graph and of all graphs in it. A graph counts at each use, because a run makes
-agents for each use.
+"""Maximum number of nodes of a graph together with all graphs nested in it. A nested graph counts
+at each use, because a run makes agents for each use.
 """
 DEEPEST = 3
-"""Most levels of nested graphs."""
+"""Maximum number of levels of nested graphs."""
 RESERVED = ("run", "item")
-"""Names that no node may have, because arguments use them for the run and for an element."""
+"""Names that no node may have, because arguments refer to the run and to an element with them."""
 FEATURE = re.compile(r"status|output|input|(output_json|metadata)(\.[^.\x00-\x1f]{1,64}){0,8}")
 FEATURE_RULE = "the features are status, output, input, output_json[.NAME…] and metadata[.NAME…]"
 _TURN = re.compile(r"status|output|output_json(\.[^.\x00-\x1f]{1,64}){0,8}")
@@ -63,7 +63,7 @@ _OF_TYPES = {
     **dict.fromkeys(("graph", "version", "loop"), ("graph",)),
     **dict.fromkeys(("timeout_s", "retry", "for_each"), ("agent", "tool", "graph")),
 }
-"""Types of nodes on which a field has an effect. Other fields have an effect on all types."""
+"""Types of nodes for which a field has an effect. All other fields have an effect for all types."""
 _KINDS = {
     "string": "text",
     "number": "number",
@@ -72,15 +72,15 @@ _KINDS = {
     "array": "list",
     "object": "",
 }
-"""Python types of values that conditions compare, by the type in a schema."""
+"""Names for the types of compared values, by the type in a schema."""
 _WHOLE = ("eq", "ne", "in", "not_in")
 
 GraphRef = tuple[str, int | None]
-"""Name and version of a sub-graph; ``None``: the current version."""
+"""Name and version of a sub-graph; a version of ``None`` means the current version."""
 Graphs = Mapping[GraphRef, Mapping[str, Any]]
 """Definitions of sub-graphs at all levels."""
 Schemas = Mapping[str, Mapping[str, Any] | None]
-"""Output schemas of existing agents by name; ``None``: answers are text."""
+"""Yield the sub-graphs of a stored definition, each with the index of its node."""
 
 
 def subgraphs_of(content: Mapping[str, Any]) -> Iterator[tuple[int, GraphRef]]:
@@ -93,7 +93,7 @@ def subgraphs_of(content: Mapping[str, Any]) -> Iterator[tuple[int, GraphRef]]:
 def expanded(
     content: Mapping[str, Any], definition_of: Callable[[GraphRef], Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return a stored definition whose nodes with sub-graphs have a ``definition``, at all levels.
+    """Add a ``definition`` to each node with a sub-graph of a stored definition, at all levels.
 
     Nodes with the same sub-graph share one object.
     """
@@ -124,7 +124,7 @@ class GraphSize(NamedTuple):
 
 
 def excess_subgraph(size: GraphSize, inner: Mapping[GraphRef, GraphSize]) -> int | None:
-    """Return the index of the first sub-graph that raises the nodes above ``MOST_NODES_IN_ALL``.
+    """Return the index of the first sub-graph with which the nodes exceed ``MOST_NODES_IN_ALL``.
 
     Args:
         inner: sizes of the sub-graphs at all levels.
@@ -133,7 +133,7 @@ def excess_subgraph(size: GraphSize, inner: Mapping[GraphRef, GraphSize]) -> int
     @cache
     def count(ref: GraphRef, level: int) -> int:
         if level > DEEPEST or ref not in inner:
-            return 0  # :func:`refuse_nesting` refuses it
+            return 0  # :func:`refuse_nesting` refuses this sub-graph
         nodes, below = inner[ref]
         return nodes + sum(count(each, level + 1) for each in below)
 
@@ -152,11 +152,11 @@ TOO_MANY_NODES = (
 
 
 def refuse_nesting(name: str, content: Mapping[str, Any], graphs: Graphs) -> None:
-    """Check that a graph's sub-graphs exist, have one answer, and do not contain each other.
+    """Check that a graph's sub-graphs exist, have one answer, and do not contain one another.
 
     Raises:
-        CycleError: graphs contain each other.
-        InvalidInputError: a sub-graph is wrong; ``pointer`` names the node's field.
+        CycleError: graphs contain one another.
+        InvalidInputError: a sub-graph is wrong; the error's ``pointer`` names the node's field.
     """
     sizes = {ref: GraphSize.of(each) for ref, each in graphs.items()}
     if (place := excess_subgraph(GraphSize.of(content), sizes)) is not None:
@@ -194,7 +194,7 @@ def to_graph(content: Mapping[str, Any]) -> SharedMemoryGraph:
     """Build the graph of a definition, without publications.
 
     Args:
-        content: result of :func:`normalised`; skipped nodes may have a ``reason``.
+        content: result of :func:`normalised`; a skipped node may have a ``reason``.
 
     Raises:
         CycleError: the edges form a cycle.
@@ -229,19 +229,19 @@ def normalised(
 ) -> dict[str, Any]:
     """Check a definition, and return its stored form.
 
-    The stored form lists all nodes, also nodes that only edges name, with ``agent``, ``ttl_s`` and
-    fields that differ from the defaults; and all edges with ``source``, ``target``, ``policy`` and
-    condition.
+    The stored form lists all nodes, including nodes that only edges name, with ``agent``, ``ttl_s``
+    and all fields that differ from their defaults. It also lists all edges, with ``source``,
+    ``target``, ``policy`` and condition.
 
     Args:
-        schemas: output schemas of the agents of the graph and its sub-graphs.
+        schemas: output schemas of the agents in the graph and in its sub-graphs.
         graphs: the sub-graphs, which :func:`refuse_nesting` checks.
         adds_nodes: true: edges may name unlisted nodes, as they always may in plain graphs.
 
     Raises:
         CycleError: the edges form a cycle.
         ConflictError: ``exists``: a node or an edge is listed twice.
-        InvalidInputError: the definition is wrong; ``pointer`` names the field.
+        InvalidInputError: the definition is wrong; the error's ``pointer`` names the field.
     """
     nodes = [_stored_node(node, f"/nodes/{at}") for at, node in enumerate(content["nodes"])]
     edges = [_without_defaults(edge, _EDGE) for edge in content["edges"]]
@@ -268,7 +268,7 @@ def normalised(
     if content.get("success_check"):
         stored["success_check"] = content["success_check"]
     if _has_cycle(pairs):
-        to_graph(stored)  # raises the error with the cycle, but takes far longer than the check
+        to_graph(stored)  # raises the error that names the cycle; slower than the check
     if not is_plain(stored):
         _Checks(GraphRules.of(stored), nodes, schemas, graphs).refuse_wrong(edges)
     return stored
@@ -282,7 +282,6 @@ def _refuse_unlisted(edges: Sequence[Mapping[str, Any]], known: Collection[str])
 
 
 def _stored_node(node: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Check a node's own fields; return the node's stored form."""
     kept = _without_defaults(node, _NODE)
     kind = kept.get("type", "agent")
     for needed in _NEEDED[kind]:
@@ -300,7 +299,7 @@ def _stored_node(node: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def _without_defaults(given: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that differ from the defaults or are always stored."""
+    """Return the fields that differ from their defaults, and the fields that are always stored."""
     return {
         name: value
         for name, value in given.items()
@@ -316,7 +315,7 @@ class _Checks:
     """Checks of a graph's conditions, routers and references.
 
     Attributes:
-        outputs: schema of each node's parsed output; ``None``: the output is text. Nodes that are
+        outputs: schema of each node's parsed output; ``None``: the output is a text. A node that is
             missing here may have any output.
     """
 
@@ -337,7 +336,7 @@ class _Checks:
             self.outputs[rule.name] = _of_elements(node, schema)
 
     def refuse_wrong(self, edges: Sequence[Mapping[str, Any]]) -> None:
-        """Check conditions, routers and arguments, and that each node can run."""
+        """Check conditions, routers and arguments, and check that each node can run."""
         output = self.rules.output
         if output is not None and output not in self.rules.nodes:
             raise _wrong(f"'{output}' is none of the graph's nodes", "/output")
@@ -386,7 +385,7 @@ class _Checks:
     def _compared(
         self, condition: Any, source: str, place: str, outputs: Schemas | None = None
     ) -> None:
-        """Check that a condition compares its features with values of their types."""
+        """Check that a condition compares each feature with a value of the feature's type."""
         for group in ("all", "any"):
             for index, each in enumerate(condition.get(group, ())):
                 self._compared(each, source, f"{place}/{group}/{index}", outputs)
@@ -443,7 +442,6 @@ class _Checks:
         return schema if isinstance(schema, Mapping) else {}
 
     def _elements(self, rule: NodeRule, each: Mapping[str, Any] | None, place: str) -> None:
-        """Check that the elements of a node's ``for_each`` can be a list."""
         if each is None:
             return
         if rule.is_router:
@@ -455,7 +453,7 @@ class _Checks:
             )
 
     def _reference(self, name: str, value: Mapping[str, Any], place: str) -> Mapping[str, Any]:
-        """Check a reference to another node; return the schema of its target."""
+        """Check a reference to another node, and return the schema of the reference's target."""
         if (source := value["from"]) == "run":
             return {}
         below = source in self.rules.nodes and self.rules.below(source)
@@ -464,7 +462,7 @@ class _Checks:
         return self._schema_at(source, steps_of(value.get("pointer", "")), f"{place}/pointer")
 
     def _refuse_unreachable(self) -> None:
-        """Refuse nodes that can never run, because their edges exclude each other."""
+        """Refuse nodes that can never run because their edges exclude one another."""
         needed: dict[str, dict[str, frozenset[str]]] = {}
         numbers = {name: index for index, name in enumerate(self.rules.nodes)}
         for name in _order(self.rules):
@@ -498,7 +496,7 @@ class _Checks:
 def _answer_schema(
     node: Mapping[str, Any], rules: GraphRules, schemas: Schemas, graphs: Graphs
 ) -> Mapping[str, Any] | None:
-    """Return the schema of a node's output for one element; ``None``: the output is text."""
+    """Return the schema of a node's output for one element; ``None``: the output is a text."""
     rule = rules.nodes[name_of_node(node)]
     if rule.is_router:
         return route_schema([edge.target for edge in rules.outgoing[rule.name]])
@@ -519,7 +517,7 @@ def _answer_schema(
 def _of_elements(
     node: Mapping[str, Any], schema: Mapping[str, Any] | None
 ) -> Mapping[str, Any] | None:
-    """Return the schema of a node's whole output, from the schema for one element."""
+    """Return the schema of a node's whole output; ``schema`` is the schema for one element."""
     if (each := node.get("for_each")) is None:
         return schema
     item = {"type": "string"} if schema is None else schema
@@ -529,10 +527,10 @@ def _of_elements(
 def publication_schema(
     node: Mapping[str, Any], content: Mapping[str, Any], schemas: Schemas
 ) -> Mapping[str, Any] | None:
-    """Return the schema of a node's publication; ``None``: any text.
+    """Return the schema of a node's publication; ``None``: any text is valid.
 
     Args:
-        content: the graph, as result of :func:`expanded`.
+        content: the graph in the form of :func:`expanded`.
     """
     graphs = dict(inner_of(content))
     schema = _of_elements(node, _answer_schema(node, GraphRules.of(content), schemas, graphs))
@@ -548,18 +546,16 @@ def inner_of(content: Mapping[str, Any]) -> Iterator[tuple[GraphRef, Mapping[str
 
 
 def _order(rules: GraphRules) -> Iterable[str]:
-    """Return the nodes; each comes after all nodes that it depends on."""
     return TopologicalSorter(
         {name: [edge.source for edge in edges] for name, edges in rules.incoming.items()}
     ).static_order()
 
 
 _Needed = Mapping[str, frozenset[str]]
-"""Possible choices by deciding node; the node must have made one of them."""
+"""Allowed choices by the node that decides; the node must make one of these choices."""
 
 
 def _both(one: _Needed, other: _Needed) -> dict[str, frozenset[str]] | None:
-    """Return the choices that satisfy both ``one`` and ``other``; ``None``: no choices do."""
     found = {**one, **other}
     for each in one.keys() & other.keys():
         found[each] = one[each] & other[each]
@@ -567,7 +563,6 @@ def _both(one: _Needed, other: _Needed) -> dict[str, frozenset[str]] | None:
 
 
 def _any_of(ways: Sequence[_Needed]) -> dict[str, frozenset[str]] | None:
-    """Return the choices that satisfy at least one of ``ways``; ``None``: ``ways`` is empty."""
     if not ways:
         return None
     common = set.intersection(*(set(way) for way in ways))
@@ -575,7 +570,6 @@ def _any_of(ways: Sequence[_Needed]) -> dict[str, frozenset[str]] | None:
 
 
 def _has_cycle(edges: Iterable[tuple[str, str]]) -> bool:
-    """Return true if edges (source, target) form a cycle."""
     sorter: TopologicalSorter[str] = TopologicalSorter()
     for source, target in edges:
         sorter.add(target, source)
@@ -587,7 +581,7 @@ def _has_cycle(edges: Iterable[tuple[str, str]]) -> bool:
 
 
 def with_edge(content: dict[str, Any], edge: dict[str, Any]) -> dict[str, Any]:
-    """Return the definition with one more edge.
+    """Return the definition with this additional edge.
 
     Raises:
         CycleError, ConflictError: see :func:`normalised`.
@@ -599,7 +593,7 @@ def without_edge(content: dict[str, Any], source: str, target: str) -> dict[str,
     """Return the definition without the edge between two nodes; the nodes stay.
 
     Raises:
-        NotFoundError: there is no such edge.
+        NotFoundError: the graph has no such edge.
     """
     kept = [
         edge for edge in content["edges"] if (edge["source"], edge["target"]) != (source, target)
@@ -622,7 +616,7 @@ def draw(plan: dict[str, Any]) -> bytes:
 
     Args:
         plan: the graph's ``content`` (see :func:`to_graph`), the published ``versions`` by agent,
-            and the ``format``: ``svg``, ``mermaid`` or ``dot``.
+            and the ``format``, which is ``svg``, ``mermaid`` or ``dot``.
     """
     graph = to_graph(plan["content"])
     for agent, version in plan["versions"].items():
@@ -631,18 +625,18 @@ def draw(plan: dict[str, Any]) -> bytes:
 
 
 def command() -> tuple[list[str], dict[str, str]]:
-    """Return the program's arguments and environment, with this process's import path."""
+    """Return the program's arguments and environment variables, with this process's import path."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return [sys.executable, "-P", "-m", "bottega.definitions.graphs"], environment
 
 
 def main() -> None:
-    """Read a plan as JSON from standard input; write the drawing to standard output."""
+    """Read a plan as JSON from standard input, and write the drawing to standard output."""
     sys.stdout.buffer.write(draw(from_json(sys.stdin.buffer.read())))
 
 
 def packed(content: dict[str, Any], versions: dict[str, int], form: str) -> bytes:
-    """Encode a plan as JSON; equal drawings have equal bytes."""
+    """Encode a plan as JSON; plans of equal drawings have equal bytes."""
     return to_json({"content": content, "versions": versions, "format": form})
 
 

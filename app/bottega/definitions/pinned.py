@@ -1,4 +1,4 @@
-"""Definitions that runs pin. A worker caches them, because a version never changes."""
+"""Pinned definitions of runs. A worker caches them, because a version never changes."""
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
@@ -16,7 +16,7 @@ _READ = "SELECT * FROM pinned_definitions($1, $2, $3, $4)"
 
 
 class Pin(NamedTuple):
-    """One version of an agent, a graph, a provider or an MCP server."""
+    """A name and a version of an agent, a graph, a provider or an MCP server."""
 
     tenant_id: UUID
     kind: Literal["agent", "graph", "provider", "mcp_server"]
@@ -25,13 +25,13 @@ class Pin(NamedTuple):
 
 
 class PinnedModels(Protocol):
-    """The model servers of a run, whether it is over or not.
+    """The model servers of a run; the run may have ended.
 
     Attributes:
         tenant: the tenant's name.
         pins: the pinned versions.
-        providers: definitions of the tenant's own providers among the pins, by name.
-        operators: names of the operator's providers.
+        providers: definitions of the pinned providers of the tenant, by name.
+        operators: names of the pinned providers of the operator.
     """
 
     @property
@@ -47,7 +47,7 @@ class PinnedModels(Protocol):
 
 
 def pins_of(tenant_id: UUID, pinned: Mapping[str, Any]) -> Iterator[Pin]:
-    """Yield a run's pins; ``pinned`` is a column of its row."""
+    """Yield a run's pins; ``pinned`` is a column of the run's row."""
     for name, version in (pinned.get("agents") or {}).items():
         yield Pin(tenant_id, "agent", name, version)
     for name, version in (pinned.get("providers") or {}).items():
@@ -61,7 +61,7 @@ def pins_of(tenant_id: UUID, pinned: Mapping[str, Any]) -> Iterator[Pin]:
 
 
 def draft_of(pinned: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the definition that a draft's run itself contains, by its agent's name."""
+    """Return the definition that a draft's run itself contains, by the name of its agent."""
     draft = pinned.get("draft")
     return {} if draft is None else {draft["agent"]: draft["definition"]}
 
@@ -71,7 +71,7 @@ def pinned_graph(
 ) -> dict[str, Any] | None:
     """Return the definition of a run's graph, with the definitions of its sub-graphs.
 
-    ``None``: the run has no graph, or the graph is not among ``definitions``.
+    ``None``: the run has no graph, or ``definitions`` does not have the graph.
     """
     if (graph := pinned.get("graph")) is None:
         return None
@@ -86,13 +86,13 @@ def pinned_graph(
 
 
 class PinnedDefinitions:
-    """Cache of definitions by version; it keeps the most recently used definitions."""
+    """Cache of definitions by version; it drops the least recently used definitions first."""
 
     def __init__(self, pool: asyncpg.Pool, characters: int = 16_000_000) -> None:
         """Create an empty cache.
 
         Args:
-            characters: most characters of the cached definitions as JSON.
+            characters: maximum number of characters of the cached definitions as JSON.
         """
         self._pool = pool
         self._kept: LRUCache[Pin, tuple[dict[str, Any], int]] = LRUCache(

@@ -1,7 +1,7 @@
-"""Storage of users' agents, graphs, providers and MCP servers, by name, with all versions.
+"""Storage of agents, graphs, providers and MCP servers, by name, with all versions.
 
-All kinds share these functions; checks of one kind are in :mod:`bottega.definitions.agents` and
-:mod:`bottega.definitions.graphs`.
+All kinds of definitions share these functions; checks of one kind are in
+:mod:`bottega.definitions.agents` and :mod:`bottega.definitions.graphs`.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -37,7 +37,7 @@ from bottega.errors import ConflictError, NotFoundError, VersionConflictError
 
 @dataclass(frozen=True, slots=True)
 class DefinitionKind:
-    """A kind of definition: its noun in messages, its table, and the table of its versions.
+    """A kind of definition: its noun for messages, its table, and the table of its versions.
 
     Attributes:
         bodies: names of large fields, which only the full view includes.
@@ -50,7 +50,7 @@ class DefinitionKind:
 
     @property
     def word(self) -> str:
-        """The noun in names of operations and of actions in the audit log."""
+        """The noun that names of operations and of audit-log actions contain."""
         return self.noun.lower().replace(" ", "_")
 
     @property
@@ -92,7 +92,7 @@ MOST_VERSIONS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """One version of a name. ``content`` is the dump of the API's schema."""
+    """One version of a definition, by name. ``content`` is a dump of the API's schema."""
 
     name: str
     version: int
@@ -109,7 +109,7 @@ async def default_model(connection: AsyncConnection, tenant_id: UUID) -> str | N
 
 
 async def set_default_model(connection: AsyncConnection, tenant_id: UUID, model: str) -> None:
-    """Store a tenant's default model; only runs that are accepted from now on pin it."""
+    """Store a tenant's default model; only runs that are accepted from now on use it."""
     added = insert(definition_epochs).values(
         tenant_id=tenant_id, epoch=func.gen_random_uuid(), default_model=model
     )
@@ -146,16 +146,16 @@ async def put(
     *,
     only_new: bool = False,
 ) -> tuple[Definition, bool]:
-    """Store a definition under a new name, or a new version of an existing name.
+    """Store a definition under a new name, or a new version under an existing name.
 
     Args:
-        only_new: refuse existing names.
+        only_new: true: refuse existing names.
 
     Returns:
-        The definition, and true if its name is new.
+        The definition, and true for a new name.
 
     Raises:
-        VersionConflictError: the name exists, with ``only_new``.
+        VersionConflictError: the name exists, but ``only_new`` is true.
         ConflictError: ``too_many``.
     """
     version = await _claim(connection, kind, tenant_id, name)
@@ -171,7 +171,7 @@ async def put(
 async def _claim(
     connection: AsyncConnection, kind: DefinitionKind, tenant_id: UUID, name: str
 ) -> int | None:
-    """Reserve an unused name; return its next version; ``None``: the name is in use."""
+    """Reserve an unused name, and return its next version number; ``None``: the name is in use."""
     table = kind.table
     version: int | None = await connection.scalar(
         insert(table)
@@ -202,7 +202,7 @@ async def replace(
         if_version: required current version.
 
     Raises:
-        NotFoundError: there is no such name.
+        NotFoundError: the name does not exist.
         VersionConflictError: ``if_version`` is not the current version.
     """
     table = kind.table
@@ -228,10 +228,10 @@ async def get(
     *,
     lock: bool = False,
 ) -> Definition:
-    """Return the current version of a name; ``lock`` locks its row until the transaction ends.
+    """Return the current version of a name; ``lock``: lock its row until the transaction ends.
 
     Raises:
-        NotFoundError: there is no such name.
+        NotFoundError: the name does not exist.
     """
     query = _current(kind).where(_live(kind, tenant_id, name))
     if lock:
@@ -250,7 +250,7 @@ async def named(
     *,
     lock: bool = True,
 ) -> dict[str, Definition]:
-    """Return the current versions of the names that exist, by name; ``lock`` locks their rows."""
+    """Return the current versions of all names that exist, by name; ``lock``: lock their rows."""
     table = kind.table.c
     query = (
         _current(kind)
@@ -268,7 +268,7 @@ async def referred(
     tenant_id: UUID,
     refs: Collection[tuple[str, int | None]],
 ) -> dict[tuple[str, int | None], dict[str, Any]]:
-    """Return the existing contents by reference: (name, version; ``None``: the current one)."""
+    """Return existing contents by (name, version); a version of ``None`` is the current version."""
     table, old = kind.table.c, kind.versions.c
     query = select(old.name, old.version, table.version.label("current"), old.definition)
     query = query.join_from(
@@ -314,8 +314,8 @@ async def page(
     """List a page of current versions by name, after the name ``after``.
 
     Args:
-        full: include the kind's bodies.
-        exposed: only agents that name this façade in ``expose``.
+        full: true: include the large fields (``bodies``).
+        exposed: only agents whose ``expose`` names this façade.
     """
     column = kind.table.c.name
     query = _current(kind, full=full).where(
@@ -334,7 +334,7 @@ def _exposes(way: str) -> ColumnElement[bool]:
 async def in_order(
     connection: AsyncConnection, names: Sequence[str], *, descending: bool
 ) -> Sequence[str]:
-    """Sort names as :func:`page` does, by the database's collation."""
+    """Sort names by the database's collation, in the order of :func:`page`."""
     name = func.unnest(cast(list(set(names)), ARRAY(Text))).column_valued("name")
     query = select(name).order_by(name.desc() if descending else name)
     return (await connection.execute(query)).scalars().all()
@@ -347,10 +347,10 @@ async def delete(
     name: str,
     if_version: int | None = None,
 ) -> None:
-    """Delete a name; its versions stay for the runs that pinned them.
+    """Delete a name; the versions stay for the runs that use them.
 
     Raises:
-        NotFoundError, VersionConflictError: as :func:`replace`.
+        NotFoundError, VersionConflictError: see :func:`replace`.
     """
     condition = _live(kind, tenant_id, name)
     if if_version is not None:
@@ -395,10 +395,10 @@ async def versions(
     """List a page of a name's versions by number, after the number ``after``.
 
     Args:
-        full: include the kind's bodies.
+        full: true: include the large fields (``bodies``).
 
     Raises:
-        NotFoundError: there is no such name.
+        NotFoundError: the name does not exist.
     """
     await get(connection, kind, tenant_id, name)
     table = kind.versions
@@ -415,7 +415,7 @@ async def version(
     """Return one version of a name.
 
     Raises:
-        NotFoundError: there is no such name or version.
+        NotFoundError: the name or the version does not exist.
     """
     await get(connection, kind, tenant_id, name)
     table = kind.versions
@@ -493,7 +493,7 @@ async def _store_version(
 async def _refuse_excess(
     connection: AsyncConnection, kind: DefinitionKind, tenant_id: UUID
 ) -> None:
-    """Refuse names above the limit. Deleted names count, because runs may have pinned them."""
+    """Refuse names above the limit. Deleted names count, because runs may use their versions."""
     names = select(func.count()).where(kind.table.c.tenant_id == tenant_id)
     if (await connection.scalar(names) or 0) > MOST_NAMES:
         raise ConflictError(
@@ -503,13 +503,13 @@ async def _refuse_excess(
 
 
 def missing(wanted: Sequence[str], found: Sequence[str]) -> list[str]:
-    """Return the wanted names that were not found, each once, in order."""
+    """Return the wanted names that were not found, in order and without duplicates."""
     there = set(found)
     return [name for name in dict.fromkeys(wanted) if name not in there]
 
 
 async def forget_source(connection: AsyncConnection, tenant_id: UUID, kind: str, name: str) -> None:
-    """Delete the source of a deleted definition, because a later definition has its own source."""
+    """Delete the source of a deleted definition, because a later definition has another source."""
     row = applied_definitions.c
     mine = and_(row.tenant_id == tenant_id, row.kind == kind, row.name == name)
     await connection.execute(sqlalchemy.delete(applied_definitions).where(mine))

@@ -1,4 +1,4 @@
-"""Construction of a team's agents from their definitions."""
+"""Builds a team's agents from definitions."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -36,12 +36,12 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class BuiltTeam:
-    """The agents that were built from definitions.
+    """The agents that were built from their definitions.
 
     Attributes:
-        members: all agents; sub-agents come before their parents.
+        members: all agents; a sub-agent comes before its parents.
         roots: the requested agents, by the names in ``roots`` of :func:`build_team`.
-        warnings: pairs of code and message.
+        warnings: pairs of a code and a message.
     """
 
     members: Sequence[Member]
@@ -49,7 +49,7 @@ class BuiltTeam:
     warnings: Sequence[tuple[str, str]]
 
     def let_route(self, rules: GraphRules) -> None:
-        """Give routers the schema of their answers: the name of one of their targets."""
+        """Give each router the schema of its answer: the name of one of its targets."""
         for name, rule in rules.nodes.items():
             if rule.is_router:
                 targets = [edge.target for edge in rules.outgoing[name]]
@@ -64,20 +64,20 @@ async def build_team(
     *,
     with_async: bool,
 ) -> BuiltTeam:
-    """Build agents with their sub-agents; for a large team, other tasks run in between.
+    """Build agents with their sub-agents; during a large team, let other tasks run in between.
 
     Args:
-        roots: names of the agents to build, by the agent's own name or the name of its node.
+        roots: names of the agents to build, by the name of the agent or of its node.
         with_async: true: asynchronous sub-agents are supported; false: they are synchronous tools.
 
     Raises:
-        InvalidInputError: from ``equip``.
+        InvalidInputError: ``equip`` raises it.
     """
     factory = AgentFactory()
     rest = _rests()
     for name, definition in definitions.items():
         if (schema := definition.get("output_schema")) is not None:
-            await asyncio.to_thread(answer_schema, schema)  # the first time takes long
+            await asyncio.to_thread(answer_schema, schema)  # the first call takes long
         factory.register(
             name,
             BaseAgent,
@@ -89,7 +89,7 @@ async def build_team(
     if graph is not None:
         factory.with_memory_graph(graph)
     members: list[Member] = []
-    made: dict[str, BaseAgent] = {}  # several parents share one sub-agent, with one conversation
+    made: dict[str, BaseAgent] = {}  # several parents share one sub-agent and its one conversation
 
     async def subagent(name: str) -> BaseAgent:
         if name not in made:

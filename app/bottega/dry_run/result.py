@@ -1,7 +1,7 @@
 """A dry run, from its plan to its answer.
 
-The team is built as for a run, but with the demo model, without a server, and with tools that do
-nothing. Notes record each task's question, received answers, prompt and answer.
+The team is built as for a real run, but with the demo model, without a server, and with tools that
+do nothing. Notes record the question, the received answers, the prompt and the answer of each task.
 """
 
 import asyncio
@@ -49,13 +49,13 @@ from bottega.tools.builtin import NOT_CALLED, NotCalled, ToolDeps, harmless_tool
 from bottega.tools.egress import Egress
 
 PROMPT = "prompt"
-"""Key of the sent messages in the metadata of a model's answer."""
+"""Key in the metadata of a model's answer that has the sent messages."""
 
 _DEFAULTS = ModelOptions()
 
 
 class DemoProvider:
-    """Provider that sends each request to the demo model, and keeps the sent messages."""
+    """Provider that sends each request to the demo model, and stores the sent messages."""
 
     def __init__(self) -> None:
         self._dialect = chat(ServerSpec(), "demo", "")
@@ -69,7 +69,7 @@ class DemoProvider:
         options: ModelOptions = _DEFAULTS,
         on_delta: OnDelta | None = None,
     ) -> AssistantMessage:
-        """Answer a request; its parameters have no effect on the demo model."""
+        """Answer a request; the request's parameters have no effect on the demo model."""
         output = self._dialect.output(options)
         plain = replace(options, params=None)
         request: dict[str, Any] = from_json(self._dialect.body(messages, tools, plain, output))
@@ -96,14 +96,14 @@ class DemoProvider:
 
 
 LONGEST_TEXT = 20_000
-"""Most characters of a text; longer texts are cut when they are recorded, to save memory."""
+"""Maximum number of characters of a text; recording cuts longer texts to save memory."""
 MOST_TASKS = 1_000
 MOST_CALLS = 5_000
-"""Limit of the model calls of all tasks."""
+"""Maximum number of model calls of all tasks."""
 
 
 class TooMuchError(Exception):
-    """Signal that a dry run reached a limit, which the message names."""
+    """Signal that a dry run reached a limit; the message names the limit."""
 
 
 @dataclass(slots=True)
@@ -111,9 +111,9 @@ class Note:
     """Record of one task.
 
     Attributes:
-        number: number of the task in the order of their starts, from 1.
-        parent: number of the task whose agent asked for this task; ``None``: a root task.
-        received: answers of other agents, in the order of the prompt.
+        number: number of the task, from 1, in the order in which tasks start.
+        parent: number of the task whose agent called this task; ``None``: a root task.
+        received: answers of other agents, in the order in which the prompt has them.
         messages: the prompt of the last model call, and the model's answer.
     """
 
@@ -129,7 +129,7 @@ class Note:
 
 
 class Notes(Recorder):
-    """A recorder that keeps notes of all tasks in memory, within limits."""
+    """A recorder that stores notes about all tasks in memory, within limits."""
 
     def __init__(self) -> None:
         self.tasks: list[Note] = []
@@ -146,7 +146,7 @@ class Notes(Recorder):
         self._of[query] = self.add(name, question, parent)
 
     def add(self, agent: str, question: str, parent: int | None = None) -> Note:
-        """Record the begin of a task."""
+        """Record the start of a task."""
         note = Note(len(self.tasks) + 1, agent, parent, shortened(question))
         self.tasks.append(note)
         return note
@@ -189,7 +189,6 @@ class Notes(Recorder):
 
 
 def _shown(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a message of Chat Completions to the API's form."""
     calls = [
         _call(each["id"], each["function"]["name"], json_object(each["function"]["arguments"]))
         for each in message.get("tool_calls") or ()
@@ -252,13 +251,13 @@ async def team_of(
 
 
 def _embedder() -> RecallEmbedder:
-    from bottega.llm.builtin_embedder import BuiltinEmbedder  # loads numpy
+    from bottega.llm.builtin_embedder import BuiltinEmbedder  # this import loads numpy
 
     return BuiltinEmbedder()
 
 
 def tools_of(agent: BaseAgent) -> list[dict[str, Any]]:
-    """Return an agent's tools in the API's form, each with a flag: true: a dry run calls it."""
+    """Return an agent's tools in the API's form; a flag is true for tools that a dry run calls."""
     return [
         {
             "name": tool.name,
@@ -271,13 +270,13 @@ def tools_of(agent: BaseAgent) -> list[dict[str, Any]]:
 
 
 MOST_CHARACTERS = 4_000_000
-"""Approximate limit of an answer."""
+"""Approximate maximum number of characters of an answer."""
 _CUTS = (LONGEST_TEXT, 2_000, 200)
-"""Lengths to which texts are cut; the first length with which the answer fits is used."""
+"""Lengths to which texts are cut; the first length that makes the answer short enough is used."""
 
 
 async def dry_run(plan: Mapping[str, Any]) -> bytes:
-    """Run a team on the demo model and return the API's answer.
+    """Run a team with the demo model, and return the API's answer.
 
     Args:
         plan: ``graph`` (name), ``version``, ``agent`` (``None``: all agents of the graph), the
@@ -304,7 +303,7 @@ async def dry_run(plan: Mapping[str, Any]) -> bytes:
 
 
 async def _query_agent(notes: Notes, agent: BaseAgent, question: str) -> str | None:
-    """Ask an agent; return its error's text; ``None``: it answered."""
+    """Query an agent; return the error's text, or ``None`` if the agent answered."""
     return (await agent.execute_query_async(question, recorder=notes)).error
 
 
@@ -313,7 +312,7 @@ class _Trial:
     """A dry run in progress.
 
     Attributes:
-        ends: ends of the graph's nodes, by name.
+        ends: how each node of the graph ended, by name.
     """
 
     notes: Notes
@@ -341,10 +340,10 @@ class _Trial:
         team: BuiltTeam,
         course: GraphCourse,
     ) -> str | None:
-        """Ask the agents in the graph's order; return the first error's text; ``None``: no error.
+        """Query the agents in the graph's order; return the text of the first error, if any.
 
-        Tools are not called and people are not asked, so later nodes get no answers of tools or
-        people. Nodes with ``for_each`` or ``loop`` run once.
+        The dry run calls no tools and asks no people, so later nodes get no answers from tools or
+        people. A node with ``for_each`` or ``loop`` runs once.
         """
         number = {name: index for index, name in enumerate(graph.get_topological_order())}
         nodes = {name_of_node(node): node for node in content["nodes"]}
@@ -374,7 +373,7 @@ class _Trial:
     async def _end_of(
         self, node: Mapping[str, Any], name: str, graph: SharedMemoryGraph, team: BuiltTeam
     ) -> tuple[NodeEnd, str | None]:
-        """Ask the agents of a node or its graph; return the node's end, and the error's text."""
+        """Query the agents of a node or its graph; return the node's end and the error's text."""
         if "for_each" in node or "loop" in node:
             text = f"'{name}' runs only once in a dry run: a run repeats it"
             self.notes.warnings.append(("dry_run_once", text))
@@ -440,7 +439,7 @@ def _answer(
 def _output(
     agent: str | None, rules: GraphRules, notes: Notes, ends: Mapping[str, NodeEnd]
 ) -> str | dict[str, str]:
-    """Return the answer of the asked agent or of the only answering node, or answers by node."""
+    """Return the answer of the queried agent or of the only answering node, or answers by node."""
     first: dict[str, Note] = {note.agent: note for note in notes.tasks if note.parent is None}
     if agent is not None:
         return first[agent].output if agent in first else ""
@@ -465,7 +464,7 @@ def levels(graph: SharedMemoryGraph) -> list[list[str]]:
 
 
 def cut(value: Any, longest: int) -> Any:
-    """Return a JSON value with its long texts shortened."""
+    """Return a JSON value in which long texts are shortened."""
     if isinstance(value, str):
         return shortened(value, longest)
     if isinstance(value, dict):
@@ -474,7 +473,7 @@ def cut(value: Any, longest: int) -> Any:
 
 
 def size_of(value: Any, longest: int) -> int:
-    """Return the approximate characters of a JSON value with its texts cut to ``longest``."""
+    """Return the approximate number of characters of JSON whose texts are cut to ``longest``."""
     if isinstance(value, str):
         return min(len(value), longest) + 2
     if isinstance(value, dict):
@@ -492,7 +491,7 @@ def main() -> None:
     except BaseException as error:
         if isinstance(error, Exception) and not isinstance(error, MemoryError):
             raise
-        sys.exit(NO_MEMORY)  # PyO3's panic, which is no Exception, means lack of memory, too
+        sys.exit(NO_MEMORY)  # PyO3's panic, which is not an Exception, also means too little memory
     sys.stdout.buffer.write(answer)
 
 

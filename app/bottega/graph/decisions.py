@@ -1,8 +1,8 @@
-"""Decisions in a graph that runs by itself: which nodes run, and which edges are taken. Pure.
+"""Decisions in a graph: which nodes run, and which edges are taken. Pure.
 
 :class:`GraphCourse` holds the states of a run's nodes and edges. A caller reports each node's end,
-and gets the decisions that follow: decided edges, nodes that are skipped, nodes that may start. The
-class needs neither database nor event loop; the engine, dry runs and tests call it.
+and gets the decisions that follow from it: decided edges, skipped nodes, and nodes that may start.
+The class needs no database and no event loop; the engine, dry runs and tests call it.
 """
 
 from collections import defaultdict, deque
@@ -29,13 +29,13 @@ _NEW_IN_NODES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class NodeRule:
-    """Part of a node that decisions need.
+    """The part of a node that decisions need.
 
     Attributes:
-        agent: name of the agent of a node of type ``agent``.
-        needs_all: true: the node starts if all its incoming edges are taken; false: if any is.
-        goes_on: true: a failure of the node does not end the run.
-        is_router: true: the node's answer ``{"route": TARGET}`` takes one edge.
+        agent: name of the agent, if the node is of type ``agent``.
+        needs_all: true: the node starts if all incoming edges are taken; false: if one is.
+        goes_on: true: if the node fails, the run continues.
+        is_router: true: the node's answer ``{"route": TARGET}`` decides which edge is taken.
     """
 
     name: str
@@ -59,14 +59,14 @@ class NodeRule:
 
 
 def name_of_node(node: Mapping[str, Any]) -> str:
-    """Return a node's name; a node without a name has the name of its agent."""
+    """Return a node's name; if the node has no name, return the name of its agent."""
     name: str = node.get("name") or node["agent"]
     return name
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EdgeRule:
-    """Part of an edge that decisions need; without ``when`` and ``is_else`` it is always taken."""
+    """Part of an edge that decisions need; without ``when`` and ``is_else``, it is always taken."""
 
     source: str
     target: str
@@ -81,13 +81,13 @@ class EdgeRule:
 
 @dataclass(frozen=True, slots=True)
 class GraphRules:
-    """The nodes and edges of a graph, as decisions need them.
+    """The nodes and edges of a graph, in the form that decisions need.
 
     Attributes:
         nodes: nodes by name, in the order of the definition.
         incoming, outgoing: the edges of each node, in the order of the definition.
-        output: the node whose answer is the run's answer; ``None``: the sinks give the answers.
-        is_plain: true: there are no decisions, and each node runs once its sources have answered.
+        output: the node whose answer is the run's answer; ``None``: the answers of the sinks.
+        is_plain: true: no decisions; each node runs when its sources have answered.
     """
 
     nodes: Mapping[str, NodeRule]
@@ -98,7 +98,7 @@ class GraphRules:
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Self:
-        """Read a stored definition, see :func:`bottega.definitions.graphs.normalised`."""
+        """Read a stored definition; see :func:`bottega.definitions.graphs.normalised`."""
         nodes = {rule.name: rule for rule in map(NodeRule.of, content["nodes"])}
         incoming: dict[str, list[EdgeRule]] = {name: [] for name in nodes}
         outgoing: dict[str, list[EdgeRule]] = {name: [] for name in nodes}
@@ -115,7 +115,7 @@ class GraphRules:
         return [name for name, edges in self.outgoing.items() if not edges]
 
     def below(self, name: str) -> Iterator[EdgeRule]:
-        """Yield the edges that are reached from a node, nearest first; each target once."""
+        """Yield the edges that a path from a node reaches, nearest first; each target only once."""
         seen, waiting = {name}, deque([name])
         while waiting:
             for edge in self.outgoing[waiting.popleft()]:
@@ -126,7 +126,7 @@ class GraphRules:
 
 
 def is_plain(content: Mapping[str, Any]) -> bool:
-    """Return true for a definition without decisions, whose nodes are all agents."""
+    """Return true for a definition that has no decisions and whose nodes are all agents."""
     return (
         content.get("output") is None
         and all(_NEW_IN_NODES.isdisjoint(node) for node in content["nodes"])
@@ -138,8 +138,8 @@ class NodeEnd(NamedTuple):
     """The end of a node.
 
     Attributes:
-        output: text of the node's answer.
-        output_json: the answer, parsed, if the node has a schema.
+        output: the node's answer as text.
+        output_json: the parsed answer, if the node has a schema.
     """
 
     name: str
@@ -149,7 +149,7 @@ class NodeEnd(NamedTuple):
 
 
 class EdgeDecided(NamedTuple):
-    """An edge is taken, or not."""
+    """A decision about an edge: taken or not taken."""
 
     source: str
     target: str
@@ -158,7 +158,7 @@ class EdgeDecided(NamedTuple):
 
 
 class NodeSkipped(NamedTuple):
-    """A node does not run; ``source`` is the node because of which it is skipped."""
+    """A decision that a node does not run; ``source``: the node that causes this."""
 
     name: str
     reason: str
@@ -166,7 +166,7 @@ class NodeSkipped(NamedTuple):
 
 
 class NodeReady(NamedTuple):
-    """A node may start now."""
+    """A decision that a node may start now."""
 
     name: str
 
@@ -179,11 +179,11 @@ class GraphCourse:
     """The states of a run's nodes and edges.
 
     Attributes:
-        about: the run's ``input``, a text, and ``metadata``, for conditions.
-        recorded: decisions on edges by earlier attempts, which stay valid.
+        about: the run's ``input`` (a text) and ``metadata``, which conditions read.
+        recorded: earlier attempts' decisions about edges, which stay valid.
         statuses: statuses of nodes, by name.
-        taken: decided edges; true: taken.
-        reasons: reasons of skipped nodes, by name.
+        taken: decided edges; true: the edge is taken.
+        reasons: reasons why nodes were skipped, by name.
     """
 
     rules: GraphRules
@@ -200,7 +200,7 @@ class GraphCourse:
         return [self._start(name) for name, edges in self.rules.incoming.items() if not edges]
 
     def end(self, end: NodeEnd) -> list[Decision]:
-        """Return the decisions that follow from a node's end, in order."""
+        """Return the decisions that follow from the end of a node, in order."""
         self.statuses[end.name] = "failed" if end.is_failed else "completed"
         decisions: list[Decision] = []
         waiting: deque[EdgeDecided] = deque(self._edges_of(end))
@@ -230,14 +230,13 @@ class GraphCourse:
         return NodeReady(name)
 
     def _skip(self, skipped: NodeSkipped) -> Iterable[EdgeDecided]:
-        """Skip a node; return its edges, none of which is taken."""
         name = skipped.name
         self.statuses[name], self.reasons[name] = "skipped", skipped.reason
         reason = f"{name} was skipped"
         return [self._decided(edge, False, reason) for edge in self.rules.outgoing[name]]
 
     def _node_decision(self, name: str) -> NodeReady | NodeSkipped | None:
-        """Return the decision to start or skip a node; ``None``: already decided, or too early."""
+        """Return the decision to start or skip a node; ``None``: already made, or too early."""
         incoming = self.rules.incoming[name]
         found = [self.taken.get((edge.source, edge.target)) for edge in incoming]
         if self.statuses[name] != "pending" or None in found:
@@ -249,7 +248,6 @@ class GraphCourse:
         return NodeSkipped(name, "; ".join([*reasons][:_MOST_REASONS]), against[0].source)
 
     def _edges_of(self, end: NodeEnd) -> list[EdgeDecided]:
-        """Decide the edges of a node that has ended."""
         rule, edges = self.rules.nodes[end.name], self.rules.outgoing[end.name]
         if end.is_failed and not rule.goes_on:
             return [self._decided(edge, False, f"{end.name} failed") for edge in edges]
@@ -285,7 +283,7 @@ class GraphCourse:
 
 
 def feature_of(feature: str, end: NodeEnd, about: Mapping[str, Any]) -> Any:
-    """Return the value of a condition's feature; ``None``: it is absent."""
+    """Return the value of a condition's feature; ``None``: the feature is absent."""
     first, *path = feature.split(".")
     match first:
         case "status":
@@ -302,7 +300,7 @@ def feature_of(feature: str, end: NodeEnd, about: Mapping[str, Any]) -> Any:
 
 
 def is_last_turn(until: Condition, end: NodeEnd) -> bool:
-    """Return true if a turn of a loop is the last turn, because the loop's condition holds.
+    """Return true if a turn of a loop is the last turn, because the loop's condition is true.
 
     A failed turn is also the last turn, unless the condition reads ``status``.
     """
@@ -312,7 +310,7 @@ def is_last_turn(until: Condition, end: NodeEnd) -> bool:
 
 
 def route_schema(targets: Sequence[str]) -> dict[str, Any]:
-    """Return the JSON Schema of a router's answer. Models' servers need a schema of an object."""
+    """Return the JSON Schema of a router's answer. Model servers need a schema of an object."""
     route = {"type": "string", "enum": list(targets)}
     reason = {"type": "string", "description": "Why, in one sentence."}
     return {
@@ -324,7 +322,7 @@ def route_schema(targets: Sequence[str]) -> dict[str, Any]:
 
 
 def label_of(edge: Mapping[str, Any]) -> str | None:
-    """Return the condition of a stored edge in words; ``None``: it has none."""
+    """Return the condition of a stored edge in words; ``None``: the edge has no condition."""
     when = edge.get("when")
     return "else" if edge.get("else") else None if when is None else _in_words(when)[:200]
 
@@ -354,7 +352,7 @@ def _in_words(when: Condition) -> str:
 
 
 class MissingArgumentError(Exception):
-    """A tool node's argument refers to a value that does not exist; the text names the pointer."""
+    """A tool node's argument refers to a value that does not exist; the text has the pointer."""
 
 
 def is_reference(value: Any) -> bool:
@@ -363,10 +361,10 @@ def is_reference(value: Any) -> bool:
 
 
 def arguments_of(arguments: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool node's arguments, with values in place of references.
+    """Return a tool node's arguments; values replace the references.
 
     Args:
-        outputs: parsed outputs by node, the values of ``run``, and the current element, ``item``.
+        outputs: parsed outputs by node, the values of ``run``, and the current element (``item``).
 
     Raises:
         MissingArgumentError: a reference names a value that does not exist.
@@ -398,5 +396,5 @@ def referred(reference: Mapping[str, Any], outputs: Mapping[str, Any]) -> Any:
 
 
 def steps_of(pointer: str) -> list[str]:
-    """Return the names and indexes that a JSON Pointer (RFC 6901) consists of."""
+    """Return the names and indexes in a JSON Pointer (RFC 6901)."""
     return [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]

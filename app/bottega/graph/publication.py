@@ -1,7 +1,7 @@
 """Publications of agents, and their text for another agent's prompt.
 
-Tool results and messages are rendered as text. They are plain text already, or objects like the
-messages of ``bottega.agents`` (this layer does not import that package). They are rendered only
+Tool results and messages are rendered as text. They are either plain text, or objects like the
+messages of ``bottega.agents`` (this layer does not import that package). Objects are rendered only
 when an edge's policy needs their text.
 """
 
@@ -39,7 +39,7 @@ _compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=s
 
 
 def as_text(value: Any) -> str:
-    """Render a tool's result for a model: text unchanged, anything else as compact JSON."""
+    """Render a tool's result for a model: text unchanged, any other value as compact JSON."""
     if isinstance(value, str):
         return value
     return _compact(value)
@@ -55,9 +55,9 @@ def tool_result_lines(results: Iterable[str | ToolResultLike]) -> tuple[str, ...
 
 
 def message_lines(messages: Iterable[str | MessageLike]) -> tuple[str, ...]:
-    """Render messages, tool calls and tool results, one line each.
+    """Render messages, tool calls and tool results, one per line.
 
-    Leaves out system messages: they are instructions and context for one agent only.
+    The result leaves out system messages, which are instructions and context for only one agent.
     """
     lines: list[str] = []
     for message in messages:
@@ -84,12 +84,12 @@ def _lines_of(message: MessageLike) -> list[str]:
 
 
 def with_section(content: str, title: str, lines: Sequence[str]) -> str:
-    """Return ``content`` with a titled list appended, unless ``lines`` is empty."""
+    """Append a list with a title to ``content``, unless ``lines`` is empty."""
     return "\n".join([content, "", f"{title}:", *lines]) if lines else content
 
 
 class PropagationPolicy(StrEnum):
-    """The part of a publication that an edge passes on."""
+    """The parts of a publication that an edge passes on."""
 
     FINAL_RESPONSE_ONLY = "final_response_only"
     TOOL_RESULTS = "tool_results"
@@ -98,14 +98,14 @@ class PropagationPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A published answer of an agent.
+    """An answer that an agent published.
 
     Attributes:
         content: the accepted final answer.
-        metadata: JSON values about the publication, which go into no prompt.
+        metadata: JSON values about the publication, which are in no prompt.
         version: 1 for the agent's first publication, plus 1 for each later publication.
-        tool_results: the query's tool results, as text or objects like tool results.
-        messages: the query's messages without the final answer, as text or message-like objects.
+        tool_results: tool results of the query, as texts or as objects like tool results.
+        messages: the query's messages without the final answer, as texts or as such objects.
     """
 
     agent_id: str
@@ -117,7 +117,7 @@ class Publication:
     messages: tuple[str | MessageLike, ...] = ()
 
     def text_for(self, policy: PropagationPolicy) -> str:
-        """Render the publication for a reader along an edge of this policy."""
+        """Render the publication for an agent that reads it along an edge with this policy."""
         if policy is PropagationPolicy.TOOL_RESULTS:
             return with_section(self.content, "Tool results", tool_result_lines(self.tool_results))
         if policy is PropagationPolicy.FULL_HISTORY:
@@ -151,7 +151,7 @@ class Publication:
 
 @dataclass(frozen=True, slots=True)
 class MemoryItem:
-    """A publication rendered for one reader."""
+    """A publication that is rendered for one reader."""
 
     source_id: str
     content: str

@@ -1,7 +1,7 @@
-"""Shared-memory graph. Its only third-party library is networkx, which the first graph loads.
+"""Graph of agents that share answers. The first graph imports the only library, networkx.
 
-An edge ``source -> target`` passes the source's last answer to the target's next query. Agents
-publish and pull concurrently, from tasks of any event loop and from any thread.
+An edge ``source -> target`` passes the last answer of the source to the next query of the target.
+Agents publish and read answers concurrently, from tasks of any event loop and from any thread.
 """
 
 import functools
@@ -28,7 +28,7 @@ from bottega.graph.publication import (
 
 
 def refuse_cycle(edges: Sequence[tuple[str, str]]) -> None:
-    """Check that edges form no cycle. The time is linear in the number of edges.
+    """Check that edges do not form a cycle. The time is linear in the number of edges.
 
     Raises:
         CycleError: the edges form a cycle; the path begins with the cycle's latest edge in order.
@@ -59,7 +59,7 @@ L = TypeVar("L", bound=Locked)
 
 
 def locked(method: Callable[Concatenate[L, P], T]) -> Callable[Concatenate[L, P], T]:
-    """Run a short method, which never waits, under its object's lock."""
+    """Run a short method that never waits, while its object's lock is held."""
 
     @functools.wraps(method)
     def run(self: L, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -71,13 +71,11 @@ def locked(method: Callable[Concatenate[L, P], T]) -> Callable[Concatenate[L, P]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Published:
-    """A publication, with its item for readers of each policy."""
-
     publication: Publication
     items: dict[PropagationPolicy, MemoryItem] = field(default_factory=dict)
 
     def item(self, policy: PropagationPolicy) -> MemoryItem:
-        """Return the publication for readers of a policy; built once."""
+        """Return the publication for readers with a policy; it is rendered only once."""
         item = self.items.get(policy)
         if item is None:
             publication = self.publication
@@ -94,7 +92,7 @@ class _Published:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """An agent with its last publication, its own TTL, and the TTL that applies, ``lifetime_s``."""
+    """An agent with its last publication, its own TTL, and its effective TTL (``lifetime_s``)."""
 
     ttl_s: float | None = None
     published: _Published | None = None
@@ -111,7 +109,7 @@ class Node:
 
 
 Edge = tuple[str, str, str]
-"""(source, target, policy)."""
+"""An edge as (source, target, policy)."""
 
 _DEFAULT_POLICY = "final_response_only"
 
@@ -123,11 +121,11 @@ def mermaid(
     labels: Mapping[tuple[str, str], str] = MappingProxyType({}),
     notes: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """Return a Mermaid flowchart; ``published`` agents have the class ``published``.
+    """Return a Mermaid flowchart; agents in ``published`` have the class ``published``.
 
     Args:
         labels: conditions of edges, in words.
-        notes: texts about nodes: what they run, how often, and why they were skipped.
+        notes: texts about nodes: what a node runs, how often, and why it was skipped.
     """
     number = {name: f"n{index}" for index, name in enumerate(nodes)}
     lines = ["flowchart LR"]
@@ -145,7 +143,7 @@ def mermaid(
 
 
 def _as_label(text: str) -> str:
-    # Mermaid has no backslash escapes: use entities for characters that would end the label.
+    # Mermaid has no backslash escapes, so entities replace the characters that would end the label.
     text = text.replace("&", "#amp;").replace('"', "#quot;").replace("<", "#lt;")
     return " ".join(text.split())
 
@@ -157,7 +155,7 @@ def dot(
     labels: Mapping[tuple[str, str], str] = MappingProxyType({}),
     notes: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """Return a Graphviz digraph; ``published`` agents are filled; the rest as for Mermaid."""
+    """Return a Graphviz digraph with filled ``published`` agents; see :func:`mermaid`."""
     lines = ["digraph shared_memory {", "  rankdir=LR;", "  node [shape=box];"]
     for name in nodes:
         look = ["style=filled", 'fillcolor="#d6f5d6"'] if name in published else []
@@ -189,19 +187,19 @@ Source = tuple[Node, PropagationPolicy]
 
 
 class SharedMemoryGraph:
-    """A directed acyclic graph of agents that pass on their final answers, with the publications.
+    """A directed acyclic graph of agents that pass on final answers, together with these answers.
 
     Args:
-        ttl_s: seconds until a publication expires; ``None``: never. A node's own ``ttl_s``
-            overrides it.
+        ttl_s: seconds until a publication expires; ``None``: never. The node's own ``ttl_s``
+            overrides this.
         clock: source of the publications' times.
 
     Attributes:
         labels: conditions of edges in words, for drawings.
-        skipped: reasons of skipped nodes, for drawings.
-        notes: texts about nodes (what they run, and how often), for drawings.
-        relays: nodes without own answers, which pass on the items that they read.
-        received: items that the graph itself got; nodes without sources read them.
+        skipped: reasons why nodes were skipped, for drawings.
+        notes: texts about nodes (what a node runs, and how often), for drawings.
+        relays: nodes without own answers; they pass on the items that they read.
+        received: items that the graph itself got; nodes that have no sources read these.
     """
 
     def __init__(self, ttl_s: float | None = None, clock: Clock = utcnow) -> None:
@@ -223,8 +221,8 @@ class SharedMemoryGraph:
 
     @locked
     def without_publications(self) -> Self:
-        """Return a graph with this structure and no publications; O(nodes)."""
-        self._ranks()  # computes the ranks once, so that the copies have them
+        """Return a graph with this structure and without publications; O(nodes)."""
+        self._ranks()  # computes the ranks now, so that all copies have them
         new = copy(self)
         new._shares = self._shares = True
         new._nodes = {name: Node(node.ttl_s) for name, node in self._nodes.items()}
@@ -233,13 +231,11 @@ class SharedMemoryGraph:
         return new
 
     def _change(self) -> None:
-        """Prepare a change of the structure."""
         if self._shares:
             self._graph, self._shares = self._graph.copy(), False
         self._forget()
 
     def _forget(self) -> None:
-        """Clear the caches after a change of the structure."""
         self._rank: dict[str, int] | None = None
         self._sources: dict[str, tuple[Source, ...]] = {}
         self._ancestors: dict[str, frozenset[str]] = {}
@@ -248,7 +244,7 @@ class SharedMemoryGraph:
 
     @locked
     def add_agent(self, agent_id: str, ttl_s: float | None = None) -> None:
-        """Add a node; of an existing node only update ``ttl_s``, if given."""
+        """Add a node; if the node exists, only update ``ttl_s``, if given."""
         _checked_ttl(ttl_s)
         node = self._nodes.get(agent_id)
         if node is None:
@@ -266,7 +262,7 @@ class SharedMemoryGraph:
         dst: str,
         policy: PropagationPolicy | str = PropagationPolicy.FINAL_RESPONSE_ONLY,
     ) -> None:
-        """Let ``dst`` read from ``src``; add missing nodes, replace an existing edge's policy.
+        """Let ``dst`` read from ``src``; add missing nodes, replace the policy of an existing edge.
 
         Raises:
             CycleError: the edge would close a cycle; nothing was added.
@@ -281,7 +277,7 @@ class SharedMemoryGraph:
 
     @locked
     def add_edges(self, edges: Sequence[tuple[str, str, PropagationPolicy]]) -> None:
-        """Add many edges as :meth:`add_edge` does, with one search for cycles."""
+        """Add many edges like :meth:`add_edge`, with only one search for cycles."""
         refuse_cycle([*self._graph.edges, *((src, dst) for src, dst, _ in edges)])
         for edge in edges:
             self._add(*edge)
@@ -295,7 +291,7 @@ class SharedMemoryGraph:
     def _may_reach(self, start: str, goal: str) -> bool:
         if start not in self._nodes or goal not in self._nodes:
             return False
-        # Without edges out of ``start`` or into ``goal``, no search is needed.
+        # If no edge leaves ``start`` or no edge enters ``goal``, no search is needed.
         if not self._graph.succ[start] or not self._graph.pred[goal]:
             return False
         import networkx as nx
@@ -308,12 +304,12 @@ class SharedMemoryGraph:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """All agents, in the order of their addition."""
+        """All agents, in the order in which they were added."""
         return tuple(self._nodes)
 
     @locked
     def predecessors(self, agent_id: str) -> list[str]:
-        """Return the agents that ``agent_id`` reads from directly, in topological order."""
+        """Return the agents from which ``agent_id`` reads directly, in topological order."""
         rank = self._ranks()
         return sorted(self._graph.pred.get(agent_id, ()), key=rank.__getitem__)
 
@@ -337,13 +333,13 @@ class SharedMemoryGraph:
 
     @locked
     def edge_policy(self, src: str, dst: str) -> PropagationPolicy:
-        """Return the policy of an edge; raise ``KeyError`` if there is no such edge."""
+        """Return the policy of an edge; raise ``KeyError`` if the edge does not exist."""
         policy: PropagationPolicy = self._graph.succ[src][dst]["policy"]
         return policy
 
     @locked
     def get_edges_for_nodes(self, ids: Iterable[str]) -> list[tuple[str, str]]:
-        """Return the edges within ``ids``, by topological order of source, then target."""
+        """Return the edges between ``ids``, by topological order of source, then of target."""
         wanted = set(ids)
         return [
             (source, target)
@@ -354,10 +350,10 @@ class SharedMemoryGraph:
 
     @locked
     def get_topological_order(self, ids: Iterable[str] | None = None) -> list[str]:
-        """Return the agents, each after its ancestors; ties in the order of addition.
+        """Return the agents, each after its ancestors; otherwise in the order of their addition.
 
-        With ``ids``, the order of the whole graph is filtered, because a subgraph would lose the
-        dependencies through other nodes. Unknown ids are dropped.
+        If ``ids`` is given, the order of the whole graph is filtered, because a subgraph would lose
+        dependencies through other nodes. The result leaves out unknown ids.
         """
         order = self._ranks()
         if ids is None:
@@ -366,9 +362,9 @@ class SharedMemoryGraph:
         return [name for name in order if name in wanted]
 
     def _ranks(self) -> dict[str, int]:
-        """Return each node's rank in the topological order; the dict has the same order.
+        """Return the rank of each node in the topological order; the dict has the same order.
 
-        Uses Kahn's algorithm, which here takes the free node that was added first.
+        This is Kahn's algorithm; of several free nodes, it uses the node that was added first.
         """
         if self._rank is None:
             names = list(self._nodes)
@@ -400,16 +396,16 @@ class SharedMemoryGraph:
         tool_results: Iterable[str | ToolResultLike] = (),
         messages: Iterable[str | MessageLike] = (),
     ) -> Publication:
-        """Publish an agent's answer to its readers; an unknown id adds the node.
+        """Publish an agent's answer for its readers; an unknown agent becomes a new node.
 
         Args:
-            version: version of a repeated publication, which replaces only older versions;
+            version: version of a repeated publication, which replaces only an older version;
                 ``None``: the next version.
-            timestamp: time of a repeated publication; ``None``: now.
-            tool_results: tool results of the answered query; for edges with ``tool_results``.
-            messages: messages of that query; for edges with ``full_history``.
+            timestamp: time of a repeated publication; ``None``: the current time.
+            tool_results: tool results of the query, for edges with the policy ``tool_results``.
+            messages: messages of the answered query, for edges with the policy ``full_history``.
         """
-        with self._lock:  # held for microseconds, and never across an await
+        with self._lock:  # held only for microseconds, and never during an await
             self.add_agent(agent_id)
             node = self._nodes[agent_id]
             last = 0 if node.publication is None else node.publication.version
@@ -431,7 +427,7 @@ class SharedMemoryGraph:
         """Restore an earlier publication with its version and time.
 
         Returns:
-            False if the graph does not have the agent, or has this or a newer version.
+            False if the graph does not have the agent, or already has this or a newer version.
         """
         node = self._nodes.get(publication.agent_id)
         if node is None or (
@@ -442,19 +438,19 @@ class SharedMemoryGraph:
         return True
 
     def publication(self, agent_id: str) -> Publication | None:
-        """Return an agent's last publication, expired or not; ``None``: no publication."""
+        """Return an agent's last publication, even if it has expired; ``None``: no publication."""
         node = self._nodes.get(agent_id)
         return None if node is None else node.publication
 
     @locked
     def clear_published_data(self) -> None:
-        """Delete all publications and versions; keep the structure."""
+        """Delete all publications and versions, but keep the structure."""
         for node in self._nodes.values():
             node.put(None, self.ttl_s)
 
     @locked
     def close_edge(self, src: str, dst: str) -> None:
-        """Stop an edge from passing on answers; the order of the nodes stays."""
+        """Stop an edge from passing on answers; the order of the nodes does not change."""
         self._closed |= {(src, dst)}
         self._sources.clear()
 
@@ -464,10 +460,10 @@ class SharedMemoryGraph:
         self._nodes[agent_id].put(None, self.ttl_s)
 
     def pull_for(self, agent_id: str, only: Collection[str] | None = None) -> list[MemoryItem]:
-        """Return the direct predecessors' publications, in topological order. O(in-degree).
+        """Return the publications of the direct predecessors, in topological order; O(in-degree).
 
         Args:
-            only: sources to read, even if expired; ``None``: all that have not expired.
+            only: sources to read, even expired ones; ``None``: all that have not expired.
         """
         items = self._pull(self._direct_sources(agent_id), only)
         if self.received and self._reads_received(agent_id):
@@ -486,9 +482,9 @@ class SharedMemoryGraph:
     def pull_for_indirect(
         self, agent_id: str, only: Collection[str] | None = None
     ) -> list[MemoryItem]:
-        """Return the final answers of all ancestors of ``agent_id``, by distance, nearest first.
+        """Return the final answers of all ancestors of ``agent_id``, the nearest ancestors first.
 
-        Ties come in topological order. ``only`` as for :meth:`pull_for`.
+        Ancestors at the same distance are in topological order. For ``only``, see :meth:`pull_for`.
         """
         if agent_id not in self._nodes:
             return []
@@ -503,7 +499,7 @@ class SharedMemoryGraph:
 
     @locked
     def unpublished_predecessors(self, agent_id: str) -> list[str]:
-        """Return the direct predecessors of ``agent_id`` without a publication."""
+        """Return the direct predecessors of ``agent_id`` that have no publication."""
         if all(node.publication is not None for node, _ in self._direct_sources(agent_id)):
             return []
         return [
@@ -524,7 +520,7 @@ class SharedMemoryGraph:
         return sources
 
     def _read_by(self, agent_id: str) -> dict[str, PropagationPolicy]:
-        """Return the policies of the nodes that a node reads directly, in topological order."""
+        """Return the policies of a node's direct sources by source, in topological order."""
         edges = self._graph.pred.get(agent_id, {})
         found: dict[str, PropagationPolicy] = {}
         for name in self.predecessors(agent_id):
@@ -535,7 +531,7 @@ class SharedMemoryGraph:
 
     @locked
     def direct_sources(self, agent_id: str) -> set[str]:
-        """Return the nodes that :meth:`pull_for` reads, published or not."""
+        """Return the nodes that :meth:`pull_for` reads, with or without a publication."""
         return set(self._read_by(agent_id))
 
     def _pull(self, sources: Iterable[Source], only: Collection[str] | None) -> list[MemoryItem]:
@@ -561,7 +557,7 @@ class SharedMemoryGraph:
 
     @locked
     def to_dict(self) -> dict[str, Any]:
-        """Return structure and publications as JSON, for :meth:`from_dict`."""
+        """Return structure and publications as JSON in the form that :meth:`from_dict` reads."""
         return {
             "ttl_s": self.ttl_s,
             "nodes": [
@@ -583,7 +579,7 @@ class SharedMemoryGraph:
         """Build a graph from the result of :meth:`to_dict`.
 
         Raises:
-            CycleError: its edges form a cycle.
+            CycleError: the edges form a cycle.
         """
         graph = cls(ttl_s=data.get("ttl_s"), clock=clock)
         for node in data["nodes"]:
@@ -603,7 +599,6 @@ class SharedMemoryGraph:
         return dot(*self._diagram(), self.labels, self._about_nodes())
 
     def _about_nodes(self) -> dict[str, str]:
-        """Return what drawings say about nodes besides their names."""
         found = dict(self.notes)
         for name, reason in self.skipped.items():
             note = f"{found[name]}; " if name in found else ""

@@ -1,10 +1,10 @@
 """SVG drawing of a graph that marks the agents with a publication.
 
-Each column has the agents that can run at the same time, after the agents of earlier columns. An
-edge that skips columns runs above or below all boxes, on a track; edges with equal source and
-policy share a track. Agents without edges stand in rows below. All lengths are in px. The drawing
-has no background, follows the viewer's light or dark mode, and uses no ids, so that a page can
-contain several drawings.
+Each column has agents that can run at the same time, after the agents of earlier columns. An edge
+that skips columns runs on a track above or below all boxes; edges with equal source and policy
+share a track. Agents without edges are in rows below. All lengths are in px. The drawing has no
+background, follows the viewer's light or dark mode, and uses no ids, so that a page can contain
+several drawings.
 """
 
 import re
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     import networkx as nx
 
 FONT_SIZE = 14.0
-HEAD = 9.0  # length of an arrow head: an edge's curve ends at this distance from the box
+HEAD = 9.0  # length of an arrow head; an edge's curve ends at this distance from the box
 
 _LINE_HEIGHT = 19.0
-_MARGIN = 20.0  # around the drawing
+_MARGIN = 20.0  # margin around the drawing
 _BOX_GAP = 32.0  # gap between two boxes of a column, or between two boxes without edges
 _COLUMN_GAP = 84.0
 _TRACK_GAP = 11.0
-_LONE_PER_ROW = 7  # boxes without edges
+_LONE_PER_ROW = 7  # boxes without edges in one row
 _POLICIES = {
     PropagationPolicy.FINAL_RESPONSE_ONLY: ("final answer", "#7d8590", "none"),
     PropagationPolicy.TOOL_RESULTS: ("with tool results", "#3b82f6", "8 4"),
@@ -55,11 +55,11 @@ _UNPRINTABLE = re.compile("[^\\x20-\\x7e\\xa0-\ud7ff\ue000-\ufffd\U00010000-\U00
 _BREAKS = re.compile(r"(?<=[\s_.:,;/|\\@-])(?![\s_.:,;/|\\@-])|(?<=[^\W\d_A-Z])(?=[A-Z])")
 
 Edge = tuple[int, int, PropagationPolicy]  # source and target, as numbers in topological order
-Tracks = dict[Edge, float]  # y of the tracks of edges that skip columns
+Tracks = dict[Edge, float]  # y coordinates of tracks, by edge that skips columns
 
 
 class Box(NamedTuple):
-    """A placed box; ``x`` and ``y`` are its upper left corner."""
+    """A box with its position; ``x`` and ``y`` are its upper left corner."""
 
     x: float
     y: float
@@ -72,11 +72,12 @@ class Box(NamedTuple):
 
 
 def draw_svg(graph: SharedMemoryGraph) -> str:
-    """Draw the graph as an SVG document; deterministic.
+    """Draw the graph as an SVG document; equal graphs give equal documents.
 
-    The root has the class ``bottega-graph``. A node is a ``g.node`` with its number in topological
-    order as ``data-node``, and the class ``published`` if it has a publication. An edge is a
-    ``path`` with ``data-edge`` (source and target number). Publications move and resize nothing.
+    The root element has the class ``bottega-graph``. A node is a ``g.node`` with its number in
+    topological order as ``data-node``, and the class ``published`` if it has a publication. An edge
+    is a ``path`` with ``data-edge`` (source and target number). Publications move and resize
+    nothing.
     """
     names = graph.get_topological_order()
     if not names:
@@ -140,7 +141,7 @@ def _place(lines: list[tuple[str, ...]], edges: Sequence[Edge]) -> tuple[list[Bo
 
 
 def _columns(digraph: "nx.DiGraph[int]") -> list[list[int]]:
-    """Return the columns, each box near the mean height of its neighbours (barycentre sweeps)."""
+    """Return the columns; a box is near its neighbours' mean height (barycentre sweeps)."""
     import networkx as nx
 
     columns = [sorted(column) for column in nx.topological_generations(digraph)]
@@ -153,7 +154,7 @@ def _columns(digraph: "nx.DiGraph[int]") -> list[list[int]]:
 
 
 def _tracks(columns: list[list[int]], boxes: dict[int, Box], edges: Sequence[Edge]) -> Tracks:
-    """Give edges that skip columns the nearest free track on their source's side."""
+    """Give each edge that skips columns the nearest free track on the side of its source."""
     column_of = {node: index for index, column in enumerate(columns) for node in column}
     bundles: dict[tuple[int, PropagationPolicy], list[Edge]] = defaultdict(list)
     for source, target, policy in edges:
@@ -178,7 +179,7 @@ def _edges(
     labels: Sequence[str],
     conditions: Mapping[tuple[int, int], str],
 ) -> Iterator[str]:
-    """Draw the edges; at a box, they arrive in the order of the heights of their sources."""
+    """Draw the edges; at a box, they arrive in the order of their sources' heights."""
     total, arrived = Counter(target for _, target, _ in edges), Counter[int]()
     for edge in sorted(edges, key=lambda edge: tracks.get(edge, boxes[edge[0]].middle)):
         source, target, policy = edge
@@ -198,7 +199,7 @@ def _edges(
 def _edge(
     policy: PropagationPolicy, points: list[tuple[float, float]], title: str, data: str = ""
 ) -> str:
-    """Draw a path: straight between points of equal height, otherwise curved; with arrow head."""
+    """Draw a path with arrow head: straight between points of equal height, otherwise curved."""
     (x, y), *rest = points
     steps = [f"M{x:g} {y:g}"]
     for to_x, to_y in rest:
@@ -247,7 +248,6 @@ def _legend(y: float) -> Iterator[str]:
 
 
 def _document(extent: Sequence[Box], about: str, body: Sequence[str]) -> str:
-    """Return the document, with a margin around the boxes."""
     top = min(box.y for box in extent)
     width = max(box.x + box.width for box in extent) + 2 * _MARGIN
     height = max(box.y + box.height for box in extent) - top + 2 * _MARGIN
@@ -259,19 +259,19 @@ def _document(extent: Sequence[Box], about: str, body: Sequence[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """Replace characters invalid in XML by U+FFFD, and white space by spaces."""
+    """Replace characters that are invalid in XML with U+FFFD, and white space with spaces."""
     return _UNPRINTABLE.sub("\ufffd", re.sub(r"\s", " ", text))
 
 
 def text_width(text: str) -> float:
     """Estimate the maximum width of ``text`` in common sans-serif fonts."""
     narrow = sum(char.islower() and char not in "mw" for char in text)
-    wide = sum(char >= "\u2000" for char in text)  # Chinese and emoji
+    wide = sum(char >= "\u2000" for char in text)  # Chinese characters and emoji
     return FONT_SIZE * (0.66 * narrow + 1.45 * wide + 1.05 * (len(text) - narrow - wide))
 
 
 def wrapped(text: str) -> tuple[str, ...]:
-    """Wrap ``text`` into lines, after separators where possible; a long text has longer lines.
+    """Wrap ``text`` into lines, after separators if possible; a long text has longer lines.
 
     The joined lines equal ``text``.
     """

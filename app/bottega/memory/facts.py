@@ -1,8 +1,8 @@
-"""Facts about end users: short sentences that a person, or an agent by its tools, has set.
+"""Facts about end users: short sentences that a person sets, or an agent with its tools.
 
-Rules never derive a fact. A run that begins with an agent that reads facts has those of its user in
-the fenced block of its prompts, as data. A fact that a run sets after it has read outside content
-is not confirmed: people see it, and no model gets it until a person confirms it.
+No rule derives a fact from other data. If a run begins with an agent that reads facts, the run's
+prompts have the facts about its user, as data in a fenced block. If a run sets a fact after it has
+read outside content, it is unconfirmed: no model gets it until a person confirms it.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,9 +24,9 @@ from bottega.memory.text.injection import suspicious
 from bottega.memory.working_memory import schema_of
 
 FactsMode = Literal["off", "read", "write"]
-"""Use of facts by runs that begin with an agent: none, in prompts, in prompts and by tools."""
+"""Use of facts by runs that begin with an agent: none; in prompts; or in prompts and by tools."""
 FACTS = "facts"
-"""Source of ``context.recalled`` with facts."""
+"""Source of a ``context.recalled`` event that has facts."""
 MOST_FACTS, LONGEST_FACT = 50, 200
 _MOST_TOKENS = 500
 _TITLE = "## Facts about the user, which people or earlier tasks have set"
@@ -56,7 +56,7 @@ WHERE tenant_id = $1 AND user_id = $2 AND id = $3 AND (kind <> 'person' OR $4) R
 _HARMLESS = frozenset(
     ("set_plan", "calculator", "current_time", "ask_user", REMEMBER_FACT, FORGET_FACT)
 )
-"""Tools whose results are the user's own words, or nobody's."""
+"""Tools whose results contain only the user's own words, or no text of anybody."""
 
 
 def fact_text(text: str) -> str:
@@ -83,7 +83,7 @@ async def page(
     descending: bool,
     limit: int,
 ) -> PageItems[Any]:
-    """Return a page of a user's facts by age, also those that are not confirmed."""
+    """Return a page of a user's facts by age, including facts that are not confirmed."""
     of = tenant_id, user, after
     return await fetch_rows(connection, _PAGE, *of, limit=limit, descending=descending)
 
@@ -97,7 +97,7 @@ async def add(
     run_id: UUID | None = None,
     confirmed: bool = True,
 ) -> asyncpg.Record:
-    """Store a fact, and return it. A text that the user has already is stored once.
+    """Store a fact, and return it. A text that the user already has is stored only once.
 
     Args:
         run_id: the run that sets the fact; ``None``: a person sets it.
@@ -123,11 +123,11 @@ async def add(
 async def change(
     connection: asyncpg.Connection, tenant_id: UUID, user: str, fact_id: UUID, text: str
 ) -> asyncpg.Record:
-    """Replace a fact's text; a person has said it from now on, so it is confirmed.
+    """Replace the text of a fact; a person has now said the text, so the fact is confirmed.
 
     Raises:
         NotFoundError: the user has no such fact.
-        ConflictError: ``exists``: another fact of the user has this text.
+        ConflictError: ``exists``: another fact of the user already has this text.
     """
     try:
         row = await connection.fetchrow(_CHANGE, tenant_id, user, fact_id, fact_text(text))
@@ -150,10 +150,10 @@ async def remove(connection: asyncpg.Connection, tenant_id: UUID, user: str, fac
 
 
 class UserFacts:
-    """The facts about one run's user, for its prompts and its tools.
+    """The facts about one run's user, for the run's prompts and tools.
 
     Attributes:
-        shown: ids of the facts in the run's prompts; the first has the number 1.
+        shown: ids of the facts in the run's prompts; the first fact has the number 1.
 
     Args:
         user: the integrator's name for the end user.
@@ -167,10 +167,10 @@ class UserFacts:
         self.shown: Sequence[str] = ()
 
     async def recalled(self) -> dict[str, Any] | None:
-        """Return the confirmed facts as data of ``context.recalled``; ``None``: there is none.
+        """Return the confirmed facts as data of ``context.recalled``; ``None``: there are none.
 
-        The text has a numbered line for each fact, the newest first. Facts beyond
-        :data:`_MOST_TOKENS` tokens are left out, the oldest first.
+        The text has a numbered line for each fact, the newest first. The text leaves out facts
+        beyond :data:`_MOST_TOKENS` tokens, the oldest first.
         """
         async with acting_as(self._pool, self._tenant_id) as connection:
             rows = await connection.fetch(_READ, self._tenant_id, self._user)
@@ -185,17 +185,17 @@ class UserFacts:
         return context_recalled(FACTS, "\n".join(lines)) | {"facts": ids} if ids else None
 
     async def store(self, text: str, *, confirmed: bool) -> bool:
-        """Store a fact of this run; return true if it is confirmed. Raises as :func:`add`."""
+        """Store a fact of this run; return true if it is confirmed. Raises as :func:`add` does."""
         async with acting_as(self._pool, self._tenant_id) as connection:
             who = self._tenant_id, self._user
             fact = await add(connection, *who, text, run_id=self._run_id, confirmed=confirmed)
         return bool(fact["confirmed"])
 
     async def forget(self, number: int, *, of_people: bool) -> bool:
-        """Delete the fact with this number in the prompts; return false if there was none.
+        """Delete the fact with this number in the prompts; return false if there was no such fact.
 
         Args:
-            of_people: also a fact that a person has set.
+            of_people: true: the fact may also be a fact that a person has set.
         """
         if not 0 < number <= len(self.shown):
             return False
@@ -209,7 +209,7 @@ class FactTool(ToolBase):
     """A tool with one argument that changes the facts about the run's user.
 
     Args:
-        schema: schema of the argument; ``act`` gets only values of its type.
+        schema: schema of the argument; ``act`` gets only values that fit the schema.
     """
 
     idempotent = True
@@ -275,9 +275,9 @@ def fact_tools(facts: UserFacts) -> Sequence[ToolBase]:
 
 
 def _has_read_outside(query: Query) -> bool:
-    """Return true if the query may have read what neither its user nor its agent has said.
+    """Return true if the query may have read words that are not from its user or its agent.
 
-    That is memory of other runs, or the result of a tool that is not harmless.
+    Such words are in memory of other runs, or in the result of a tool that is not harmless.
     """
     agent = query.agent
     memory = agent.memory

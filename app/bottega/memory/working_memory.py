@@ -1,8 +1,8 @@
 """Working memory of one run: the current knowledge of its root agent.
 
 Each section has a budget of tokens. If a section exceeds its budget, entries move unchanged to the
-archive and leave a summary with a reference. Pure: no model, no clock; equal operations give equal
-memories. The root agent has tools for its memory.
+archive, and a summary with a reference replaces each of them. Pure, without model and clock: equal
+operations give equal memories. The root agent has tools for this memory.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
@@ -20,21 +20,21 @@ from bottega.memory.text.identities import without_identities
 from bottega.memory.text.summaries import TokenCounter, cut, summary_of
 
 GIST_TOKENS = 48
-"""Most tokens of an archived entry, reference included, or of a shortened tool result."""
+"""Maximum tokens of an archived entry with its reference, or of a shortened tool result."""
 LABEL_BYTES = 48
 
 RECENT = 5
-"""Number of subtasks for which a result stays warm; older results are archived first."""
+"""Number of subtasks for which a result stays warm; older results are the first to be archived."""
 GISTS = 12
-"""Number of archived results, the newest, that show a summary; others show only a reference."""
+"""Number of the newest archived results that show a summary; all others show only a reference."""
 MEMORY_LIMIT = "memory_limit"
 
 NotifyListener = Callable[[str, str], None]
-"""Receiver of warnings: a code and a text."""
+"""Receiver of warnings; a warning is a code and a text."""
 
 
 class Area(StrEnum):
-    """The sections, in their order in prompts."""
+    """The sections in the order of prompts."""
 
     SYSTEM = "system"
     TASK = "task"
@@ -53,7 +53,7 @@ _TITLES = {
 
 
 class Budgets(NamedTuple):
-    """Most tokens of each section."""
+    """Maximum number of tokens of each section."""
 
     system: int = 2_000
     task: int = 5_000
@@ -81,12 +81,12 @@ class Entry:
     """An entry of a section.
 
     Attributes:
-        text: text for prompts; ``None``: a summary, which is built at its first use.
-        tokens: tokens of the entry in its section.
+        text: text for prompts; ``None``: the text is a summary, which is built at its first use.
+        tokens: number of tokens of the entry in its section.
         turn: number of the subtask that added the entry.
-        hot: true if the entry is removed only after all others.
-        reference: reference to recall the full text, once the entry is archived.
-        accessed: true once the entry was read.
+        hot: true: the entry is removed only after all others.
+        reference: reference with which a model recalls the full text after the entry was archived.
+        accessed: true after the entry was read.
     """
 
     label: str
@@ -106,7 +106,7 @@ class Section:
 
     Attributes:
         filled: sum of the entries' tokens.
-        gone: number of entries that show not even a reference, and the first and last reference.
+        gone: number of entries without even a reference, and the first and last reference.
     """
 
     def __init__(self, part: Area, budget: int, count: TokenCounter) -> None:
@@ -116,12 +116,12 @@ class Section:
         self.gone: tuple[int, str, str] | None = None
         self.warned = False
         self.filled = 0
-        # tokens of the title, empty lines, and the line about entries that left
+        # number of tokens of the title, empty lines, and the line about removed entries
         self._frame = count(self.title) + 2 + count(_gone((10**9, "m" * 12, "m" * 12))) + 2
 
     @property
     def tokens(self) -> int:
-        """Tokens of the section with its title; 0 if it is empty."""
+        """Number of tokens of the section with its title; 0 for an empty section."""
         return self.filled + self._frame if self._is_rendered else 0
 
     @property
@@ -130,14 +130,14 @@ class Section:
 
     @property
     def room(self) -> int:
-        """Most tokens of all entries together."""
+        """Maximum number of tokens of all entries together."""
         return self.budget - self._frame
 
     def fits(self) -> bool:
         return not self.entries or self.filled <= self.room
 
     def put(self, key: Key, entry: Entry) -> None:
-        """Append an entry; remove an older entry with this key."""
+        """Append an entry, and remove an older entry with this key."""
         self.remove(key)
         self.entries[key] = entry
         self.filled += entry.tokens
@@ -151,7 +151,7 @@ class Section:
         entry.text, entry.tokens = text, tokens
 
     def leave(self, key: Key) -> None:
-        """Remove an archived entry, and count it in ``gone``."""
+        """Remove an archived entry, and count the entry in ``gone``."""
         reference = self.entries[key].reference or ""
         self.remove(key)
         number, first, _ = self.gone or (0, reference, reference)
@@ -160,7 +160,7 @@ class Section:
     def lines(self, without: Key = ()) -> Iterator[str]:
         """Yield the section's lines for prompts, without the entry ``without``.
 
-        All entries must have texts already."""
+        All entries must already have texts."""
         texts = [each.text for key, each in self.entries.items() if each.text and key != without]
         if not self._is_rendered or not (texts or self.gone):
             return
@@ -197,8 +197,8 @@ class VariableScope(StrEnum):
 
 
 class VariableKind(StrEnum):
-    """The behaviour of a variable. An accumulator collects all values; a control value is removed
-    when the next subtask begins; metadata survives :meth:`WorkingMemory.clear`."""
+    """The behaviour of a variable. An accumulator collects all its values; a control value is
+    removed when the next subtask begins; metadata survives :meth:`WorkingMemory.clear`."""
 
     TASK = "task"
     INTERMEDIATE = "intermediate"
@@ -223,7 +223,7 @@ _PART_OF: dict[str, Area] = {
 
 @dataclass(frozen=True, slots=True)
 class Retrieved:
-    """A bounded text from an earlier run, with its source.
+    """A text from an earlier run, limited in size, with its source.
 
     Attributes:
         source: key of the text; prompts show only the part before a colon, such as ``episode``.
@@ -237,7 +237,7 @@ class WorkingMemory:
     """The working memory of one run. Not thread-safe.
 
     Args:
-        budgets: budgets of the sections; the memory never exceeds their sum.
+        budgets: budgets of the sections; the memory never exceeds the sum of all budgets.
         listener: called when a section is too small for its hot entries (``memory_limit``).
     """
 
@@ -251,13 +251,13 @@ class WorkingMemory:
         self.budgets = budgets or Budgets()
         self.count = count
         self._listener = listener
-        # Kind and JSON value, by kind of entry, scope, subtask (empty: none) and name.
+        # Kind and JSON value by entry kind, scope, subtask (empty: no subtask) and name.
         self._variables: dict[Key, tuple[VariableKind, Any]] = {}
         self._empty()
 
     def _empty(self) -> None:
         self._sections = {part: Section(part, self.budgets.of(part), self.count) for part in Area}
-        # Immutable texts by reference: all results, as ``m1``, ``m2`` …; others as ``v1``, ``v2`` …
+        # Immutable texts by reference: results as ``m1``, ``m2`` …; other texts as ``v1``, ``v2`` …
         self._texts: dict[str, str] = {}
         self._referred: set[str] = set()  # results that later results use
         self._turn = self._others = self._states = 0  # numbers of results, ``v`` texts and states
@@ -281,12 +281,12 @@ class WorkingMemory:
         plan: Iterable[str] = (),
         by: str = "",
     ) -> None:
-        """Set the task. An empty argument leaves its old value unchanged.
+        """Set the task. If an argument is empty, the old value stays unchanged.
 
         Args:
-            criteria: criteria of success.
+            criteria: criteria for success.
             plan: steps of the plan. The plan is a warm entry; the other entries are hot.
-            by: the source of the lists, for their titles.
+            by: the source of the lists, which their titles name.
         """
         self._note(Area.TASK, _DESCRIPTION[-1], task, hot=True)
         lists = {
@@ -309,11 +309,11 @@ class WorkingMemory:
         kind: VariableKind | str | None = None,
         subtask: str = "",
     ) -> None:
-        """Set a variable; a value that JSON cannot hold becomes a text.
+        """Set a variable; a value that JSON does not support becomes a text.
 
         Args:
-            kind: defaults to the kind of the scope; an accumulator appends the value.
-            subtask: subtask that owns the value, in the scope ``intermediate``.
+            kind: the default is the kind of the scope; an accumulator appends the value.
+            subtask: subtask to which the value belongs, in the scope ``intermediate``.
         """
         scope = VariableScope(scope)
         kind = _KIND_IN.get(scope, VariableKind.TASK) if kind is None else VariableKind(kind)
@@ -329,7 +329,7 @@ class WorkingMemory:
         section = self._sections[_PART_OF[scope]]
         entry = section.entries.get(place)
         if entry is None or entry.reference is not None or entry.text is None:
-            # Archived values stay unchanged; new values are collected in another entry.
+            # Archived values stay unchanged. Another entry collects the new values.
             self._show(place, kind, [value])
             return
         more = f", {as_text(value)}"
@@ -344,7 +344,7 @@ class WorkingMemory:
         subtask: str = "",
         default: Any = None,
     ) -> Any:
-        """Return a variable's whole value, even if archived. The caller must not modify it."""
+        """Return a variable's whole value, even if archived. The caller must not change it."""
         place = (VARIABLE, VariableScope(scope).value, subtask, key)
         entry = self._sections[_PART_OF[place[1]]].entries.get(place)
         if entry is not None:
@@ -359,10 +359,10 @@ class WorkingMemory:
         completed: Iterable[str] = (),
         failed: Mapping[str, str] | None = None,
     ) -> None:
-        """Record the progress of the work; earlier states stay as a trace.
+        """Record the progress of the work; earlier states stay, as a trace.
 
         Args:
-            subtask: the current subtask; another subtask than before removes all control values.
+            subtask: the current subtask; a new subtask removes all control values.
             completed: subtasks that succeeded since the last call.
             failed: subtasks that failed since the last call, with their errors.
         """
@@ -382,14 +382,14 @@ class WorkingMemory:
                     self._sections[_PART_OF[place[1]]].remove(place)
 
     def add_intermediate(self, subtask: str, output: Any, *, refers_to: Iterable[str] = ()) -> str:
-        """Store the answer of a subtask, tool or sub-agent.
+        """Store the answer of a subtask, of a tool or of a sub-agent.
 
         Args:
-            refers_to: references of earlier results that this answer uses. Those results stay
-                longer.
+            refers_to: references of earlier results that this answer uses. These results stay
+                longer than others.
 
         Returns:
-            The reference to recall the answer: ``m1``, ``m2`` and so on.
+            The reference with which to recall the answer: ``m1``, ``m2`` and so on.
         """
         self._turn += 1
         reference = f"m{self._turn}"
@@ -401,7 +401,7 @@ class WorkingMemory:
         return reference
 
     def skip(self, results: int) -> None:
-        """Skip the numbers of results that are stored elsewhere."""
+        """Skip the numbers of results that are stored in another memory."""
         if results > 0:
             self._turn += results
             gone = (results, "m1", f"m{self._turn}")
@@ -410,7 +410,8 @@ class WorkingMemory:
     def retrieve_from_episodic(self, found: Iterable[Retrieved]) -> None:
         """Store retrieved episodes, best first, each shortened to an equal share of the section.
 
-        Earlier episodes are removed to make room, first those that no prompt contained."""
+        Earlier episodes are removed to make room; episodes that no prompt contained are removed
+        first."""
         section = self._sections[Area.RETRIEVED]
         items = list(found)
         share = section.room // max(len(items), 1)
@@ -431,13 +432,13 @@ class WorkingMemory:
 
     @property
     def has_retrieved(self) -> bool:
-        """True if prompts have memory of other runs."""
+        """True if prompts contain memory of other runs."""
         return bool(self._sections[Area.RETRIEVED].entries)
 
     # Output
 
     def recall(self, reference: str) -> str | None:
-        """Return the text of a reference, unchanged; ``None`` if it is unknown."""
+        """Return the unchanged text behind a reference; ``None``: the reference is unknown."""
         return self._texts.get(reference)
 
     @property
@@ -459,15 +460,15 @@ class WorkingMemory:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all sections; never more than ``budgets.total``."""
+        """Number of tokens of all sections, which is never more than ``budgets.total``."""
         return sum(section.tokens for section in self._sections.values())
 
     def tokens_of(self, part: Area) -> int:
-        """Return a section's tokens; never more than its budget."""
+        """Return a section's number of tokens, which is never more than the section's budget."""
         return self._sections[part].tokens
 
     def variables(self, scope: VariableScope | str) -> dict[str, Any]:
-        """Return the values of a scope by name; a subtask's value is named ``subtask.name``."""
+        """Return the values of a scope by name; a subtask's value has the name ``subtask.name``."""
         return {
             f"{subtask}.{key}" if subtask else key: value
             for (_, where, subtask, key), (_, value) in self._variables.items()
@@ -477,16 +478,16 @@ class WorkingMemory:
     # Removal
 
     def prune(self) -> None:
-        """Archive cold entries: unreferenced results of more than 5 subtasks ago, and traces.
+        """Archive cold entries: traces, and unreferenced results of more than 5 subtasks ago.
 
-        Retrieved texts that were never read are removed."""
+        The method removes retrieved texts that were never read."""
         for section in self._sections.values():
             self._archive_old(section, 0)
             self._shorten_traces(section, 0)
             self._drop_unread(section, 0)
 
     def clear(self) -> None:
-        """Remove everything except metadata; reflection needs the metadata."""
+        """Remove everything except metadata, which reflection needs."""
         kept = {
             place: (kind, value)
             for place, (kind, value) in self._variables.items()
@@ -498,7 +499,7 @@ class WorkingMemory:
             self._show(place, *variable)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return a JSON-compatible copy of everything, archive included."""
+        """Return a JSON-compatible copy of everything, including the archive."""
         return {
             "budgets": list(self.budgets),
             "sections": {part.value: each.snapshot() for part, each in self._sections.items()},
@@ -526,7 +527,7 @@ class WorkingMemory:
         self._subtask = snapshot["subtask"]
 
     def _make_room(self, section: Section) -> None:
-        """Shrink a section that exceeds its budget to three quarters of it, if possible."""
+        """Shrink a section that exceeds its budget, if possible to three quarters of the budget."""
         if section.fits():
             return
         mark = section.room * 3 // 4
@@ -570,14 +571,12 @@ class WorkingMemory:
         section.put((TRACE, reference), summary)
 
     def _drop_unread(self, section: Section, mark: int) -> None:
-        """Remove retrieved entries that were never read; they can be retrieved again."""
         if section.filled > mark:
             for key, entry in list(section.entries.items()):
                 if key[0] == EPISODE and not entry.accessed:
                     section.remove(key)
 
     def _gist(self, section: Section, entry: Entry) -> None:
-        """Set the text of an archived entry: its reference and summary."""
         reference = entry.reference or ""
         head = f"{reference} {entry.label} (shortened): "
         most = entry.tokens - self.count(head) - 1
@@ -592,7 +591,6 @@ class WorkingMemory:
     def _shorten(
         self, section: Section, keys: Iterable[Key], mark: int, size: int = GIST_TOKENS
     ) -> None:
-        """Replace entries by a reference and a summary, until ``mark`` is reached."""
         for key in keys:
             if section.filled <= mark:
                 return
@@ -602,7 +600,6 @@ class WorkingMemory:
                 section.change(entry, None, size)
 
     def _leave(self, section: Section, keys: Iterable[Key], mark: int = -1) -> None:
-        """Replace entries by their reference, until ``mark`` is reached."""
         for key in keys:
             if section.filled <= mark:
                 return
@@ -620,7 +617,7 @@ class WorkingMemory:
         return reference
 
     def _squeeze(self, section: Section, mark: int) -> None:
-        """Shrink a section until it fits: oldest entries first, hot entries last."""
+        """Shrink a section until it fits: the oldest entries first, hot entries last."""
         cold = [key for key, entry in section.entries.items() if not self._is_hot(key, entry)]
         self._shorten(section, cold, mark)
         self._leave(section, cold, mark)
@@ -667,13 +664,13 @@ def _rendered(kind: VariableKind, value: Any) -> str:
 
 
 def _jsonable(value: Any) -> Any:
-    """Convert a value to JSON types, if necessary to its ``repr``. Never raises."""
+    """Convert a value to JSON types, or to its ``repr`` if necessary. Never raises."""
     if type(value) in (str, bool, type(None)):
         return value
     try:
         value = to_jsonable_python(value, fallback=str, inf_nan_mode="null", bytes_mode="base64")
         as_text(value)
-    except Exception:  # the value is circular, too deep or too large, or its methods fail
+    except Exception:  # the value is circular, too deep or too large, or one of its methods fails
         return object.__repr__(value)
     return value
 
@@ -685,7 +682,7 @@ LONGEST_STEP = 500
 LONGEST_QUERY = 2_000
 
 Search = Callable[[str, bool], Awaitable[str]]
-"""Function of a query and a flag (only the run's session) that returns the found text."""
+"""Function of a query and a flag (true: only the run's session) that returns the found text."""
 
 
 def schema_of(required: str, **arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -698,7 +695,7 @@ def schema_of(required: str, **arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plan_of(arguments: Any) -> list[str] | None:
-    """Return the steps in the arguments of ``set_plan``, or ``None`` if they are invalid."""
+    """Return the steps in the arguments of ``set_plan``; ``None``: the arguments are invalid."""
     steps = arguments.get("steps") if isinstance(arguments, dict) else None
     if not isinstance(steps, list) or not 0 < len(steps) <= MOST_STEPS:
         return None
@@ -708,7 +705,7 @@ def plan_of(arguments: Any) -> list[str] | None:
 
 
 class SetPlan(ToolBase):
-    """Stores the plan in the working memory; a new plan replaces the old one."""
+    """A tool that stores the plan in the working memory; a new plan replaces the old plan."""
 
     name = SET_PLAN
     description = (
@@ -743,7 +740,7 @@ class SetPlan(ToolBase):
 
 
 class SearchMemory(ToolBase):
-    """Searches episodes and patterns of earlier runs."""
+    """A tool that searches episodes and patterns of earlier runs."""
 
     name = SEARCH_MEMORY
     description = (

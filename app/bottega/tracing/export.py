@@ -1,4 +1,4 @@
-"""Export of spans by OpenTelemetry's SDK, controlled by the ``OTEL_*`` environment variables."""
+"""Export of spans with OpenTelemetry's SDK; the ``OTEL_*`` environment variables control it."""
 
 import os
 import threading
@@ -22,7 +22,7 @@ _users = 0
 
 
 def is_wanted(environment: Mapping[str, str]) -> bool:
-    """Return true if environment variables name an exporter of spans, or an endpoint for spans."""
+    """Return true if environment variables name an exporter of spans or an endpoint for spans."""
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
     exporter = environment.get(_EXPORTER, "").strip().lower()
@@ -31,7 +31,7 @@ def is_wanted(environment: Mapping[str, str]) -> bool:
 
 @contextmanager
 def exporting() -> Iterator[None]:
-    """Export this process's spans during the block, if :func:`is_wanted`."""
+    """Export this process's spans during the block if :func:`is_wanted` is true."""
     global _users
     if not is_wanted(os.environ):
         yield
@@ -73,4 +73,4 @@ def _close(provider: Any) -> None:
     """Send the last spans; wait at most 5 s for a collector that does not answer."""
     closing = threading.Thread(target=provider.shutdown, name="last-spans", daemon=True)
     closing.start()
-    closing.join(5.0)  # the longest wait for the last spans
+    closing.join(5.0)  # maximum wait for the last spans

@@ -1,8 +1,8 @@
-"""Export of spans by OTLP. Only this module imports OpenTelemetry, for sampling, queue and sending.
+"""Export of spans with OTLP. Only this module imports OpenTelemetry: for sampling and sending.
 
-This module's spans are plain data. OpenTelemetry's own objects and encoder need seven times the CPU
-(75 µs per span instead of 11 µs), because they build a protobuf message for each attribute. Most
-attributes repeat from span to span, so this module encodes a repeated attribute only once.
+This module's spans are plain data. OpenTelemetry's own objects and encoder need seven times as much
+CPU (75 µs per span, not 11 µs), because they build a protobuf message for each attribute. Most
+attributes are the same in many spans, so this module encodes a repeated attribute only once.
 """
 
 import os
@@ -37,10 +37,11 @@ from bottega.trace_context import Trace
 from bottega.tracing.spans import ERROR, Attributes, AttributeValue, Ids, Tracer
 
 KINDS = {"INTERNAL": 1, "SERVER": 2, "CLIENT": 3, "CONSUMER": 5}
-"""Numbers of the kinds of spans."""
+"""OTLP's numbers of the kinds of spans."""
 
 _LARGEST_REQUEST = 4 * 1024 * 1024
-"""Most bytes of spans in a request, unless a single span is larger. Collectors refuse 20 MiB."""
+"""Maximum size in bytes of the spans in a request, unless a single span is larger. Collectors
+refuse 20 MiB."""
 _KEPT = 4096
 _FAILED = b"\x7a\x02\x18\x02"
 _HAS_REMOTE = SpanFlags.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
@@ -54,13 +55,13 @@ _INT64 = (1 << 64) - 1
 
 @dataclass(slots=True, eq=False)
 class SpanData:
-    """Data of a span.
+    """The data of one span.
 
     Attributes:
         trace: trace context with the span's ids.
         parent: trace context of the parent span; ``None``: the span is the first of its trace.
         kind: a value of :data:`KINDS`.
-        began_ns, ended_ns: nanoseconds since 1970.
+        began_ns, ended_ns: start and end in nanoseconds since 1970.
         link: ids of an earlier span that this span continues.
         events: time, name and attributes of each event.
     """
@@ -81,8 +82,8 @@ class Encoder:
     """Encodes the spans of one process.
 
     Args:
-        resource, scope: protobuf messages that describe the program that makes the spans.
-        longest: most characters of an attribute's value; ``None``: no limit.
+        resource, scope: protobuf messages that describe the program of the spans.
+        longest: maximum number of characters of an attribute's value; ``None``: no limit.
     """
 
     def __init__(self, resource: bytes, scope: bytes, longest: int | None) -> None:
@@ -142,7 +143,7 @@ class Encoder:
             if isinstance(value, str):
                 if longest is not None:
                     value = value[:longest]
-                if len(value) > 64:  # the cache has only encoded forms of shorter texts
+                if len(value) > 64:  # the cache has encoded forms only of shorter texts
                     yield _encoded(tag, key, value)
                     continue
             yield _attribute(tag, key, value)
@@ -162,7 +163,6 @@ _attribute = lru_cache(_KEPT)(_encoded)
 
 
 def _number(value: int) -> bytes:
-    """Encode a number with protobuf's variable length."""
     found = bytearray()
     while value > 0x7F:
         found.append(value & 0x7F | 0x80)
@@ -187,12 +187,10 @@ _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
 
 class _Span(SpanData):
-    """A span that is exported when it ends, if its trace is sampled."""
-
     __slots__ = ("_processor", "is_recorded")
 
     context: ClassVar[SpanContext] = SpanContext(1, 1, is_remote=False, trace_flags=_SAMPLED)
-    """Context of all spans for the queue: that of a sampled span, as the queue gets no others."""
+    """Context of all spans in the queue: that of a sampled span, because no others are queued."""
 
     def __init__(self, processor: BatchSpanProcessor, is_recorded: bool, *data: Any) -> None:
         super().__init__(*data)
@@ -206,7 +204,7 @@ class _Span(SpanData):
         self.about.update(attributes)
 
     def event(self, name: str, attributes: Attributes) -> None:
-        if len(self.events) < 128:  # OpenTelemetry's default
+        if len(self.events) < 128:  # the limit is OpenTelemetry's default
             self.events.append((clock.now_ns(), name, attributes))
 
     def end(self, error: str | None) -> None:
@@ -235,7 +233,7 @@ class _Tracer:
     ) -> _Span:
         span = f"{(getrandbits(64) or 1) if ids is None else ids.span:016x}"
         if parent is not None and parent.is_local:
-            # The trace's first span in this process decided if the trace is sampled.
+            # The first span of the trace in this process decided whether the trace is sampled.
             above = parent.traceparent
             trace = Trace(f"{above[:36]}{span}{above[52:]}", parent.tracestate, is_local=True)
             sampled, about = above[54] in "13579bdf", dict(attributes)
@@ -254,8 +252,8 @@ class _Tracer:
         ids: Ids | None,
         link: Ids | None,
     ) -> tuple[Trace, bool, dict[str, Any]]:
-        """Ask the sampler about a span that has nothing above it in this process."""
-        # An empty context, because the library's current span is none of our spans.
+        """Ask the sampler about a span that has no parent span in this process."""
+        # The context is empty, because the library's current span is none of our spans.
         context, flags = Context(), 0
         if parent is not None:
             number, flags = int(parent.traceparent[3:35], 16), int(parent.traceparent[53:55], 16)
@@ -308,7 +306,7 @@ class _Exporter(SpanExporter):
         )
 
     def export(self, spans: Sequence[Any]) -> SpanExportResult:
-        # Private, because the public method would encode again; pyproject.toml bounds its version.
+        # A private method: the public one would encode again; pyproject.toml limits the version.
         bodies = self._encoder.requests(spans)
         sent = [self._sending._client.export(body).success for body in bodies]
         return SpanExportResult.SUCCESS if all(sent) else SpanExportResult.FAILURE
@@ -318,9 +316,9 @@ class _Exporter(SpanExporter):
 
 
 def opened(takes_texts: bool) -> tuple[BatchSpanProcessor, Tracer]:
-    """Start a thread that sends spans by OTLP; return the queue, which ends it, and a tracer.
+    """Start a thread that sends spans; return the queue, which also ends the thread, and a tracer.
 
-    The length of the queue is bounded; while it is full, new spans are dropped.
+    The length of the queue is limited; while the queue is full, new spans are dropped.
     """
     about = {"service.version": __version__}
     if not os.environ.get("OTEL_SERVICE_NAME"):

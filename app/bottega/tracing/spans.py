@@ -1,6 +1,6 @@
-"""Spans: pieces of work for tracing backends, named by OpenTelemetry's GenAI conventions.
+"""Spans: units of work for tracing backends, with names of OpenTelemetry's GenAI conventions.
 
-While :data:`tracer` is ``None``, no spans are made and OpenTelemetry is not imported.
+While :data:`tracer` is ``None``, this module makes no spans and does not import OpenTelemetry.
 """
 
 from collections.abc import Mapping
@@ -45,20 +45,20 @@ RUN_STATUS = "bottega.run.status"
 TASK = "bottega.task.id"
 TOOL_KIND = "bottega.tool.type"
 FAILED_TRY = "bottega.model_try_failed"
-"""Name of an event of a span: a try of the model call failed, and another try follows."""
+"""Name of a span's event: a try of the model call failed, and another try follows."""
 
 CANCELLED = "cancelled"
-"""``error.type`` of the span of work that was stopped."""
+"""``error.type`` of a span whose work was stopped."""
 
 AttributeValue = str | int | tuple[str, ...]
 Attributes = Mapping[str, AttributeValue]
 
 
 class Ids(NamedTuple):
-    """Ids of a span that are known before it begins.
+    """Ids of a span that are known before the span begins.
 
     Attributes:
-        trace: id of the trace; used only if the span has no parent.
+        trace: id of the trace; it is used only if the span has no parent.
     """
 
     trace: int
@@ -66,11 +66,11 @@ class Ids(NamedTuple):
 
 
 class Recorded(Protocol):
-    """A span of the tracing library.
+    """A span in the tracing library.
 
     Attributes:
-        trace: trace context of the span, for work below it.
-        is_recorded: false if the trace is not sampled.
+        trace: trace context of the span, for the work below it.
+        is_recorded: false: the trace is not sampled.
     """
 
     trace: Trace
@@ -86,7 +86,7 @@ class Tracer(Protocol):
     """Makes spans.
 
     Attributes:
-        takes_texts: true if prompts, answers, arguments and results are exported, too.
+        takes_texts: true: prompts, answers, arguments and results are exported, too.
     """
 
     takes_texts: bool
@@ -103,14 +103,14 @@ class Tracer(Protocol):
 
 
 tracer: Tracer | None = None
-"""The current tracer; ``None`` if no spans are exported."""
+"""The current tracer; ``None``: no spans are exported."""
 
 
 class Span:
-    """The span of work that runs now; spans that begin during this work become its children.
+    """The span of the current work; spans that begin during this work become its children.
 
     Attributes:
-        takes_texts: true if the span's texts are exported.
+        takes_texts: true: the span's texts are exported.
     """
 
     def __init__(self, recorded: Recorded, takes_texts: bool) -> None:
@@ -128,7 +128,7 @@ class Span:
         self._recorded.set(attributes)
 
     def event(self, name: str, attributes: Attributes) -> None:
-        """Add an event that happens now."""
+        """Add an event with the current time."""
         self._recorded.event(name, attributes)
 
     def end(self, error: str | None = None) -> None:
@@ -142,7 +142,7 @@ class Span:
         self._ended = True
         try:  # noqa: SIM105  # `suppress` costs as much as all the rest
             trace_context.current.reset(self._before)
-        except ValueError:  # the span ends in another context than the one in which it began
+        except ValueError:  # the span ends in another context than the context in which it began
             pass
         self._recorded.end(error)
 
@@ -155,7 +155,7 @@ def begin(
     ids: Ids | None = None,
     link: Ids | None = None,
 ) -> Span | None:
-    """Begin a span below the current span; return ``None`` if no spans are exported.
+    """Begin a span below the current span; ``None``: no spans are exported.
 
     Args:
         link: ids of an earlier span that the new span continues.
@@ -169,7 +169,7 @@ def begin(
 def ids_of(run_id: UUID, attempt: int, traceparent: str | None) -> Ids:
     """Return the ids of an attempt's span; the span of the next attempt links to it.
 
-    The ids are computed from the run, because an attempt may die before it can store them.
+    The ids are computed from the run, because an attempt may die before it stores them.
     """
     known = trace_context.trace_id(traceparent)
     trace = run_id.int if known is None else int(known, 16)

@@ -1,4 +1,4 @@
-"""Choice of the embedder for a tenant's queries, and computation of the queries' vectors."""
+"""Choice of the embedder for a tenant's queries, and computation of vectors for these queries."""
 
 import asyncio
 from collections.abc import Callable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # numpy is slow to import
 
 log = structlog.get_logger(__name__)
 
-# One statement sets the tenant and then reads its row, to save a round trip.
+# One statement sets the tenant and then reads the tenant's row, which saves a round trip.
 _OF_QUERIES = """
 SELECT i.* FROM (SELECT set_config('bottega.tenant', $1, true)::uuid AS id) AS acting
 CROSS JOIN LATERAL (
@@ -36,7 +36,7 @@ class EmbeddedQuery:
     """A query's vector, its embedder, and the floors of relevance; all ``None``: no vector.
 
     Attributes:
-        compared: what the query and episodes are compared by: ``words`` only, or in addition
+        compared: the basis for comparing the query with episodes: only ``words``, or also
             ``spelling`` or ``meaning``, depending on the embedder.
     """
 
@@ -51,8 +51,9 @@ class Embedders:
     """The configured embedder of this process, and the embedders of stored vectors.
 
     Attributes:
-        load_current: loads the configured embedder when it is first needed.
-        load_named: returns another embedder by name; ``None`` if this process does not have it.
+        load_current: a function that loads the configured embedder at its first use.
+        load_named: a function that returns another embedder by name; ``None``: this process does
+            not have the embedder.
     """
 
     pool: asyncpg.Pool
@@ -67,26 +68,26 @@ class Embedders:
         return self.load_current()
 
     def named(self, name: str | None) -> "Embedder | None":
-        """Return an embedder by name, if this process has it; for ``None``, the current one."""
+        """Return an embedder by name if this process has it; for ``None``, the current embedder."""
         current = self.load_current()
         return current if name is None or name == current.name else self.load_named(name)
 
     def paid_by(self, tenant_id: UUID, embedder: "Embedder | None" = None) -> "Embedder":
-        """Return an embedder whose calls a tenant pays; calls of local embedders cost nothing.
+        """Return an embedder for whose calls a tenant pays; calls of local embedders cost nothing.
 
         Args:
-            embedder: ``None``: the current embedder.
+            embedder: the embedder; ``None``: the current embedder.
         """
         embedder = embedder or self.load_current()
         bind = getattr(embedder, "paid_by", None)
         return embedder if bind is None else bind(tenant_id)
 
     async def embed_query(self, tenant_id: UUID, query: str, deadline_s: float) -> EmbeddedQuery:
-        """Embed a query with the embedder whose vectors all of the tenant's episodes have.
+        """Embed a query with the embedder that made vectors for all of the tenant's episodes.
 
         Returns:
-            The vector; no vector if this process does not have that embedder, or if the embedder
-            fails or is too slow.
+            The vector. There is no vector if this process does not have that embedder, or if the
+            embedder fails or is too slow.
         """
         from bottega.memory.text.embeddings import compared_by, floor_of
 
@@ -117,25 +118,25 @@ def _background(row: asyncpg.Record | None) -> "Background | None":
 
 @dataclass(slots=True)
 class Patience:
-    """Embeds queries by one embedder within a short time limit, with a circuit breaker.
+    """Embeds queries with one embedder within a short time limit, with a circuit breaker.
 
     After three timeouts in a row, only one query in ten seconds reaches the embedder.
     """
 
     embedder: "Embedder"
     clock: Callable[[], float]
-    _timeouts: int = 0  # number of timeouts in a row
+    _timeouts: int = 0  # number of consecutive timeouts
     _next_at: float = float("-inf")
 
     async def embed(self, embedder: "Embedder", query: str, deadline_s: float) -> "Vectors":
         """Return the vector of a query, shape (1, d).
 
         Args:
-            embedder: this object's embedder, bound to the tenant that pays the call.
+            embedder: this object's embedder, bound to the tenant that pays for the call.
 
         Raises:
             TimeoutError: the embedder was too slow.
-            BudgetExhaustedError: the tenant's budget of the day is exhausted.
+            BudgetExhaustedError: the tenant's daily budget is exhausted.
             UnavailableError: the embedder still loads its model, or the breaker is open because the
                 last queries timed out.
             ModelError: the embedder answered with an error.
@@ -146,7 +147,7 @@ class Patience:
             raise UnavailableError("the embedder is starting")
         if self._timeouts >= 3 and self.clock() < self._next_at:
             raise UnavailableError("the embedder did not answer the last queries in time")
-        self._next_at = self.clock() + 10  # one probe at a time
+        self._next_at = self.clock() + 10  # only one test query at a time
         try:
             async with asyncio.timeout(deadline_s):
                 vectors = await embed_queries(embedder, [query])
@@ -154,7 +155,7 @@ class Patience:
             self._timeouts += 1
             raise
         except Exception:
-            self._timeouts = 0  # an error is no timeout: the embedder has answered
+            self._timeouts = 0  # an error is not a timeout, because the embedder has answered
             raise
         self._timeouts = 0
         return vectors

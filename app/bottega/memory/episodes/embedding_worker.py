@@ -1,9 +1,9 @@
 """Background worker that embeds episodes.
 
-A transaction that stores an episode also stores pending work for the episode's vectors. A worker
-claims some of this work by moving the time of the next try. It embeds the summaries outside of any
-transaction, then stores the vectors and deletes the pending work in one transaction. If the worker
-dies, another worker retries at the time of the next try.
+A transaction that stores an episode also stores pending work for the episode's vectors. To claim
+some of this work, a worker moves the time of the work's next try. The worker embeds the summaries
+outside of any transaction. Then one transaction stores the vectors and deletes the pending work. If
+the worker dies, another worker tries again at the time of the next try.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # loads numpy, which takes 11 MB
     from bottega.memory.text.embeddings import Embedder, Vectors
 
 _FIRST_POSTPONED_S = 15.0
-_GIVEN_UP = 6  # tries of an episode after which a switch of the embedder does not wait for it
+_GIVEN_UP = 6  # tries after which a switch does not wait for an episode
 
 _OF_THE_TEXT = frozenset(
     {*("model_bad_request", "model_context_too_long", "model_filtered"), "model_bad_response"}
@@ -45,7 +45,7 @@ CROSS JOIN LATERAL (
     WHERE e.tenant_id = $1 AND e.id = wanted.id LIMIT 1) AS e
 LEFT JOIN tenant_memory i ON i.tenant_id = $1
 """
-# Skips episodes that are not searchable any more. Row locks make concurrent changes wait.
+# Skips episodes that can no longer be searched. Row locks make concurrent changes wait.
 _INSERT = """
 INSERT INTO episode_vectors (tenant_id, episode_id, embedder, at, outcome, domain, task_type,
                              session_id, user_id, agent, task, result, whole)
@@ -83,8 +83,8 @@ _WAITING = """
 SELECT count(*) FROM (SELECT FROM episode_work WHERE tenant_id = $1 AND work = 'embed'
                       AND tries < $3 LIMIT $2) waiting
 """
-# Here and below, each row is read by its key, because a join may read all of the tenant's rows for
-# each page.
+# Here and below, a query reads each row by its key, because a join may read all of the tenant's
+# rows for each page.
 _LACKING = """
 SELECT s.episode_id, (
     SELECT v.embedder FROM episode_vectors v
@@ -117,27 +117,27 @@ DELETE FROM episode_vectors WHERE tenant_id = $1 AND ctid = ANY (ARRAY(
     ORDER BY episode_id LIMIT $3 FOR UPDATE SKIP LOCKED))
 RETURNING episode_id
 """
-# Checks that no vectors are left, because another worker may be deleting the last ones and fail.
+# Checks that no vectors are left: another worker may fail while it deletes the last of them.
 _CLEARED = """
 UPDATE tenant_memory SET leftovers = false WHERE tenant_id = $1
   AND NOT EXISTS (SELECT FROM episode_vectors WHERE tenant_id = $1 AND embedder <> $2)
 """
 
 # --- Background ---------------------------------------------------------------------------------
-# The background is the distribution of cosines between unrelated tasks. It decides which cosine of
-# a tenant is relevant, because that depends on the language, length and topics of the tenant's
-# texts.
+# The background is the distribution of cosines between unrelated tasks. The background decides
+# which cosine is relevant for a tenant, because this depends on the language, length and topics of
+# the tenant's texts.
 
 GROWN = (20, 100, 1_000)
-"""Numbers of episodes with vectors at which the background is measured for the first time, or
-again."""
+"""Numbers of episodes with vectors at which the worker measures the background, for the first time
+and again."""
 
 _COUNT = """
 SELECT count(*) FROM (
     SELECT FROM episode_vectors WHERE tenant_id = $1 AND embedder = $2 LIMIT $3) few
 """
-# Reads a few episodes from each of sixteen points in time, because topics change with time. Each
-# row is read by its key: the planner may assume one row per tenant, and read all rows for each.
+# The query reads a few episodes from each of sixteen points in time, because topics change with
+# time. It reads each row by its key, because the planner may assume one row per tenant.
 _SAMPLE = """
 WITH span AS (
     SELECT min(at) AS first, max(at) - min(at) AS length FROM episode_search WHERE tenant_id = $1
@@ -164,9 +164,9 @@ WHERE tenant_id = $1
 
 
 class EmbeddingWorker:
-    """Worker for pending vectors; any number of processes may run it at a time.
+    """Worker for pending vectors; any number of processes may run it at the same time.
 
-    Each public method does the work that is due, and returns the seconds until the next work; it
+    Each public method does the due work, and returns the number of seconds until the next work. It
     raises ``ModelError`` or ``UnavailableError`` if the embedder is down.
     """
 
@@ -197,7 +197,7 @@ class EmbeddingWorker:
     async def _put_off(
         self, tenant_id: UUID, due: Rows, error: Exception, pause_s: float | None
     ) -> None:
-        """Postpone episodes; the try counts only if an episode's text caused the error."""
+        """Postpone episodes; count the try only if an episode's text caused the error."""
         wait_s, uncounted = pause_s, 1
         if wait_s is None:
             (row,) = due
@@ -209,7 +209,7 @@ class EmbeddingWorker:
     async def _postpone(
         self, tenant_id: UUID, ids: Sequence[UUID], wait_s: float | None, uncounted: int
     ) -> None:
-        """Postpone episodes by ``wait_s`` seconds; ``None``: until the next day in UTC."""
+        """Postpone episodes by ``wait_s`` seconds; ``None``: until the next day (UTC)."""
         async with acting_as(self._pool, tenant_id) as connection:
             await connection.execute(_POSTPONE, tenant_id, ids, wait_s, uncounted)
 
@@ -223,7 +223,7 @@ class EmbeddingWorker:
         try:
             of_queries = rows[0]["embedder"] if rows else None
             made = await self._all_made(tenant_id, of_queries, found) if found else {}
-        except BudgetExhaustedError as error:  # concerns only this tenant: other tenants go on
+        except BudgetExhaustedError as error:  # one tenant's error, so the others continue
             wait_s = _FIRST_POSTPONED_S if isinstance(error, BudgetBusyError) else None
             await self._postpone(tenant_id, ids, wait_s, uncounted=1)
             return
@@ -247,7 +247,7 @@ class EmbeddingWorker:
                 await self._measure(tenant_id, name, before)
 
     async def measure(self, tenant_id: UUID) -> None:
-        """Measure what searches need to know of a tenant's texts: common words, and background.
+        """Measure a tenant's texts for searches: their common words and their background.
 
         Raises:
             ModelError, UnavailableError: the embedder failed.
@@ -259,15 +259,15 @@ class EmbeddingWorker:
             await self._measure(tenant_id, name)
 
     async def _measure(self, tenant_id: UUID, name: str, before: int = -1) -> None:
-        """Measure the background of a tenant's queries and the common words, and keep both.
+        """Measure and store the background of a tenant's queries, and the common words.
 
-        Nothing happens with fewer than 20 episodes that have vectors of the embedder, or if this
+        The method does nothing if fewer than 20 episodes have vectors of the embedder, or if this
         process does not have the embedder.
 
         Args:
             name: name of the embedder.
-            before: number of episodes at the last measurement. If it is at least 0, nothing happens
-                until the next number in :data:`GROWN` is reached.
+            before: number of episodes at the last measurement. If this is at least 0, the method
+                does nothing until the next number in :data:`GROWN` is reached.
 
         Raises:
             ModelError, UnavailableError: the embedder failed.
@@ -299,10 +299,10 @@ class EmbeddingWorker:
     async def _all_made(
         self, tenant_id: UUID, of_queries: str | None, found: Sequence[Summary]
     ) -> "Mapping[str, Vectors]":
-        """Return vectors of episodes, by embedder: the current one, then the one of queries."""
+        """Return vectors of episodes by embedder: the current one, then the embedder of queries."""
         name, vectors = await self._made(self._embedders.paid_by(tenant_id), found)
         made = {name: vectors}
-        # Until the switch, queries use the older embedder, and they must find new episodes, too.
+        # Until the switch, queries use the older embedder, and queries must find new episodes, too.
         other = None if of_queries in (None, name) else self._embedders.named(of_queries)
         if other is not None:
             try:
@@ -312,21 +312,20 @@ class EmbeddingWorker:
         return made
 
     async def _made(self, embedder: "Embedder", found: Sequence[Summary]) -> "tuple[str, Vectors]":
-        """Return an embedder's name, and its vectors of the episodes, shape (n, 3, d)."""
         texts = [text for each in found for text in (each.task, each.result, each.whole)]
         vectors = await embedder.embed(texts)
         await self._pool.execute(_ENSURE_INDEX, embedder.dimension, timeout=60)
         return embedder.name, vectors.reshape(len(found), 3, embedder.dimension)
 
     async def change_over(self) -> float:
-        """Embed all searchable episodes with the current embedder, a page at a time.
+        """Embed all searchable episodes with the current embedder, one page per call.
 
         Then switch the tenant's queries to the current embedder, and delete the old vectors."""
         tenants = await self._pool.fetch(_OTHERS, "")
         if not tenants:
-            return float("inf")  # there are no vectors, so the embedder is not loaded
+            return float("inf")  # without vectors, there is no need to load the embedder
         try:
-            # The embedder's name is final only after a first call.
+            # The embedder's name is final only after its first call.
             await self._embedders.paid_by(tenants[0]["id"]).embed(["."])
         except BudgetExhaustedError:
             return float("inf")  # the slow poll tries again
@@ -345,12 +344,12 @@ class EmbeddingWorker:
             waiting = await connection.fetchval(_WAITING, tenant_id, _PAGE, _GIVEN_UP)
             if waiting >= _PAGE or await self._order(connection, tenant_id, name) or waiting:
                 return
-            self._reached.pop(tenant_id, None)  # the next call checks all episodes again
+            self._reached.pop(tenant_id, None)  # the next call checks all episodes once more
             if await connection.fetchval(_CHANGE_OVER, tenant_id, name, _GIVEN_UP):
                 log.info("embedder.changed", tenant_id=str(tenant_id), embedder=name)
 
     async def _order(self, connection: asyncpg.Connection, tenant_id: UUID, name: str) -> bool:
-        """Enqueue a page of episodes without vectors of an embedder; return false at the end."""
+        """Enqueue a page of episodes that lack vectors of an embedder; return false at the end."""
         reached = self._reached.get(tenant_id, _FIRST_ID)
         while rows := await connection.fetch(_LACKING, tenant_id, name, _PAGE, reached):
             reached = self._reached[tenant_id] = rows[-1]["episode_id"]
@@ -362,8 +361,8 @@ class EmbeddingWorker:
     async def _clear(self, connection: asyncpg.Connection, tenant_id: UUID, name: str) -> None:
         """Delete vectors of other embedders.
 
-        A worker with another embedder may have embedded some episodes only with its own embedder.
-        Such episodes are enqueued first."""
+        A worker with another embedder may have embedded some episodes only with that embedder. This
+        method first enqueues such episodes."""
         place = self._cleared.pop(tenant_id, _FIRST_ID)
         rows = await connection.fetch(_CLEAR, tenant_id, name, 2 * _PAGE, place)
         if rows:
@@ -374,6 +373,6 @@ class EmbeddingWorker:
 
 
 def _blamed(error: Exception) -> Blame | None:
-    """Blame the episode's text if another text might succeed, otherwise the embedder."""
+    """Blame the episode's text if another text might succeed; otherwise blame the embedder."""
     of_the_text = isinstance(error, ModelError) and error.code in _OF_THE_TEXT
     return Blame.ROW if of_the_text else blame_service(error)

@@ -1,6 +1,6 @@
 """Episodes: the stored records of finished runs. Pure.
 
-An episode is immutable. Later changes (accesses, age, consolidation, feedback) are in
+An episode is immutable. Later changes (accesses, age, consolidation, feedback) are stored in
 :class:`State`.
 """
 
@@ -17,19 +17,18 @@ from pydantic import TypeAdapter
 from bottega.memory.text.identities import without_identities
 
 LONGEST_TEXT = 2000
-"""Most characters of an input or output in the episode itself; longer values are stored as bodies.
-"""
+"""Maximum number of characters of an input or output in an episode; longer values are bodies."""
 LONGEST_SUMMARY = 2000
-"""Most characters of each text that searches use."""
+"""Maximum number of characters of each text that searches use."""
 
 
 class Outcome(StrEnum):
     """Outcome of a run.
 
     - UNKNOWN: the run completed, and neither a person nor a check judged it.
-    - SUCCESS, PARTIAL: feedback or checks judged the run so.
-    - FAILURE: feedback or checks judged the run so, or it failed or timed out.
-    - CANCELLED: the run was cancelled, which says nothing about its work.
+    - SUCCESS, PARTIAL: the outcome according to feedback or checks.
+    - FAILURE: feedback or checks judged the run as a failure, or the run failed or timed out.
+    - CANCELLED: the run was cancelled, so its work was not judged.
     """
 
     UNKNOWN = "UNKNOWN"
@@ -42,9 +41,10 @@ class Outcome(StrEnum):
 class StorageState(StrEnum):
     """Stage of an episode's life.
 
-    An active episode becomes mature, aged and archived with its age. Age never deletes it. Similar
-    mature episodes may be consolidated. Aged episodes have their trace in cold storage, and only
-    queries with a near vector find them. Archived episodes are readable by id, but not searchable.
+    With its age, an active episode becomes mature, then aged, then archived. Age never deletes an
+    episode. Similar mature episodes may be consolidated. An aged episode has its trace in cold
+    storage, and only queries with a similar vector find the episode. An archived episode is
+    readable by id, but not searchable.
     """
 
     ACTIVE = "active"
@@ -60,19 +60,19 @@ _DAYS = {StorageState.MATURE: 30, StorageState.AGED: 180, StorageState.ARCHIVED:
 
 
 def ended_before(stage: StorageState, now: datetime) -> datetime:
-    """Return the time before which an episode must have ended to be of ``stage`` or later."""
+    """Return the time before which an episode of ``stage`` or a later stage must have ended."""
     return now - timedelta(days=_DAYS[stage])
 
 
 SEARCHABLE = frozenset((StorageState.ACTIVE, StorageState.MATURE, StorageState.AGED))
 
 OWN_RUN, READ_OUTSIDE, IMPORTED = 3, 2, 1
-"""Levels of trust: an own run, an own run that read external text, an import."""
+"""Levels of trust: an own run, an own run that read external text, and an import."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Texts for search and embedding of an episode, of at most :data:`LONGEST_SUMMARY` each."""
+    """Texts for search and embedding of an episode, at most :data:`LONGEST_SUMMARY` each."""
 
     task: str = ""
     result: str = ""
@@ -86,13 +86,13 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Mutable state of an episode.
+    """State of an episode that may change.
 
     Attributes:
-        feedback: ``{outcome, score, comment, by, at}``, if a user gave feedback on its run.
-        label: outcome of its run by feedback or checks; ``None``: not judged.
+        feedback: ``{outcome, score, comment, by, at}``, if a user gave feedback on the run.
+        label: outcome of the episode's run according to feedback or checks; ``None``: not judged.
         label_source: ``feedback``, ``eval`` or ``check``.
-        verdict: ``{outcome, reason, by, at}`` of the judgement that has most weight.
+        verdict: ``{outcome, reason, by, at}`` of the judgement that has the most weight.
         bodies: the parts that are stored separately. Each has ``part`` (``trace``, ``input`` or
             ``output``), ``bytes`` of its JSON, and ``storage`` (``database`` or ``objects``).
     """
@@ -114,16 +114,16 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """Episode; ``docs/explain/memory.md`` describes the fields of its parts.
+    """Record of a finished run; ``docs/explain/memory.md`` describes the fields of its parts.
 
     Attributes:
-        at: the end of the run.
+        at: time at which the run ended.
         kind: ``episode``, or ``consolidated`` if it replaces several similar episodes.
-        user_id: the integrator's name for the end user who owns the episode.
-        agent: the run's first agent; ``None`` for the run of a DAG.
-        outcome: outcome of the run as known at its end; ``state.label`` overrides it.
+        user_id: the integrator's name for the end user to whom the episode belongs.
+        agent: the run's first agent; ``None``: the run was a DAG.
+        outcome: outcome of the run at the run's end; ``state.label`` overrides this outcome.
         failure_signature: signature of the first failure (:mod:`bottega.memory.text.signature`).
-        failure_signatures: signatures of all failures, the first failure first; no duplicates.
+        failure_signatures: signatures of all failures, without duplicates, in order.
         trust: 3 for an own run, 2 for an own run that read external text, 1 for an import.
         origin: ``principal``, ``run``, ``tool``.
         task: ``original_input``, ``goals``, ``constraints``, ``context``, ``complexity``.
@@ -131,8 +131,8 @@ class Episode:
         result: ``output``, ``error``, ``side_effects``, ``quality``.
         metadata: ``tools_used``, ``strategies_applied``, ``agents``.
         trace: the steps, in order.
-        input, output: the full values, if too long for ``task`` and ``result``.
-        parts: what nodes of a graph and sub-agents did, in order; searches and lists leave it out.
+        input, output: the full values, if they are too long for ``task`` and ``result``.
+        parts: work of nodes and sub-agents, in order; searches and lists leave this out.
     """
 
     at: datetime
@@ -178,18 +178,18 @@ class Episode:
         """Build an episode from a row of ``episodes`` with decoded JSON.
 
         Args:
-            more: fields stored elsewhere (``state``, ``tags``, the bodies …).
+            more: fields that are stored elsewhere (``state``, ``tags``, the bodies …).
         """
         return _FROM_ROW.validate_python({**row, **more})
 
     @property
     def judged(self) -> Outcome:
-        """The outcome by feedback or checks if there is one, else the outcome of the run."""
+        """The outcome according to feedback or checks; without these, the outcome of the run."""
         return self.state.label or self.outcome
 
     @property
     def verdict(self) -> Mapping[str, Any] | None:
-        """``{outcome, reason, by, at}`` of a judgement, or of a decision on a tool call."""
+        """``{outcome, reason, by, at}`` of a judgement or of a decision on a tool call."""
         if self.state.verdict is not None or not (decided := self.metadata.get("approval")):
             return self.state.verdict
         return {"outcome": None, "reason": decided["reason"], "by": "approval", "at": self.at}
@@ -216,11 +216,11 @@ _COLUMNS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class EpisodeFilter:
-    """Filter of episodes. All conditions must hold; ``None`` and empty conditions are ignored.
+    """Filter of episodes. All conditions must be true; ``None`` and empty conditions are ignored.
 
     Attributes:
         tags: the episode must have all these tags.
-        after, before: bounds of the end time, exclusive.
+        after, before: exclusive bounds of the end time.
         part: the episode must have a part of this node (``GRAPH/NODE``) or sub-agent.
         min_trust: 1 to 3.
     """

@@ -1,12 +1,13 @@
-"""Maintenance of a tenant's episodes: ageing, consolidation, removal of deleted episodes.
+"""Maintenance of a tenant's episodes: ageing, consolidation, and removal of deleted episodes.
 
-Concurrent calls do no harm, and a later call completes an interrupted call. A step reads a page
-without locks, stores objects, and then changes the page in one transaction that checks again what
-is due. Rows that another transaction has locked are left to a later call.
+Concurrent calls do no harm, and a later call completes a call that was interrupted. A step reads a
+page without locks, stores objects, and then changes the page in one transaction. The transaction
+checks once more which rows are due. Rows that another transaction has locked are left to a later
+call.
 
 A mature episode waits (``episode_state.task_key``) until all episodes within a time window after it
-are mature. Then it is compared once with the episodes of equal ``task_key`` in that window. So each
-group is complete when it is consolidated, and a second execution changes nothing.
+are mature. Then the step compares this episode once with the episodes of equal ``task_key`` in that
+window. So each group is complete when it is consolidated, and a second call changes nothing.
 """
 
 import asyncio
@@ -57,8 +58,9 @@ WHERE tenant_id = $1 AND state = CASE $2 WHEN 'aged' THEN 'mature' WHEN 'archive
   AND at < $3
 ORDER BY at, episode_id LIMIT $4
 """
-# Reads the texts for the comparison key now, while the task's full text is in the database. Each
-# row is read by its key, because a join may compare all of the tenant's rows with each other.
+# This statement reads the texts for the comparison key now, while the database has the task's full
+# text. The statement reads each row by its key, because a join may compare all of the tenant's rows
+# with each other.
 _MATURING = """
 SELECT s.episode_id, e.kind, e.user_id, e.session_id, e.task, b.content AS input,
        b.object_key IS NOT NULL AS away
@@ -87,23 +89,24 @@ _MOVE = "SELECT move_bodies($1, $2::jsonb)"
 # --- Consolidation ------------------------------------------------------------------------------
 
 _WINDOW = timedelta(days=7)
-"""Longest time between the first and the last episode of a consolidated group."""
+"""Maximum time between the first and the last episode of a consolidated group."""
 
-# Active episodes count, too: one that is old enough, but not mature yet, may be similar to episodes
-# that wait.
+# Active episodes count, too: an active episode that is old enough, but not mature yet, may be
+# similar to waiting episodes.
 _READY = """
 SELECT least($2, (SELECT min(at) FROM episode_state
                   WHERE tenant_id = $1 AND state = 'active')) - $3::interval
 """
-# Done first, because most episodes have a unique task.
+# This step is first, because most episodes have a unique task.
 _DISMISS_LONELY = "SELECT dismiss_lonely_episodes($1, $2, $3)"
 _ALIKE = """
 ROW(x.outcome, x.domain, x.task_type, x.failure_signature, x.trust, x.user_id, x.session_id,
     x.agent)
 """
-# Reads the next waiting episode, and later episodes that may be similar. Their vectors are of one
-# embedder: one that the first episode has, preferably the embedder of searches. Each row is read by
-# its key, because a join may compare all of the tenant's rows with each other.
+# The query reads the next waiting episode, and later episodes that may be similar to it. All
+# vectors are from one embedder, for which the first episode has vectors; preferably this is the
+# embedder of searches. The query reads each row by its key, because a join may compare all of the
+# tenant's rows with each other.
 _NEXT = f"""
 WITH first AS (
     SELECT s.episode_id, s.at, s.task_key, x.outcome, {_ALIKE} AS kind, (
@@ -146,12 +149,13 @@ _CONSOLIDATE = "SELECT consolidate_episodes($1, $2, $3, $4)"
 
 @dataclass(frozen=True, slots=True)
 class EpisodeMaintenance:
-    """Maintenance of episodes, one tenant per call. Any number of processes may run it at a time.
+    """Maintenance of episodes; each call handles one tenant. Any number of processes may run the
+    maintenance at the same time.
 
     Attributes:
-        most: largest number of episodes (or groups) that each step of a call handles, so that other
-            tenants get their turn. Later calls handle the rest.
-        most_compared: largest number of episodes that are compared with each other.
+        most: maximum number of episodes (or groups) per step of a call, so that other tenants get
+            their turn. Later calls handle the others.
+        most_compared: maximum number of episodes that are compared with each other.
     """
 
     pool: asyncpg.Pool
@@ -160,10 +164,10 @@ class EpisodeMaintenance:
     most_compared: int = 200
 
     async def tend(self, tenant_id: UUID, now: datetime) -> Counter[str]:
-        """Age, consolidate and purge the episodes of a tenant.
+        """Age, consolidate and purge a tenant's episodes.
 
         Returns:
-            Numbers of episodes that became ``mature``, ``aged`` or ``archived``, that were
+            The numbers of episodes that became ``mature``, ``aged`` or ``archived``, that were
             ``consolidated``, and that were ``purged``; and the number of consolidated ``groups``.
 
         Raises:
@@ -175,10 +179,10 @@ class EpisodeMaintenance:
         return +done
 
     async def archive_old(self, tenant_id: UUID, now: datetime) -> Counter[str]:
-        """Move a tenant's episodes to the stage of their age (:class:`StorageState`).
+        """Move a tenant's episodes to the stage for their age (:class:`StorageState`).
 
         Returns:
-            Numbers of episodes that became ``mature``, ``aged`` and ``archived``.
+            The numbers of episodes that became ``mature``, ``aged`` and ``archived``.
 
         Raises:
             UnavailableError: the object store cannot be reached; the current page is unchanged.
@@ -211,7 +215,7 @@ class EpisodeMaintenance:
                 keys = []
                 for row in rows:
                     keys.append(_key(row))
-                    await asyncio.sleep(0)  # a long text takes time, so other tasks run between
+                    await asyncio.sleep(0)  # long texts take time, so let other tasks run
                 await connection.execute(_MATURE, tenant_id, ids, keys)
             matured += len(rows)
             if len(rows) < _PAGE:
@@ -231,19 +235,19 @@ class EpisodeMaintenance:
             async with acting_as(self.pool, tenant_id) as connection:
                 page = await connection.fetchval(_AGE, ids, stage, before, moved)
             moved_on += page
-            if not page:  # no episode is left, or other transactions hold the rest
+            if not page:  # no episode is left, or other transactions have locked the others
                 break
         return moved_on
 
     # Consolidation
 
     async def consolidate_similar(self, tenant_id: UUID, now: datetime) -> Counter[str]:
-        """Replace each group of a tenant's similar mature episodes by one episode.
+        """Replace each group of a tenant's similar mature episodes with one episode.
 
         Each group has its own transaction.
 
         Returns:
-            Numbers of ``groups`` and of ``consolidated`` episodes.
+            The number of ``groups`` and the number of ``consolidated`` episodes.
 
         Raises:
             UnavailableError: the object store cannot be reached; the current group is unchanged.
@@ -268,7 +272,6 @@ class EpisodeMaintenance:
     async def _compare(
         self, tenant_id: UUID, rows: Sequence[asyncpg.Record], mature: datetime
     ) -> Counter[str]:
-        """Find groups of similar episodes in ``rows``, and consolidate each group."""
         import numpy as np
 
         made: Counter[str] = Counter()
@@ -291,7 +294,7 @@ class EpisodeMaintenance:
     async def _make_one(
         self, tenant_id: UUID, ids: Sequence[UUID], middle: UUID, outcome: Outcome, mature: datetime
     ) -> bool:
-        """Replace episodes by one; ``middle`` is the episode most similar to the others."""
+        """Replace episodes with one; ``middle`` is the episode most similar to the others."""
         async with acting_as(self.pool, tenant_id) as connection:
             loaded = await load(connection, EVERYTHING, ids)
         if len(loaded) < len(ids):
@@ -323,7 +326,7 @@ class EpisodeMaintenance:
         )
 
     async def _offload(self, tenant_id: UUID, due: Sequence[asyncpg.Record]) -> None:
-        """Copy bodies to the object store, then update the rows, which also ends the work."""
+        """Copy bodies to the object store, then update the rows; the update also ends the work."""
         ids = [row["episode_id"] for row in due]
         moved = await copied(self.pool, self.objects, tenant_id, ids, ALL_PARTS)
         async with acting_as(self.pool, tenant_id) as connection:
@@ -344,9 +347,10 @@ class EpisodeMaintenance:
 
 
 def _key(row: Any) -> bytes | None:
-    """Return the key of an episode's task and owner; equally worded tasks have equal keys.
+    """Return the key of an episode's task and owner; tasks with the same words have the same key.
 
-    Return ``None`` if the task's full text is unknown, or if the episode is a consolidated one."""
+    Return ``None`` if the task's full text is unknown, or if the episode replaces other episodes.
+    """
     task = from_json(row["task"])
     asked = task.get("original_input")
     cut = isinstance(asked, str) and len(asked) >= LONGEST_TEXT and row["input"] is None
@@ -358,15 +362,15 @@ def _key(row: Any) -> bytes | None:
     return task_key(task, row["input"] and from_json(row["input"]))
 
 
-# --- Equal tasks --------------------------------------------------------------------------------
-# Vectors alone are not enough. Two tasks that differ only in one number have a cosine of 0.997,
-# only in a "not" 0.996, and only in two swapped names 1.0. So the texts of the tasks must be equal,
-# too. Only spacing, the case of the first letter, an end mark, articles, and courtesy around the
-# task may differ. In doubt two tasks are different: to keep both costs some space, but to merge
-# them wrongly loses information.
+# --- Equal tasks -------------------------------------------------------------------------------- A
+# comparison of vectors alone is not enough. Two tasks that differ only in one number have a cosine
+# of 0.997; only in a "not", 0.996; only in two swapped names, 1.0. So the texts of the tasks must
+# be equal, too. Only spacing, the case of the first letter, an end mark, articles, and polite words
+# around the task may differ. In doubt, two tasks are different: two separate episodes cost some
+# space, but a wrong merge loses information.
 
 _END_MARK = re.compile(r"""(?<=[\w"'”»)])\.$|(?<=[^\W\d_])!$""")
-"""A full stop, or an exclamation mark after a letter, at the end; "5!" means more."""
+"""A full stop at the end, or an exclamation mark after a letter at the end; "5!" is a factorial."""
 _COURTESY = (
     "please|kindly|thanks|thank you|hello|hi|hey|dear|per favore|per piacere|grazie|ciao|salve|"
     "bitte|danke|hallo|por favor|gracias|hola|s'il vous plaît|merci|bonjour|obrigad[oa]"
@@ -374,13 +378,13 @@ _COURTESY = (
 _COURTEOUS = re.compile(rf"^(?:{_COURTESY})\b[\s,.!]*(?=\w)|[\s,.!]+(?:{_COURTESY})[.!]?$", re.I)
 _ARTICLE = re.compile(r"(?<!\S)(?:an|the|il|une?|una|uno|el|ein|eine[nmrs]?|uma?) (?=\w)")
 _ENGLISH_ARTICLE = re.compile(r"(?<!\S)a (?=\w)(?!(?:and|at|by|for|from|in|of|on|or|to|with)\b)")
-"""The article "a" before a word; removed only from texts with words that only English has."""
+"""The article "a" before a word; it is removed only from texts with words that only English has."""
 _ENGLISH = re.compile(r"(?<!\S)(?:the|of|and|to|for|with|from|is)(?!\S)")
 _QUOTE = re.compile('["`“”«»]')
 
 
 def task_key(task: Mapping[str, Any], whole_input: Any = None) -> bytes | None:
-    """Return a digest of 16 bytes that is equal only for equally worded tasks.
+    """Return a digest of 16 bytes that is equal only for tasks with the same words.
 
     Args:
         task: the task as stored in an episode; all members count except ``complexity``.
@@ -420,16 +424,16 @@ def _json(value: Any) -> str:
 def groups(
     vectors: "NDArray[np.float32]", times: Sequence[datetime], *, cosine: float, window: timedelta
 ) -> list[list[int]]:
-    """Return groups of two or more episodes, as indexes, in which all pairs are close.
+    """Return groups of two or more episodes, as indexes; all pairs in a group are close.
 
-    The method is complete linkage: it joins the two closest groups as long as their two farthest
-    members are close enough.
+    The method is complete linkage: it joins the two closest groups while their two farthest members
+    are close enough.
 
     Args:
-        vectors: vectors of the episodes, of length 1; shape (n, d).
-        times: ends of the episodes.
-        cosine: lower bound (exclusive) of the cosine of each pair.
-        window: longest time between the first and the last episode of a group.
+        vectors: vectors of the episodes, each of length 1; shape (n, d).
+        times: end times of the episodes.
+        cosine: exclusive lower bound of the cosine of each pair.
+        window: maximum time between the first and the last episode of a group.
     """
     import numpy as np
 
@@ -462,14 +466,15 @@ def as_one(
 ) -> Episode:
     """Build the episode that replaces ``members``.
 
-    Its ``metadata["consolidated"]`` has ``representative_id``, ``instances``, ``structure`` (the
-    values that all members have in common, by JSON pointer), ``variations`` and ``statistics``. A
-    variation has the id of a member and ``diff``: at most 20 of its other values, shortened.
+    The ``metadata["consolidated"]`` of this episode has ``representative_id``, ``instances``,
+    ``structure`` (the values that all members have in common, by JSON pointer), ``variations`` and
+    ``statistics``. A variation has the id of a member and ``diff``: at most 20 of its other values,
+    shortened.
 
     Args:
         members: two or more episodes of one user, session and agent, oldest first.
         representative: the member that is most similar to all others.
-        outcome: the outcome that all members have, labels included.
+        outcome: the outcome of all members, including labels.
     """
     durations = [each.execution.get("duration_s") for each in members]
     known = [each for each in durations if each is not None]
@@ -488,7 +493,7 @@ def as_one(
     failures = dict.fromkeys(known for each in members for known in each.failure_signatures)
     return replace(
         representative,
-        # Derived from the members' ids, so that concurrent workers make the same id.
+        # The id is derived from the members' ids, so that concurrent workers make the same id.
         id=derived_id(" ".join(["consolidated", *sorted(str(each.id) for each in members)])),
         kind="consolidated",
         run_id=None,
@@ -517,7 +522,6 @@ def as_one(
 
 
 def _compared(members: Sequence[Episode]) -> dict[str, Any]:
-    """Return the common ``structure`` of episodes, and their ``variations``."""
     contents = [dict(_leaves(_content(each))) for each in members]
     first, *others = contents
     structure = {
@@ -565,13 +569,12 @@ def _shown(value: Any) -> Any:
 
 
 def _shared(members: Sequence[Episode], name: str) -> list[Any]:
-    """Return the items that a list has in all members, in the order of the first member."""
+    """Return the items of a list that all members have, in the order of the first member."""
     first, *others = (each.metadata.get(name, []) for each in members)
     return [item for item in first if all(item in other for other in others)]
 
 
 def _means(resources: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the mean of each number that all members have."""
     columns: dict[str, list[Any]] = {
         name: [each.get(name) for each in resources] for name in resources[0]
     }

@@ -1,4 +1,4 @@
-"""Scopes: the episodes that a reader may see; and options of retrieval and learning. Pure.
+"""Scopes (the episodes that a reader may see), and options of retrieval and learning. Pure.
 
 Every search and every read of episodes needs a scope. The SQL function ``episode_scope`` turns the
 scope into conditions.
@@ -14,12 +14,13 @@ from pydantic_core import to_json
 from bottega.memory.episodes.scoring import ScoringOptions
 
 UNASKED = "resp-"
-"""Prefix of sessions that the OpenAI-compatible API creates itself. They do not identify an owner.
+"""Prefix of sessions that the OpenAI-compatible API creates itself. Such a session does not
+identify an owner.
 """
 MemoryMode = Literal["off", "read", "full"]
-"""Use of memory by a run: none, reading alone, or reading and storing the run; strictest first."""
+"""Use of memory by a run, strictest first: none, only reading, or reading and storing the run."""
 MemoryScope = Literal["run", "session", "agent", "user", "tenant"]
-"""Values of an agent's ``memory_scope``: the owners of the episodes that its runs may see."""
+"""Values of ``memory_scope``: the owners of the episodes that an agent's runs may see."""
 
 _MODES = get_args(MemoryMode)
 
@@ -35,7 +36,7 @@ def least_strict(modes: Iterable[str]) -> str:
 
 
 class Reach(StrEnum):
-    """The reach of a scope.
+    """The kinds of owners whose episodes a scope includes.
 
     - RUN: no episode of another run.
     - SESSION: episodes of one session.
@@ -53,13 +54,13 @@ class Reach(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The episodes that a reader may see, by owner.
+    """The episodes that a reader may see, selected by owner.
 
     Attributes:
-        user: set with USER; also with SESSION and UNNAMED if the reader has a user.
-        session_id: set with SESSION.
-        agent: only episodes of runs with this root agent; ``None``: of any agent.
-        any_user: with SESSION: true if episodes of all users of the session count.
+        user: required with USER; set with SESSION and UNNAMED if the reader has a user.
+        session_id: required with SESSION.
+        agent: only episodes of runs with this root agent; ``None``: of all agents.
+        any_user: with SESSION: true if episodes of all the session's users count.
     """
 
     reach: Reach
@@ -70,7 +71,7 @@ class Scope:
 
     @property
     def document(self) -> str:
-        """The scope as the argument of SQL functions."""
+        """The scope in JSON, as an argument of SQL functions."""
         said = {"reach": self.reach, "session_id": self.session_id, "agent": self.agent}
         if not self.any_user:
             said["user_id"] = self.user
@@ -126,11 +127,11 @@ def memory_used(scope: Scope, *, user: str | None, session_id: str | None) -> st
 
 
 def scope_of_search(user: str | None, session_id: str | None, *, everything: bool) -> Scope:
-    """Return the scope of a search by an API client: the given user or session.
+    """Return the scope of a search by an API client: the user or session that the client sent.
 
     Args:
-        everything: used without user and session. True: the whole tenant; false: only episodes
-            without a user.
+        everything: used if there is neither user nor session. True: all episodes of the tenant;
+            false: only episodes without a user.
     """
     if session_id is not None:
         return Scope(Reach.SESSION, user, session_id, any_user=user is None)

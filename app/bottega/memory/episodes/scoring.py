@@ -1,8 +1,8 @@
 """Scores of the episodes that a query found. Pure.
 
-The scales of cosines and full-text ranks depend on the embedder and the query. So both are first
-normalised to 0 to 1 among the candidates, and then their combination is. Otherwise terms with a
-fixed scale, especially recency, would outweigh similarity.
+The ranges of cosines and full-text ranks depend on the embedder and the query. So this module first
+scales both to the range 0 to 1 among the candidates, and then scales their combination. Otherwise,
+terms with a fixed range, especially recency, would outweigh similarity.
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from uuid import UUID
 Normalisation = Literal["added", "raw"]
 
 _ALL_WORDS = 6 / pi**2
-"""PostgreSQL's rank of a text with each of the query's words once, at the highest weight."""
+"""PostgreSQL's rank of a text that has each of the query's words once, at the highest weight."""
 LEAST_WORDS = 2
-"""Content words that a query and an episode must share if words alone are compared."""
+"""Number of content words that query and episode must share if only words are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,12 @@ class Candidate:
     """An episode that a query found.
 
     Attributes:
-        outcome: the effective outcome, feedback included.
-        cosine: cosine of the episode's and the query's vectors, -1 to 1; ``None``: a vector is
+        outcome: the effective outcome, including feedback.
+        cosine: cosine of the episode's and the query's vectors, from -1 to 1; ``None``: a vector is
             missing.
-        lexical: full-text rank of the episode for the query, at least 0; rare words weigh more;
-            ``None`` if the query has no words.
-        words: indexes of the query's content words that the episode has. If the tenant has 200
+        lexical: full-text rank of the episode for the query, at least 0; rare words have a higher
+            weight; ``None``: the query has no words.
+        words: indexes of the query's content words that occur in the episode. If the tenant has 200
             episodes or more, only rare words count.
     """
 
@@ -50,9 +50,10 @@ class ScoringOptions:
 
     Attributes:
         normalisation: method for cosines and ranks. ``added``: a cosine is scaled so that the
-            lowest cosine becomes 0 and 1 stays 1; a rank is divided by :data:`_ALL_WORDS`;
-            similarity is their sum, scaled to 0 for the twentieth candidate and 1 for the best.
-            ``raw``: similarity is the cosine as measured, or the rank if there is no cosine.
+            lowest cosine becomes 0 and 1 stays 1; a rank is divided by :data:`_ALL_WORDS`; the
+            similarity is the sum of both, scaled so that the twentieth candidate gets 0 and the
+            best candidate gets 1. ``raw``: the similarity is the unscaled cosine, or without a
+            cosine the rank.
     """
 
     similarity: float = 0.5
@@ -68,9 +69,9 @@ class Parts:
     """The terms of a score.
 
     Attributes:
-        similarity, recency, success, accesses, domain: weighted terms; the score is their sum.
-        cosine, lexical: values as measured.
-        cosine_normalised, lexical_normalised: values normalised among the candidates, 0 to 1.
+        similarity, recency, success, accesses, domain: weighted terms; their sum is the score.
+        cosine, lexical: values without scaling.
+        cosine_normalised, lexical_normalised: values scaled among the candidates, from 0 to 1.
     """
 
     similarity: float
@@ -91,14 +92,14 @@ class Parts:
 def is_relevant(
     shared: int, cosine: float | None, floor: float | None, *, by_meaning: bool
 ) -> bool:
-    """Return true if an episode has more in common with a query than two texts have by chance.
+    """Return true if an episode has more in common with a query than two random texts.
 
-    Agents get only relevant episodes. If meaning was compared, the cosine alone decides.
+    Agents get only relevant episodes. If meaning was compared, only the cosine decides.
 
     Args:
-        shared: number of content words that both have.
+        shared: number of content words that occur in both.
         cosine: cosine of both vectors; ``None``: not compared.
-        floor: least cosine that counts as relevant; ``None``: not compared.
+        floor: minimum cosine that counts as relevant; ``None``: not compared.
     """
     is_near = cosine is not None and floor is not None and cosine >= floor
     if by_meaning and cosine is not None:
@@ -109,10 +110,10 @@ def is_relevant(
 def score(
     candidates: Sequence[Candidate], options: ScoringOptions, now: datetime, domain: str | None
 ) -> list[tuple[Candidate, Parts]]:
-    """Return the candidates with their terms, best first; equal scores in the order of ids.
+    """Return the candidates with their terms, best first; candidates with equal scores by id.
 
     Args:
-        domain: domain of the current task; ``None`` equals no episode's domain.
+        domain: domain of the current task; ``None`` is unequal to every episode's domain.
     """
     cosines = [_finite(each.cosine) for each in candidates]
     ranks = [_finite(each.lexical) for each in candidates]
@@ -145,7 +146,7 @@ def score(
 
 
 def _finite(value: float | None) -> float | None:
-    """Return ``None`` for NaN, which PostgreSQL returns for a zero vector, and 0.0 for -0.0."""
+    """Convert NaN to ``None`` and -0.0 to 0.0; PostgreSQL returns NaN for a zero vector."""
     return value + 0.0 if value is not None and isfinite(value) else None
 
 
@@ -154,7 +155,7 @@ def _within(value: float | None) -> float:
 
 
 def _above_lowest(cosines: Sequence[float | None]) -> list[float]:
-    """Scale cosines from the lowest to 1: the cosine of unrelated texts depends on the embedder."""
+    """Scale cosines so that the lowest cosine becomes 0; its value depends on the embedder."""
     lowest = min((each for each in cosines if each is not None), default=0.0)
     return [
         (each - lowest) / (1.0 - lowest) if each is not None and lowest < 1 else 0.0
@@ -163,9 +164,9 @@ def _above_lowest(cosines: Sequence[float | None]) -> list[float]:
 
 
 def _stretched(sums: Sequence[float]) -> list[float]:
-    """Scale the 20 best sums (or the better half) to 0 to 1; other sums become 0.
+    """Scale the 20 best sums (or the better half) to the range 0 to 1; the other sums become 0.
 
-    If all these sums are equal, they become 1."""
+    If all the scaled sums are equal, they become 1."""
     better = sorted(sums, reverse=True)[: max(20, len(sums) // 2)]
     if not better or better[0] == better[-1]:
         return [float(each == better[0]) for each in sums]

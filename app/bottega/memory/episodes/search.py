@@ -1,7 +1,7 @@
-"""Rows of episodes, and searches for them: by meaning and words, by their fields, by time.
+"""Rows of episodes, and searches for episodes: by meaning and words, by fields, and by time.
 
-Functions run in a transaction of the tenant (:func:`bottega.db.engine.acting_as`), or take the
-tenant's id.
+Functions run in a transaction of the tenant (:func:`bottega.db.engine.acting_as`), or have the
+tenant's id as an argument.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,9 +24,9 @@ if TYPE_CHECKING:  # numpy is slow to import, and only searches need it
     from numpy.typing import NDArray
 
 CHANNEL = "bottega_memory"
-"""Channel that announces background work to other processes."""
+"""Channel that announces new background work to other processes."""
 POLL_S = 5.0
-"""Seconds until background work notices an episode that another process stored."""
+"""Maximum number of seconds until background work finds an episode that another process stored."""
 _TELL = f"SELECT send_signal('{CHANNEL}', '')"
 _EPISODES = """
 SELECT * FROM read_episodes($1::jsonb, $2, CASE WHEN $3::text IS NOT NULL
@@ -50,11 +50,11 @@ async def load(
     *,
     tenant_id: UUID | None = None,
 ) -> dict[UUID, Episode]:
-    """Return the tenant's episodes by id, without their bodies. Episodes that are unknown, deleted
-    or outside of the scope are missing.
+    """Return the tenant's episodes by id, without their bodies. The result leaves out episodes that
+    are unknown, deleted or outside of the scope.
 
     Args:
-        tenant_id: if given, the call needs no transaction of the tenant.
+        tenant_id: with this id, the call needs no transaction of the tenant.
     """
     tenant = None if tenant_id is None else str(tenant_id)
     rows = await on.fetch(_EPISODES, scope.document, ids, tenant)
@@ -81,14 +81,14 @@ LIST = {
     """  # noqa: S608 (texts of ours)
     for descending, order in ((False, "ASC"), (True, "DESC"))
 }
-"""List searchable episodes by end, then id; the key is true for the latest first. Arguments are
-those of :func:`listed`, and the largest number of rows."""
+"""Lists searchable episodes by end time, then id; the key is true for the latest first. The
+arguments are those of :func:`listed`, then the maximum number of rows."""
 _CANDIDATES = """
 SELECT * FROM search_episodes(
     $1::jsonb, $2::text[], $3::text::halfvec, $4, $5, $6::jsonb, $7, $8, $9, $10)
 """
 
-# Samples a hundred episodes from each of twenty points in time, because topics change with time.
+# Samples a hundred episodes from each of twenty points in time, because topics change.
 _REFRESH_COMMON = """
 WITH span AS (
     SELECT min(at) AS first, max(at) - min(at) AS length, count(*)::integer AS rows
@@ -129,18 +129,18 @@ async def candidates(
     limit: int = 20,
     tenant_id: UUID | None = None,
 ) -> list[Candidate]:
-    """Return the candidates for a query among the episodes within the scope, in no order.
+    """Return the candidates for a query among the episodes within the scope, in any order.
 
-    These are the ``limit`` episodes with the nearest vectors, and the ``limit`` episodes that match
-    the query's words best.
+    These are the ``limit`` episodes with the most similar vectors, and the ``limit`` episodes that
+    match the query's words best.
 
     Args:
-        query: the query's words; without words, only the nearest episodes are found.
-        vector: the query's vector, shape (d,); ``None``: search by words alone.
-        embedder: the vector's embedder; vectors of other embedders are ignored.
-        aged_before: episodes that ended earlier need a cosine of at least 0.8.
-        by: the text whose cosine is returned. The search itself uses the task's vector.
-        tenant_id: if given, the call needs no transaction of the tenant.
+        query: the query's words; without words, the result has only episodes with similar vectors.
+        vector: the query's vector, shape (d,); ``None``: the search compares only words.
+        embedder: the vector's embedder; the search ignores vectors of other embedders.
+        aged_before: an episode that ended before this time needs a cosine of at least 0.8.
+        by: the text whose cosine is in the result. The search itself uses the task's vector.
+        tenant_id: with this id, the call needs no transaction of the tenant.
     """
     found = await connection.fetch(
         _CANDIDATES,
@@ -185,9 +185,9 @@ def _conditions(where: EpisodeFilter) -> str:
 
 
 async def refresh_common(connection: asyncpg.Connection, tenant_id: UUID) -> None:
-    """Store the frequent words of a tenant's episodes, from a sample of at most 2,000 episodes.
+    """Store the frequent words of a tenant's episodes, found in a sample of at most 2,000 episodes.
 
-    Searches are correct without these words, but slow with many episodes, because frequent words
-    select too many episodes. Repeat the sample when the number of episodes has grown by a fifth.
+    Searches are correct without this list, but slow with many episodes, because frequent words
+    select too many episodes. Repeat this call when the number of episodes has grown by a fifth.
     """
     await connection.execute(_REFRESH_COMMON, tenant_id)

@@ -38,11 +38,11 @@ _MARK = "SELECT mark_episode_deleted($1, $2)"
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """Episode found by a search, without its bodies.
+    """Episode that a search found, without the episode's bodies.
 
     Attributes:
         words: content words that the episode and the query have in common.
-        floor: least cosine that counts as relevant; ``None`` if no vectors were compared.
+        floor: minimum cosine that counts as relevant; ``None``: no vectors were compared.
         relevant: see :func:`is_relevant`.
     """
 
@@ -58,7 +58,7 @@ class Hit:
 
     @property
     def relevance(self) -> dict[str, Any]:
-        """Words that the episode and the query have in common, and their cosine."""
+        """Words that the episode and the query have in common, and the cosine of both."""
         return {name: value for name, value in self.why.items() if name != "floor"}
 
     @property
@@ -79,7 +79,7 @@ class Found:
     Attributes:
         by_meaning: true if vectors that represent meaning were compared.
         by_spelling: true if vectors that represent only spelling were compared. If both are false,
-            only the query's words counted.
+            the search compared only words.
     """
 
     hits: list[Hit]
@@ -102,7 +102,7 @@ def _hit(
     if asked.floor is not None:
         with_words = by_meaning and shared >= LEAST_WORDS
         floor = asked.floor.with_words if with_words else asked.floor.alone
-    # A query without content words, such as a greeting, is near to greetings but has no topic.
+    # A query without content words, such as a greeting, is similar to greetings but has no topic.
     relevant = content.count() > 0 and is_relevant(
         shared, parts.cosine, floor, by_meaning=by_meaning or not words
     )
@@ -117,10 +117,10 @@ WHERE tenant_id = $1 AND episode_id = $2
 
 @dataclass(slots=True)
 class AccessCounter:
-    """Counts of episode accesses, collected in memory and written in one transaction per tenant.
+    """Numbers of episode accesses, collected in memory and written in one transaction per tenant.
 
-    So a search writes nothing, and a frequently read row is written at most once a second. A
-    process that dies loses the counts that it has not written yet.
+    So a search writes nothing, and the row of a frequently read episode is written at most once a
+    second. If a process dies, the counts that it has not written are lost.
     """
 
     pool: asyncpg.Pool
@@ -129,11 +129,12 @@ class AccessCounter:
 
     def touch(self, tenant_id: UUID, ids: Iterable[UUID]) -> None:
         waiting = self._waiting[tenant_id]
-        if len(waiting) < 10_000:  # further episodes are not counted
-            waiting.update(list(ids))  # a list, because update() takes a mapping's values as counts
+        if len(waiting) < 10_000:  # the counter ignores further episodes
+            # a list, because update() treats a mapping's values as counts
+            waiting.update(list(ids))
 
     async def run(self, every_s: float = 1.0) -> None:
-        """Write the counts, once a second and at the end."""
+        """Write the counts once per interval and at the end."""
         try:
             while True:
                 await asyncio.sleep(every_s)
@@ -142,18 +143,19 @@ class AccessCounter:
             await self.flush()
 
     async def flush(self) -> None:
-        """Write the counts once; discard counts that cannot be written."""
+        """Write the counts once; discard counts whose write fails."""
         waiting, self._waiting = self._waiting, defaultdict(Counter)
         try:
             async with asyncio.timeout(5):
                 for tenant_id, times in waiting.items():
-                    # In the order of ids, so that transactions do not deadlock. One by one, because
+                    # The order of ids prevents deadlocks between transactions. One by one, because
                     # a join may compare all of the tenant's episodes with each id.
                     now = self.clock()
                     each = [(tenant_id, one, count, now) for one, count in sorted(times.items())]
                     async with acting_as(self.pool, tenant_id) as connection:
                         await connection.executemany(_TOUCH, each)
-        except Exception as error:  # not raised, so that later counts are still written
+        # the error is only logged, so that later counts are still written
+        except Exception as error:
             log.warning("memory.accesses_lost", error=str(error))
 
 
@@ -161,7 +163,7 @@ class AccessCounter:
 class EpisodicMemory:
     """Episodes of all tenants.
 
-    Reads count as accesses, which :attr:`accesses` writes about a second later.
+    Each read counts as an access; :attr:`accesses` writes the count about a second later.
     """
 
     pool: asyncpg.Pool
@@ -178,9 +180,9 @@ class EpisodicMemory:
     async def store(
         self, tenant_id: UUID, episode: Episode, *, on: asyncpg.Connection | None = None
     ) -> UUID:
-        """Store an episode; do nothing if its id is stored already.
+        """Store an episode; do nothing if an episode with this id is stored.
 
-        Searches by words find the episode at once, searches by meaning after it was embedded.
+        Searches by words find it at once, searches by meaning after it was embedded.
         """
         async with acting_as(self.pool, tenant_id, on) as connection:
             row = to_json(episode.to_row()).decode()
@@ -197,9 +199,9 @@ class EpisodicMemory:
             bodies: also read the bodies, from the database or the object store.
 
         Raises:
-            NotFoundError: the episode is unknown, deleted, outside of the scope, or another
-                tenant's.
-            UnavailableError: a body cannot be read; ``bodies=False`` reads the rest.
+            NotFoundError: the episode is unknown, deleted, outside of the scope, or of another
+                tenant.
+            UnavailableError: a body cannot be read; ``bodies=False`` reads all other fields.
         """
         async with acting_as(self.pool, tenant_id) as connection:
             found = (await search.load(connection, scope, [episode_id])).get(episode_id)
@@ -233,8 +235,8 @@ class EpisodicMemory:
         """Return the episodes within the scope that best match a query, by words and by vectors.
 
         Args:
-            by: which vector of an episode is compared.
-            words: if false, words are compared only if the embedder does not answer.
+            by: the vector of an episode that is compared.
+            words: if false, the search compares words only if the embedder does not answer.
             domain: domain of the current task; episodes of this domain score a little higher.
         """
         if scope.reach is Reach.RUN:
@@ -270,7 +272,7 @@ class EpisodicMemory:
     async def parts(
         self, tenant_id: UUID, scope: Scope, hits: Sequence[Hit], part: str
     ) -> list[tuple[Hit, dict[str, Any]]]:
-        """Return what a node (``GRAPH/NODE``) or a sub-agent did in the runs of found episodes."""
+        """Return the work of a node (``GRAPH/NODE``) or sub-agent in the runs of found episodes."""
         if not hits:
             return []
         ids = [hit.episode.id for hit in hits]
@@ -289,7 +291,7 @@ class EpisodicMemory:
     ) -> list[Episode]:
         """Return the first ``limit`` searchable episodes by end time, then id.
 
-        Accesses are not counted."""
+        This method does not count accesses."""
         if scope.reach is Reach.RUN:
             return []
         given = search.listed(scope, where)
@@ -324,7 +326,7 @@ class EpisodicMemory:
     async def similar_failures(
         self, tenant_id: UUID, scope: Scope, signature: str, k: int, where: EpisodeFilter = ANY
     ) -> list[Episode]:
-        """Return episodes with a failure's signature, latest first.
+        """Return episodes that have a failure with this signature, latest first.
 
         See :mod:`bottega.memory.text.signature`.
         """
@@ -333,13 +335,13 @@ class EpisodicMemory:
     async def mark_deleted(
         self, tenant_id: UUID, episode_id: UUID, *, on: asyncpg.Connection | None = None
     ) -> bool:
-        """Mark an episode as deleted: no one can find or read it any more, and it is purged later.
+        """Mark an episode as deleted, so that nobody can find or read it; a later job purges it.
 
         Returns:
-            False if the episode was already marked.
+            False if the episode already has this mark.
 
         Raises:
-            NotFoundError: the episode is unknown, or another tenant's.
+            NotFoundError: the episode is unknown, or of another tenant.
         """
         async with acting_as(self.pool, tenant_id, on) as connection:
             marked: bool | None = await connection.fetchval(_MARK, episode_id, self.clock())

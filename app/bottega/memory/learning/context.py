@@ -51,8 +51,8 @@ class TaskContext:
     features: Features
     patterns: Sequence[Match]  # validated patterns that apply to the task, best first
     episodes: Found
-    knowledge: Sequence[Match]  # validated patterns of the category ``domain`` that apply
-    insights: Sequence[FoundInsight]  # from relevant episodes of the domain, most frequent first
+    knowledge: Sequence[Match]  # validated patterns of the category ``domain``
+    insights: Sequence[FoundInsight]  # of the domain's relevant episodes, frequent first
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class ReportedOutcome:
 class Learned:
     episode_id: UUID
     reflection: Mapping[str, Any]
-    candidates: Sequence[Pattern]  # patterns of the lessons: new, or existing with equal content
+    candidates: Sequence[Pattern]  # new, or existing patterns with equal content
     applications: int  # number of reported outcomes that are new evidence
 
 
@@ -91,15 +91,15 @@ async def context_for_task(
     known: Features = EMPTY,
     k: int = 5,
 ) -> TaskContext:
-    """Retrieve memory that may help with a task, outside of the experiment about patterns.
+    """Retrieve memory that may help with a task, outside of the experiment with patterns.
 
-    The result has no candidates, and all validated patterns that apply: none is withheld.
+    The result has no candidates, but all validated patterns that apply: none is withheld.
 
     Args:
-        scope: scope of the episodes. Patterns need no scope, because they have no text of single
-            users.
+        scope: scope of the episodes. Patterns need no scope, as they contain no text of a single
+            user.
         known: features that override the features found in the task's words.
-        k: largest number of patterns, of episodes and of insights.
+        k: maximum number of patterns, of episodes and of insights.
     """
     goals = analyse(task, domain=domain, task_type=task_type, capabilities=capabilities)
     features = {**goals.features, **known}
@@ -128,13 +128,13 @@ async def learn_from_episode(
 ) -> Learned:
     """Learn from a client's report about an episode, in a transaction of the tenant. Idempotent.
 
-    Lessons become candidates of the lowest trust, which other runs validate. If the episode has a
-    user or session, its lessons stay in its reflection, because runs of all users read patterns. An
-    existing reflection is kept.
+    Lessons become candidates of the lowest trust; other runs validate these candidates. If the
+    episode has a user or session, its lessons stay in the episode's reflection, because runs of all
+    users read patterns. An existing reflection is not replaced.
 
     A reported outcome counts unless the episode was imported, cancelled or quarantined, or is a
-    source of the pattern. If the experiment assigned the pattern to the run, only the run itself
-    and feedback on it count.
+    source of the pattern. If the experiment assigned the pattern to the run, only the run's own
+    result and feedback on the run count.
 
     Args:
         episode: an episode to store, or the id of a stored episode.
@@ -162,7 +162,7 @@ async def learn_from_episode(
 
 
 async def _count(store: PatternStore, episode: Episode, outcomes: Sequence[ReportedOutcome]) -> int:
-    """Store the outcomes of patterns; return the number of outcomes that are new evidence."""
+    """Store the outcomes of patterns, and return the number of outcomes that are new evidence."""
     ids = [each.pattern_id for each in outcomes]
     known = await store.get_many(ids)
     told = {"complexity": episode.task.get("complexity"), "task_type": episode.task_type}
@@ -185,7 +185,6 @@ async def _count(store: PatternStore, episode: Episode, outcomes: Sequence[Repor
 
 
 def _candidate(lesson: Lesson, episode: Episode, principal: str) -> Pattern:
-    """Turn a lesson into a candidate pattern that applies to tasks like the episode's."""
     kinds, domains = (
         () if each is None else (each,) for each in (episode.task_type, episode.domain)
     )

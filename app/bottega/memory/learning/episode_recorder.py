@@ -1,7 +1,7 @@
-"""Recording of a run's episode from its events. Pure.
+"""Builds a run's episode from the run's events. Pure.
 
-Each event is read once. The memory is bounded, because the trace keeps only the first and the last
-steps.
+Each event is read once. The use of memory is bounded, because the trace keeps only the first and
+the last steps.
 """
 
 from collections import Counter, deque
@@ -48,7 +48,7 @@ from bottega.memory.text.summaries import cut, summary_of
 from bottega.memory.working_memory import SEARCH_MEMORY, SET_PLAN, plan_of
 
 _OF_MEMORY = frozenset((SET_PLAN, SEARCH_MEMORY, "recall_memory"))
-"""Tools of the memory, which do no part of the task."""
+"""Tools of the memory, whose calls are not steps of the task."""
 
 _STEP_BYTES = 300
 _SUMMARY_TOKENS = 480  # at four bytes per token, within the limit of an episode
@@ -70,7 +70,7 @@ class RunFacts:
     user: str | None = None  # the customer's name for the end user
     agent: str | None = None  # name of the root agent; ``None`` for a DAG
     sent_tools: frozenset[str] = frozenset()  # names of tools that the request defines
-    silent: frozenset[str] = frozenset()  # agents of parts that leave nothing in the episode
+    silent: frozenset[str] = frozenset()  # agents whose work is not stored in the episode
 
     @property
     def question(self) -> str:
@@ -80,7 +80,7 @@ class RunFacts:
         return asked[-1] if asked else ""
 
     def said(self, name: str) -> str | None:
-        """Return a value from the metadata of the run or its root agent."""
+        """Return a value from the metadata of the run or of its root agent."""
         for metadata in (self.metadata, self.definitions.get(self.first, {}).get("metadata", {})):
             value = metadata.get(name)
             if isinstance(value, str) and value.strip():
@@ -109,14 +109,14 @@ class RunFacts:
 
 @dataclass(slots=True)
 class RunPart:
-    """The work of a node of a graph, or of a sub-agent, in a run.
+    """The work of a graph's node or of a sub-agent in a run.
 
     Attributes:
-        part: ``GRAPH/NODE`` of a node, or the name of a sub-agent.
-        received: answers of other nodes that it got, by their node.
-        task_id: its task, if it was a single one.
-        checks: checks of its answer that are still to be made.
-        passed: result of its checks, with the ``reason`` of a failure; ``None``: there is none.
+        part: ``GRAPH/NODE`` for a node, or the name of a sub-agent.
+        received: answers of other nodes that this part got, by the name of the other node.
+        task_id: id of the part's task, if the part had exactly one task.
+        checks: checks of the part's answer that have not been made yet.
+        passed: result of the part's checks, with the ``reason`` of a failure; ``None``: no result.
     """
 
     part: str
@@ -137,12 +137,12 @@ class RunPart:
 
 
 class EpisodeRecorder:
-    """Reads a run's events in order, and builds its episode at the end.
+    """Reads a run's events in order, and builds the run's episode at the end.
 
     Args:
-        clean: function that removes secrets from a text. It runs before texts are cut, because half
-            a secret would not be recognised.
-        reflects: true if the episode gets a reflection by rules; false if a model writes it later.
+        clean: a function that removes secrets from a text. It runs before texts are cut, because it
+            would not recognise half a secret.
+        reflects: true: rules write the episode's reflection; false: a model writes it later.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class EpisodeRecorder:
         self.about = about
         self._reflects = reflects
         self.goals: Goals | None = None  # the task's analysis, if there is one
-        self.parts: Sequence[RunPart] = ()  # set at the run's end
+        self.parts: Sequence[RunPart] = ()  # set when the run ends
         self._clean = clean
         self._first: list[dict[str, Any]] = []
         self._last: deque[dict[str, Any]] = deque(maxlen=120)
@@ -164,7 +164,7 @@ class EpisodeRecorder:
         self._errors: dict[str, None] = {}
         self._signatures: dict[str, None] = {}
         self._tasks: dict[UUID, bool] = {}  # success of each ended task
-        self._said: dict[UUID | None, str] = {}  # each task's last text of a model
+        self._said: dict[UUID | None, str] = {}  # the last text of each task's model
         self._following = Adherence()
         self._outside = {
             tool["name"]: tool
@@ -174,7 +174,7 @@ class EpisodeRecorder:
         }
         self._of_memory = _OF_MEMORY.difference(about.capabilities)
         self._suspicion: str | None = None
-        self._is_silent = False  # the present event is of an agent that leaves nothing
+        self._is_silent = False  # true if the current event is of an agent whose work is not stored
         self._plans: list[list[str]] = []
         self._asked_people: dict[str, tuple[str, Mapping[str, Any]]] = {}  # tool and arguments
         self.decided: list[tuple[str, str]] = []  # reason, and ``denied`` or ``edited``
@@ -225,7 +225,7 @@ class EpisodeRecorder:
     def _decision(
         self, tool: str, arguments: Mapping[str, Any], resolution: Mapping[str, Any]
     ) -> None:
-        """Note the reason why a person denied or edited a call, so that later runs can read it."""
+        """Store the reason why a person denied or edited a call, so that later runs can read it."""
         if self._is_silent:
             return
         if resolution.get("decision") == "deny" and resolution.get("comment"):
@@ -283,12 +283,12 @@ class EpisodeRecorder:
             self._last.append(step)
 
     def _erred(self, error: ToolError, name: str | None) -> str:
-        """Note a failure of the tool or agent ``name``, and return the failure's signature."""
+        """Store a failure of the tool or agent ``name``, and return the failure's signature."""
         message = self._clean(error.message)
         signature = failure_signature(error.type, message, name, error.status)
         if self._is_silent:
             return signature
-        if len(self._signatures) < 19:  # with the signature of the run itself, at most 20
+        if len(self._signatures) < 19:  # at most 20, together with the signature of the run itself
             self._signatures[signature] = None
         if len(self._errors) < 10:
             self._errors[f"{name or error.type}: {cut(message, _STEP_BYTES)}"] = None
@@ -299,7 +299,7 @@ class EpisodeRecorder:
 
     @property
     def trace(self) -> list[dict[str, Any]]:
-        """The kept steps; gaps in the numbers show omitted steps."""
+        """The stored steps; a gap in their numbers means that steps were left out."""
         return [*self._first, *self._last]
 
     def episode(
@@ -311,9 +311,9 @@ class EpisodeRecorder:
         error: Mapping[str, Any] | None,
         duration_s: float,
     ) -> dict[str, Any]:
-        """Return the episode as an argument of SQL's ``store_episode``, without its end time.
+        """Return the episode, without its end time, as an argument of SQL's ``store_episode``.
 
-        ``duration_s`` counts from the run's first start."""
+        ``duration_s`` is the time from the run's first start, in seconds."""
         about = self.about
         if error is not None:
             own = failure_signature(error["code"], self._clean(error["message"]))
@@ -323,7 +323,7 @@ class EpisodeRecorder:
         answer = "" if output is None else self._clean(as_text(output))
         failed_tasks = sum(not well for well in self._tasks.values())
         quality: dict[str, Any] = {"stop_reason": stop_reason, "failed_tasks": failed_tasks}
-        if self._suspicion:  # a quarantined episode is stored, but never retrieved or learned from
+        if self._suspicion:  # stored, but never retrieved or learned from
             quality["quarantined"] = self._suspicion
         told = Episode(
             id=episode_id_of(about.run_id),
@@ -361,12 +361,11 @@ class EpisodeRecorder:
         return told.to_row()
 
     def _kept_parts(self) -> list[RunPart]:
-        """Return the parts in order; if there are too many, those that went well leave first."""
+        """Return the parts in order; if there are too many, leave out successful parts first."""
         ranked = sorted(self.parts, key=lambda each: not each.is_bad)[:_MOST_PARTS]
         return [each for each in self.parts if any(each is kept for kept in ranked)]
 
     def _told(self, part: RunPart) -> dict[str, Any]:
-        """Return a part as an element of ``parts`` of SQL's ``store_episode``."""
         own = [each for each in self.trace if part.task_id and each["task_id"] == part.task_id]
         calls = told_steps(each for each in own if "answer" not in each)
         error, verdict = part.error, None
@@ -440,7 +439,7 @@ class EpisodeRecorder:
         return {"plan": plan, "adaptations": adaptations, **spent}
 
     def _side_effects(self) -> list[dict[str, Any]]:
-        """Return the tools whose calls may have changed an external system, with their counts."""
+        """Return the tools whose calls may have changed an external system, and count the calls."""
         return [
             {"tool": name, "calls": self._tools[name]}
             for name, tool in sorted(self._outside.items())

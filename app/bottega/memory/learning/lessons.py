@@ -1,8 +1,8 @@
-"""Lessons of episodes: given to later runs, and edited, pinned or removed by people.
+"""Lessons of episodes: later runs get them, and people edit, pin or remove them.
 
-A lesson is an insight of a reflection, or the reason of a verdict that does not say success. It
-belongs to the user, session and agent of its episode's run. Only runs that may see the episode get
-it, as an insight.
+A lesson is an insight of a reflection, or the reason of a verdict other than success. A lesson
+belongs to the user, session and agent of the episode's run. Only runs that may read the episode get
+the lesson, as an insight.
 """
 
 from collections import defaultdict
@@ -23,7 +23,7 @@ from bottega.memory.text.summaries import cut
 
 LessonState = Literal["active", "removed"]
 MOST_PINNED = 10
-"""Most pinned lessons of a user, or of a session without a user."""
+"""Maximum number of pinned lessons of a user, or of a session without a user."""
 
 _SHOWN = """
 id, text, "by", state, pinned, for_all, user_id AS "user", session_id, agent, run_id, episode_id,
@@ -68,8 +68,8 @@ async def page(
     """List a page of lessons by age.
 
     Args:
-        filters: values by column. Without a user and a session: lessons that name neither, and
-            those for all runs of an agent.
+        filters: required values by column. Without a user and a session, the page has lessons that
+            have neither, and lessons for all runs of an agent.
     """
     wanted = {name: value for name, value in filters.items() if value is not None}
     query = _PAGE + "".join(f" AND {name} = ${n}" for n, name in enumerate(wanted, 3))
@@ -96,9 +96,9 @@ async def change(
         actor: author of the text.
 
     Raises:
-        NotFoundError: there is no such lesson.
+        NotFoundError: the lesson does not exist.
         ConflictError: ``removed``; ``too_many_pinned``.
-        InvalidInputError: the text that runs would get looks like an order to a model; no agent is
+        InvalidInputError: the new text looks like an order to a model; or no agent of the lesson is
             known.
     """
     now = await get(connection, tenant_id, lesson_id, lock=True)
@@ -128,10 +128,10 @@ async def change(
 
 
 async def remove(connection: asyncpg.Connection, tenant_id: UUID, lesson_id: UUID) -> bool:
-    """Remove a lesson; return false if it is removed already.
+    """Remove a lesson, and return false if the lesson was removed before.
 
     Raises:
-        NotFoundError: there is no such lesson.
+        NotFoundError: the lesson does not exist.
     """
     await get(connection, tenant_id, lesson_id, lock=True)
     done: str = await connection.execute(_REMOVE, tenant_id, lesson_id)
@@ -144,10 +144,10 @@ async def get(
     """Return a lesson.
 
     Args:
-        lock: keep others from changing it until the end of the transaction.
+        lock: true: lock the lesson's row until the end of the transaction.
 
     Raises:
-        NotFoundError: there is no such lesson.
+        NotFoundError: the lesson does not exist.
     """
     query = f"{_GET} FOR UPDATE" if lock else _GET
     found: Lesson | None = await connection.fetchrow(query, tenant_id, lesson_id)
@@ -159,10 +159,10 @@ async def get(
 async def pinned_for(
     pool: asyncpg.Pool, tenant_id: UUID, scope: Scope, agent: str | None
 ) -> list[Lesson]:
-    """Return the lessons that a run gets whatever its task is.
+    """Return the lessons that a run gets for every task.
 
-    These are the pinned lessons within the run's scope, and those for all runs of its agent. Each
-    has ``id``, ``text``, ``episode_id`` and ``pinned``.
+    These are the pinned lessons within the run's scope, and the lessons for all runs of the run's
+    agent. Each has ``id``, ``text``, ``episode_id`` and ``pinned``.
     """
     within = None if scope.reach is Reach.RUN else scope.document
     return list(await pool.fetch(_PINNED_OF, str(tenant_id), within, agent))
@@ -173,9 +173,9 @@ async def pinned_for(
 INSIGHT = "insight:"
 """Prefix of an insight's source in events; the insight's id follows."""
 MOST_INSIGHTS = 3
-"""Most insights in the prompts of a run."""
+"""Maximum number of insights in the prompts of a run."""
 LONGEST = 2000
-"""Most characters of an insight, which is the bound of what a person may write."""
+"""Maximum number of characters of an insight, which is also the limit for a text of a person."""
 
 
 _NEGATIONS = frozenset(
@@ -185,12 +185,12 @@ _NEGATIONS = frozenset(
         *("jamás", "nunca", "siempre", "mai", "sempre", "não", "nao"),
     )
 )
-"""Words with which a sentence says the opposite of another, in six languages."""
+"""Words that reverse the meaning of a sentence, in six languages."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundInsight:
-    """An insight, and the relevant episodes whose reflections have it, best first."""
+    """An insight and the relevant episodes whose reflections contain it, best first."""
 
     id: UUID
     text: str
@@ -199,14 +199,14 @@ class FoundInsight:
 
 
 def insights_in(found: Sequence[tuple[Episode, float]], salt: UUID) -> list[FoundInsight]:
-    """Return the insights of relevant episodes, most frequent first, then by score.
+    """Return the insights of relevant episodes, the most frequent first, then by score.
 
-    The result omits texts that look like instructions to a model. Of insights that differ in a
-    negation only, it has that of the newest episode.
+    The result leaves out texts that look like instructions to a model. If insights differ only in a
+    negation, the result has the insight of the newest episode.
 
     Args:
         found: relevant episodes and their scores, best first.
-        salt: the tenant's salt for ids; equal sentences of a tenant are one insight.
+        salt: the tenant's salt for ids; equal sentences of a tenant have the same id.
     """
     having: dict[str, list[tuple[Episode, float]]] = defaultdict(list)
     for episode, score in found:

@@ -1,10 +1,10 @@
-"""Maintenance of a tenant's memory, each night and on demand.
+"""Maintenance of a tenant's memory, which runs each night and on demand.
 
-A job is a row with six stages in order. A worker claims the job with a lease, which begins again
-with each stage. The number of the claim (``tries``) is the fence: a worker that lost the job cannot
-write to the row any more. If a worker dies, the next worker continues after the last finished
-stage. Each stage is idempotent, even after a partial or a simultaneous execution, so no stage
-stores its position, and every report has a bounded size.
+A job is a row that passes six stages in order. A worker claims the job with a lease; each stage
+renews the lease. The number of the claim (``tries``) is the fence: a worker that lost the job can
+no longer write to the row. If a worker dies, the next worker continues after the last finished
+stage. Each stage is idempotent, even after a partial or a concurrent execution. So no stage stores
+its position, and every report has a bounded size.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class Job:
     stage: int  # number of finished stages
     created_at: datetime
     tries: int = 0  # number of claims
-    progress: Mapping[str, Any] = field(default_factory=dict)  # counts by stage name
+    progress: Mapping[str, Any] = field(default_factory=dict)  # counts by name of the stage
     report: Mapping[str, Any] | None = None  # counts of the last stage, at the end
     error: str | None = None
     started_at: datetime | None = None
@@ -95,7 +95,7 @@ FROM jsonb_to_record($4::jsonb) AS n(
     error text, status text, stage integer, report jsonb, progress jsonb, wait_s double precision)
 WHERE j.tenant_id = $1 AND j.id = $2 AND j.tries = $3 AND j.status = 'running' RETURNING true
 """
-# Of each tenant the last 400 ended jobs stay, with their reports.
+# For each tenant, the last 400 ended jobs stay, with their reports.
 _FORGET = """
 DELETE FROM memory_jobs WHERE tenant_id = $1 AND ended_at IS NOT NULL AND id IN (
     SELECT id FROM memory_jobs WHERE tenant_id = $1 ORDER BY id DESC OFFSET 400 LIMIT 1000)
@@ -108,12 +108,12 @@ async def order(
     cause: str = "demand",
     tick: datetime | None = None,
 ) -> tuple[UUID, bool]:
-    """Enqueue a maintenance job unless a job is open; return the job's id, and true if it is new.
+    """Enqueue a maintenance job unless a job is open; return the job's id, and true for a new job.
 
     A job on demand also requeues the runs whose learning failed after all tries.
 
     Raises:
-        ConflictError: in each try, another job began and ended at the same time.
+        ConflictError: at each try, another job began and ended at the same time.
     """
     if cause == "demand" and await learn_again(connection, tenant_id):
         await tell(connection)
@@ -130,7 +130,7 @@ async def get(connection: asyncpg.Connection, tenant_id: UUID, job_id: UUID) -> 
     """Return one job.
 
     Raises:
-        NotFoundError: the job is unknown, or another tenant's.
+        NotFoundError: the job is unknown, or of another tenant.
     """
     row = await connection.fetchrow(_GET, tenant_id, job_id)
     if row is None:
@@ -164,25 +164,25 @@ Counts = Mapping[str, Any]
 Stages = Mapping[str, Callable[[Job], Awaitable[Counts]]]
 """The stages of a job: idempotent functions by name, in order."""
 Nights = Callable[[datetime], tuple[datetime, datetime]]
-"""Schedule: function from a moment to the last due time before it, and the first one after it."""
+"""Schedule: a function that returns the last due time before a time, and the first after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Maintenance:
-    """Worker for maintenance jobs. Any number of processes may run at a time."""
+    """Worker for maintenance jobs. Any number of processes may run this worker at the same time."""
 
     pool: asyncpg.Pool
-    stages: Stages  # the counts of the last stage are the job's report
+    stages: Stages  # the result of the last stage is the job's report
     nights: Nights | None = None  # the schedule for all tenants; ``None``: only jobs on demand
-    lease_s: float = 900.0  # longest time of a stage, until another worker may repeat it
-    first_pause_s: float = 10.0  # pause before the first retry; doubled for each further retry
+    lease_s: float = 900.0  # longest time of a stage before another worker may repeat it
+    first_pause_s: float = 10.0  # seconds before the first retry; doubled for each further retry
     now: Clock = utcnow
 
     async def begin_nights(self) -> float:
-        """Enqueue a job for each tenant that has had none since the last due time.
+        """Enqueue a job for each tenant that has had no job since the last due time.
 
-        A call handles at most 50 tenants. Several missed nights lead to one job. Return the seconds
-        until the next call is due."""
+        A call handles at most 50 tenants. Several missed nights lead to one job. Return the number
+        of seconds until the next call is due."""
         if self.nights is None:
             return float("inf")
         now = self.now()
@@ -233,7 +233,6 @@ class Maintenance:
             metrics.learning_jobs.labels("failed_try").inc()
 
     async def _do(self, job: Job) -> None:
-        """Do the stages that are left, as long as no other worker claims the job."""
         for number, (name, work) in enumerate(self.stages.items(), start=1):
             if number <= job.stage:
                 continue
@@ -251,13 +250,13 @@ class Maintenance:
         log.info("maintenance.done", job_id=str(job.id))
 
     async def _write(self, job: Job, *, error: str | None = None, **changes: Any) -> bool:
-        """Store the state of a claimed job; when it ends, delete surplus old jobs.
+        """Store the state of a claimed job; at its end, delete old jobs beyond the limit.
 
         Args:
-            error: the last error, unless a later try succeeded.
+            error: the last error, if no later try succeeded.
             changes: ``stage``; ``progress`` of one stage by name, which leaves other stages
-                unchanged; ``wait_s``, the seconds until the job is due again, which is the worker's
-                lease; ``status`` and ``report`` at the job's end.
+                unchanged; ``wait_s``, the seconds until the job is due again (the worker's lease);
+                ``status`` and ``report`` at the job's end.
 
         Returns:
             False if another worker has claimed the job.
@@ -305,14 +304,15 @@ async def discover(
     """Mine a tenant's newest episodes, and store the findings as candidates.
 
     Returns:
-        Numbers: of episodes ``read``, of episodes whose remote trace was skipped (``away``), of
-        patterns ``found``, of ``new`` patterns among these, and of patterns ``mined`` by category.
+        The numbers of episodes that were ``read``, of remote traces that were skipped (``away``),
+        of patterns that were ``found``, of ``new`` patterns among these, and of patterns ``mined``
+        by category.
 
     Raises:
         UnavailableError: the object store cannot be reached.
     """
     seen, read, away = await _seen(pool, objects, tenant_id)
-    # In a thread, because mining may take seconds.
+    # A thread does this, because mining may take seconds.
     found = (await asyncio.to_thread(mine, seen))[:1_000]
     async with acting_as(pool, tenant_id) as connection:
         rows = await connection.fetch(_KNOWN, tenant_id, [each.fingerprint for each in found])
@@ -325,7 +325,8 @@ async def discover(
         except InvalidInputError as error:
             log.warning("pattern.not_kept", name=pattern.name, error=error.detail)
             continue
-        if pattern.fingerprint not in known and kept.fingerprint == pattern.fingerprint:  # no twin
+        # skip a pattern whose equal is stored
+        if pattern.fingerprint not in known and kept.fingerprint == pattern.fingerprint:
             new += kept.state is PatternState.CANDIDATE
     mined = Counter(each.category.value for each in found)
     by_category = {each.value: mined[each.value] for each in _MINED}
@@ -335,9 +336,9 @@ async def discover(
 async def _seen(
     pool: asyncpg.Pool, objects: Objects, tenant_id: UUID
 ) -> tuple[list[Observed], int, int]:
-    """Return the newest episodes to mine, and the numbers of episodes read and of traces skipped.
+    """Return the newest episodes to mine, the number of read episodes, and of skipped traces.
 
-    At most 500 traces are read from the object store.
+    The function reads at most 500 traces from the object store.
     """
     seen: list[Observed] = []
     read = fetched = away = 0
@@ -366,7 +367,7 @@ async def _seen(
 
 
 async def _fetched(objects: Objects, key: str) -> bytes | None:
-    """Read a trace from the object store; ``None``: it is missing or corrupt."""
+    """Read a trace from the object store; ``None``: the trace is missing or corrupt."""
     try:
         return await objects.get(key)
     except (StoredElsewhereError, CorruptObjectError) as error:
@@ -378,8 +379,9 @@ async def validate_all(cache: PatternCache, tenant_id: UUID) -> dict[str, Any]:
     """Validate all candidates and validated patterns of a tenant.
 
     Returns:
-        As JSON: the number ``validated``, the ``verdicts`` with their numbers, the patterns that
-        were ``promoted``, and the patterns that ``fell`` (are not validated any more).
+        As JSON: the number of ``validated`` patterns, the number of patterns by verdict
+        (``verdicts``), the patterns that were ``promoted``, and the patterns that ``fell`` (that
+        are no longer validated).
     """
     found = await cache.validate(tenant_id)
     moved = [each for each in found if each.now.state is not each.was.state]
@@ -433,7 +435,6 @@ async def _review(store: PatternStore, pattern_id: UUID) -> str | None:
 
 
 def _named(ids: Sequence[UUID]) -> dict[str, Any]:
-    """Return the number of patterns, and the ids of the first hundred."""
     return {"count": len(ids), "patterns": [str(each) for each in ids[:100]]}
 
 
@@ -465,7 +466,7 @@ SELECT jsonb_build_object(
         'applications', {_by("arm", "pattern_applications", "at >= $2", _TRIED)}),
     'learning', {_by("status", "run_learning")})
 """  # noqa: S608
-# Validations of the 200 patterns with the highest confidence, without deprecated patterns.
+# Selects validations of the 200 patterns with the highest confidence, without deprecated patterns.
 _VALIDATIONS = """
 SELECT id, name, category, state, version, verdict, applications AS n, success_rate AS rate,
        p_value AS p, confidence, baseline, decision, validated_at,
@@ -484,16 +485,16 @@ def stages_of(
     connect: Callable[[], Awaitable[asyncpg.Connection]],
     now: Clock = utcnow,
 ) -> Stages:
-    """Return the stages.
+    """Return the stages of maintenance.
 
     Args:
-        measure: measures what searches need to know of a tenant's texts.
-        connect: opens a connection as :data:`bottega.db.migrate.ROLE`.
-        now: the time that decides the age of episodes.
+        measure: a function that measures a tenant's texts for searches.
+        connect: a function that opens a connection as :data:`bottega.db.migrate.ROLE`.
+        now: the time from which the age of episodes is counted.
     """
 
     async def care(job: Job) -> Counts:
-        """Maintain indexes, measure, and make all processes rebuild the tenant's matcher."""
+        """Maintain indexes, measure texts, and make all processes rebuild the tenant's matcher."""
         done = await maintain_indexes(connect)
         try:
             await measure(job.tenant_id)

@@ -1,12 +1,12 @@
-"""Mining: find, without a model, the behaviour that successful runs have in common. Pure.
+"""Mining: finds, without a model, the behaviour that successful runs have in common. Pure.
 
-Mining finds orders of sub-agents, and calls that helped after an error. A finding is only a guess:
-runs with this behaviour succeeded more often, but they chose it themselves. So the finding becomes
-a candidate, and the experiment tests it in other runs. Sequences of calls and choices of a tool are
-not mined, because they helped no run in the benchmarks of learning.
+Mining finds orders of sub-agents, and it finds calls that helped after an error. A finding is only
+a guess: runs with this behaviour succeeded more often, but the runs themselves chose the behaviour.
+So the finding becomes a candidate, and the experiment tests it in other runs. Mining does not find
+sequences of calls or choices of a tool, because these helped no run in the benchmarks of learning.
 
-Texts (a domain, a task type, a failure's message) that fewer than three users' runs had are removed
-first, because runs of all users read patterns.
+First, mining removes texts (a domain, a task type, a failure's message) that occur in the runs of
+fewer than three users, because runs of all users read patterns.
 """
 
 import re
@@ -46,35 +46,35 @@ PLUMBING = frozenset(
         *("send_to_subagent", "recall_memory", "set_plan", "search_memory"),
     )
 )
-"""Tools that support an agent's work and do no part of the task."""
+"""Tools that support an agent's work, and whose calls are not steps of the task."""
 _LOOKS = PLUMBING - {DISPATCH, FAN_OUT}
-"""Tools that cannot cure a failure, because they only support the work of others."""
+"""Tools whose success cannot end a failure, because they only support the work of others."""
 MOST_CALLS = 40
 """Number of an episode's first calls that mining reads."""
 _CURE = re.compile(r"\d+\. .*?: (?P<done>.+?)(?: → .*)? \(worked after (?P<failed>.+) failed\)")
-_SHORT = 72  # bytes of arguments, and of a result or an error
+_SHORT = 72  # maximum number of bytes of arguments, of a result and of an error
 
 
 @dataclass(frozen=True, slots=True)
 class TracedCall:
-    """One call by the run's root agent."""
+    """One call of the run's root agent."""
 
     name: str
     ok: bool = True
-    signature: str | None = None  # the kind of failure, if it failed
+    signature: str | None = None  # the kind of failure, if the call failed
     is_agent: bool = False
     is_defined: bool = True  # false: a model invented the name, or the request defined the tool
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """An episode as mining sees it."""
+    """The facts about an episode that mining needs."""
 
     episode_id: UUID
     at: datetime
     task_type: str | None
     domain: str | None
-    outcome: Outcome  # by feedback or checks if known, else the outcome of the run
+    outcome: Outcome  # by feedback or checks if known, otherwise the outcome of the run
     trust: int
     calls: tuple[TracedCall, ...]  # see :func:`calls_of`
     owner: str = ""  # see :func:`bottega.memory.patterns.owners.owner_of`
@@ -86,8 +86,8 @@ class Observed:
 
 
 def counts(episode: Episode) -> bool:
-    """Return true if an episode's outcome is evidence about the patterns of its run.
-    Ageing and consolidation do not change this."""
+    """Return true if the outcome of an episode is evidence about the patterns of the episode's run.
+    Ageing and consolidation of the episode do not change this."""
     return (
         episode.trust >= READ_OUTSIDE
         and Outcome.CANCELLED not in (episode.outcome, episode.judged)
@@ -96,7 +96,7 @@ def counts(episode: Episode) -> bool:
 
 
 def observation_of(episode: Episode) -> Observed | None:
-    """Convert an episode for mining; ``None`` if it has no trace or nothing may be learned from it.
+    """Convert an episode for mining; ``None``: it has no trace, or mining must not use it.
     Imported, cancelled, quarantined, deleted and consolidated episodes are excluded."""
     if not counts(episode) or episode.state.state not in SEARCHABLE or not episode.trace:
         return None
@@ -115,8 +115,9 @@ def observation_of(episode: Episode) -> Observed | None:
 
 
 def without_private_texts(episodes: Sequence[Observed]) -> list[Observed]:
-    """Remove texts that fewer than three owners have from episodes. Names of defined agents and
-    tools stay. Other names of calls count as texts, because a model or the request wrote them."""
+    """Remove texts from episodes if fewer than three owners have these texts. Names of defined
+    agents and tools are not removed. Other names of calls are texts, because a model or a request
+    wrote them."""
     texts = ((text, each.owner) for each in episodes for text in _texts(each))
     shared = {None, *shared_texts(texts), *(each.agent for each in episodes)}
     return [
@@ -135,7 +136,6 @@ def without_private_texts(episodes: Sequence[Observed]) -> list[Observed]:
 
 
 def _texts(episode: Observed) -> Iterator[str]:
-    """Yield the texts of an episode, except names of defined agents and tools."""
     said = [episode.domain, *(call.signature for call in episode.calls)]
     said += [call.name for call in episode.calls if not call.is_defined]
     if episode.task_type != episode.agent:
@@ -146,13 +146,13 @@ def _texts(episode: Observed) -> Iterator[str]:
 def calls_of(episode: Episode) -> tuple[TracedCall, ...]:
     """Return the first calls of the root agent, in the order in which they ended.
 
-    The result omits calls of :data:`PLUMBING`. It is empty if the episode has no trace.
+    The result leaves out calls of :data:`PLUMBING`. It is empty without a trace.
     """
     return tuple(islice(_calls(episode), MOST_CALLS))
 
 
 def failures_in(calls: Sequence[TracedCall]) -> Iterator[tuple[TracedCall, TracedCall | None]]:
-    """Yield the first failure of each kind, and the call after it."""
+    """Yield the first failure of each kind, and the call that follows the failure."""
     met: set[str] = set()
     for call, then in zip(calls, [*calls[1:], None], strict=False):
         if call.signature is not None and call.signature not in met:
@@ -180,15 +180,15 @@ def _calls(episode: Episode) -> Iterator[TracedCall]:
             and (agent := step.get("agent"))
             and agent not in own
         ):
-            # The end of an asynchronous sub-agent. No call of its parent reports this end.
+            # This is the end of an asynchronous sub-agent. No call of its parent reports this end.
             yield TracedCall(agent, ok, signature, is_agent=True)
 
 
 def told_steps(trace: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return a line for each step, in order: the agent, the call and its result.
+    """Return a line for each step, in order, with the agent, the call and the result.
 
-    If a call succeeds after failed calls of the same task, its line names the failed tools. Lines
-    about failures have the word "failed", because summaries keep lines about errors first.
+    If a call succeeds after calls of the same task failed, the call's line names the failed tools.
+    Lines about failures contain the word "failed", because summaries prefer lines about errors.
     """
     lines: list[str] = []
     failed: dict[Any, dict[str, None]] = {}  # per task: tools that failed, until a call succeeds
@@ -212,13 +212,13 @@ def told_steps(trace: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def cure_in(steps: str, tool: str) -> str:
-    """Return the first call that worked after ``tool`` failed, with its arguments.
+    """Return the first call that succeeded after ``tool`` failed, with the call's arguments.
 
     Args:
         steps: lines of :func:`told_steps`.
 
     Returns:
-        One line; empty if no call worked.
+        One line; it is empty if no call succeeded.
     """
     for line in steps.splitlines():
         found = _CURE.fullmatch(line)
@@ -228,7 +228,7 @@ def cure_in(steps: str, tool: str) -> str:
 
 
 def is_call(line: str, call: str) -> bool:
-    """Check if a line of :func:`told_steps` is about a call, as :func:`cure_in` returns it."""
+    """Check if a line of :func:`told_steps` is about this call, in the form of :func:`cure_in`."""
     did = without_identities(line).partition(": ")[2]
     return did == call or did.startswith((f"{call} → ", f"{call} (worked after "))
 
@@ -238,8 +238,8 @@ def _message(error: Any) -> Any:
 
 
 NEWEST = 50
-"""Largest number of episodes per subject. Older episodes could hide a change for the worse."""
-_MOST_NAMES = 8  # largest number of names in a finding
+"""Maximum number of episodes per subject. Older episodes could hide a change for the worse."""
+_MOST_NAMES = 8  # maximum number of names in a finding
 
 Names = tuple[str, ...]
 """Names of tools and agents, in order."""
@@ -256,19 +256,17 @@ class _Subject(NamedTuple):
 
 
 class _Item(NamedTuple):
-    """An episode, or a failure in one."""
-
     episode: Observed
     good: bool
-    uses: Names  # the sub-agents in order, or the name of the call after the failure; or empty
+    uses: Names  # the sub-agents in order, or the name of the call after the failure; may be empty
 
 
 def mine(episodes: Iterable[Observed]) -> list[Pattern]:
-    """Return candidates, each with a fingerprint and the episodes in which it was found.
+    """Return candidates, each with a fingerprint and the episodes in which the candidate was found.
 
-    Equal sets of episodes give equal candidates, whatever their order. Episodes of trust 2 are
-    mined separately; a finding of theirs is omitted if episodes of trust 3 give it, too. The time
-    is linear in the number of episodes, except for sorting.
+    Equal sets of episodes give equal candidates, in whatever order the episodes are. Episodes of
+    trust 2 are mined separately; the result leaves out their findings that episodes of trust 3 also
+    give. The running time is linear in the number of episodes, except for sorting.
     """
     ordered = without_private_texts(sorted(set(episodes), key=_age))
     found: dict[str | None, Pattern] = {}
@@ -290,7 +288,7 @@ def _age(episode: Observed) -> tuple[datetime, UUID]:
 
 
 def _items(episode: Observed) -> Iterator[tuple[_Subject, _Item]]:
-    """Yield one item for the episode's type of task, if its outcome is known, and per failure."""
+    """Yield one item for the episode's task type, if its outcome is known, and one per failure."""
     if episode.task_type is not None and episode.outcome is not Outcome.UNKNOWN:
         agents = tuple(name for name, _ in groupby(c.name for c in episode.calls if c.is_agent))
         uses = agents if 2 <= len(agents) <= _MOST_NAMES else ()
@@ -304,8 +302,6 @@ def _items(episode: Observed) -> Iterator[tuple[_Subject, _Item]]:
 
 
 class _Finding(NamedTuple):
-    """Behaviour that goes with success."""
-
     uses: Names
     affects: Names  # tools whose next call shows the effect; empty: the whole run shows it
     gain: float  # difference of the expected success rates with and without the behaviour
@@ -315,10 +311,10 @@ class _Finding(NamedTuple):
 
 
 def _found(subject: _Subject, items: Sequence[_Item]) -> list[_Finding]:
-    """Return at most three behaviours with which episodes went clearly better, best first.
+    """Return at most three behaviours whose episodes were clearly more successful, best first.
 
     At least three successful episodes must show the behaviour. The success rates with and without
-    it must differ by at least 0.1, and by at least 1.5 standard deviations.
+    the behaviour must differ by at least 0.1, and by at least 1.5 standard deviations.
     """
     everything, found = _tally(items), []
     having: defaultdict[Names, list[_Item]] = defaultdict(list)
@@ -334,7 +330,8 @@ def _found(subject: _Subject, items: Sequence[_Item]) -> list[_Finding]:
         if gain >= max(0.1, 1.5 * sqrt(with_it.variance + without.variance)):
             supporters = tuple(each.episode.episode_id for each in having[uses] if each.good)
             affects: Names = ()
-            if subject.category is Category.RECOVERY:  # what runs without the pattern do counts too
+            # the calls of runs without the pattern count, too
+            if subject.category is Category.RECOVERY:
                 instead = [each for each in often if each != uses][: _MOST_NAMES - 1]
                 affects = tuple(sorted({*uses, *chain.from_iterable(instead)}))
             found.append(_Finding(uses, affects, gain, with_it, without, supporters))

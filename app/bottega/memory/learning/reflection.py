@@ -16,17 +16,18 @@ from bottega.memory.text.identities import without_identities
 from bottega.memory.text.summaries import cut
 
 MOST = 10
-"""Most insights, and most failures, of one run."""
+"""Maximum number of insights, and of failures, of one run."""
 LONGEST = 300
 _SPENT = ("model_calls", "tool_calls", "retries", "usage", "duration_s")
 
 
 class Analyst(Protocol):
-    """A model that analyses tasks and episodes. Its answers are data: bounded, checked, never
-    executed. The cost of a call counts for a run, which ``run`` names by tenant and id.
+    """A model that analyses tasks and episodes. The model's answers are data: they are bounded and
+    checked, and never executed. The cost of a call is charged to ``run``, a tenant's and a run's
+    id.
 
     Attributes:
-        name: name of the author in reflections.
+        name: name of this author in reflections.
 
     Raises:
         ModelError, UnavailableError: the model is unavailable, or its answer is unreadable.
@@ -40,18 +41,18 @@ class Analyst(Protocol):
         ...
 
     async def reflect(self, run: tuple[UUID, UUID], about: Mapping[str, Any]) -> Sequence[str]:
-        """Return insights on an episode in the form of :func:`asked_of`."""
+        """Return insights on an episode; the episode has the form of :func:`asked_of`."""
         ...
 
 
 Reflection = Mapping[str, Any]
-"""Lessons of a run, as JSON: ``insights`` (texts), ``patterns`` (``{uses}``: calls of a successful
-run), ``failures`` (``{tool, signature, then, recovered}``), ``performance`` (numbers), and ``by``,
-their author: ``rules``, or a model."""
+"""Lessons of a run in JSON: ``insights`` (texts), ``patterns`` (``{uses}``: calls of a successful
+run), ``failures`` (``{tool, signature, then, recovered}``), ``performance`` (numbers), and the
+author ``by``: ``rules``, or a model."""
 
 
 def reflect(episode: Episode) -> Reflection:
-    """Reflect on an episode by rules; if the episode's trace is loaded, they use it."""
+    """Reflect on an episode by rules, which use the episode's trace if the trace is loaded."""
     calls = calls_of(episode)
     failures = [
         {
@@ -73,13 +74,13 @@ def reflect(episode: Episode) -> Reflection:
 
 
 def with_insights(reflection: Reflection, insights: Sequence[str], by: str) -> Reflection:
-    """Replace the insights by those of a model, within bounds."""
+    """Replace the insights with insights of a model, within limits."""
     lines = (cut(" ".join(each.split()), LONGEST) for each in insights)
     return {**reflection, "insights": [*dict.fromkeys(filter(None, lines))][:MOST], "by": by}
 
 
 def asked_of(episode: Episode, reflection: Reflection) -> dict[str, Any]:
-    """Return the parts of an episode that a model receives, bounded and without identities."""
+    """Return the parts of an episode that a model receives: limited, and without identities."""
     result = episode.result
 
     def text(value: Any) -> str:
@@ -104,10 +105,10 @@ def asked_of(episode: Episode, reflection: Reflection) -> dict[str, Any]:
 
 
 def applications_of(episode: Episode) -> list[Application]:
-    """Return the applications of the patterns that a run was given, or that were withheld from it.
+    """Return the applications of the patterns that a run got or that were withheld from the run.
 
-    The result is empty if the episode is no evidence. Patterns that the whole run judges take the
-    episode's outcome, feedback included. If that is unknown, ``good`` is ``None``.
+    The result is empty if the episode is not evidence. If the whole run judges a pattern, the
+    pattern gets the episode's outcome, including feedback. ``good`` is ``None`` if this is unknown.
     """
     given = episode.metadata.get("patterns")
     if not isinstance(given, list) or not counts(episode):
@@ -130,7 +131,7 @@ def applications_of(episode: Episode) -> list[Application]:
 
 
 def went_well(episode: Episode) -> bool | None:
-    """Return true for success and false for another outcome; ``None``: the outcome is unknown."""
+    """Return true for success, false for any other outcome, and ``None`` for an unknown outcome."""
     return None if episode.judged is Outcome.UNKNOWN else episode.judged is Outcome.SUCCESS
 
 

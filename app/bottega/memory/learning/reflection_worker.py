@@ -1,10 +1,10 @@
 """Learning from finished runs, in the background.
 
-When an episode is stored, its run is enqueued if a model has to reflect on it, or if a pattern was
-given to or withheld from the run. A worker leases some runs by moving their next try into the
-future. One transaction counts the applications of their patterns. Then a model reflects, if there
-is one, outside of any transaction. At last the reflection is stored and the run is done. The run
-itself does not change.
+When an episode is stored, its run is enqueued if a model must reflect on the run, or if a pattern
+was given to the run or withheld from it. To lease some runs, a worker moves the runs' next try into
+the future. One transaction counts the applications of their patterns. Then, outside of any
+transaction, a model reflects on the run, if a model is configured. At the end, the reflection is
+stored and the run is done. Learning does not change the run itself.
 """
 
 import asyncio
@@ -39,8 +39,8 @@ from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.pattern import OF_RUN
 
 MOST_TRIES = 6
-"""Model calls for one run after which its learning fails. A maintenance job on demand requeues the
-run."""
+"""Maximum number of model calls for one run; after them, learning from the run fails. A maintenance
+job on demand enqueues the run again."""
 
 _OF_RUN = sorted(OF_RUN)
 
@@ -51,7 +51,7 @@ SELECT episode_id, content FROM episode_bodies
 WHERE tenant_id = $1 AND episode_id = ANY ($2) AND part = 'trace' AND content IS NOT NULL
 """
 # A run's outcome counts for each pattern that the whole run judges, also after a merge of patterns.
-# Episodes that are not evidence any more count for no pattern.
+# Episodes that are no longer evidence count for no pattern.
 _JUDGED = """
 UPDATE pattern_applications a SET good = n.good
 FROM unnest($2::uuid[], $3::boolean[], $4::boolean[]) AS n(episode_id, good, counts), patterns p
@@ -67,7 +67,7 @@ CROSS JOIN LATERAL (
     SELECT FROM episodes e WHERE e.tenant_id = $1 AND e.id = n.episode_id LIMIT 1) AS e
 ON CONFLICT DO NOTHING
 """
-# A concurrent request to learn again resets the tries, so that this statement does not match.
+# A concurrent request to learn again resets the tries. Then this statement does not match.
 _END = """
 UPDATE run_learning l SET status = n.status, error = n.error, result = coalesce(n.result, l.result),
     next_at = clock_timestamp() + make_interval(secs => n.wait_s), updated_at = clock_timestamp()
@@ -83,10 +83,10 @@ WHERE tenant_id = $1 AND status = 'failed'
 
 
 class ReflectionWorker:
-    """Learns from finished runs. Any number of processes may run it concurrently.
+    """Learns from finished runs. Any number of processes may run this worker at the same time.
 
     Args:
-        analyst: a model that reflects on runs; ``None``: only rules.
+        analyst: a model that reflects on runs; ``None``: only rules reflect.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class ReflectionWorker:
             await _end(connection, tenant_id, [_failed(due, why)], {})
 
     async def _learn(self, tenant_id: UUID, due: Sequence[asyncpg.Record]) -> None:
-        """Store in one transaction everything that needs no model, then ask the model."""
+        """Store in one transaction all results that need no model, then call the model."""
         async with acting_as(self._pool, tenant_id) as connection:
             episodes = await _episodes(connection, tenant_id, [row["episode_id"] for row in due])
             count = await self._count(connection, tenant_id, episodes)
@@ -188,7 +188,7 @@ def _failed(due: asyncpg.Record, error: str) -> dict[str, Any]:
 
 
 async def learn_again(connection: asyncpg.Connection, tenant_id: UUID) -> int:
-    """Requeue runs whose learning failed after all tries; return their number."""
+    """Enqueue the runs whose learning failed after all tries, and return their number."""
     done: str = await connection.execute(_AGAIN, tenant_id)
     return int(done.split()[-1])
 
@@ -196,7 +196,6 @@ async def learn_again(connection: asyncpg.Connection, tenant_id: UUID) -> int:
 async def _episodes(
     connection: asyncpg.Connection, tenant_id: UUID, ids: Sequence[UUID]
 ) -> dict[UUID, Episode]:
-    """Return episodes by id, with their traces if those are still in the database."""
     found = await search.load(connection, EVERYTHING, ids)
     traces = await connection.fetch(_TRACES, tenant_id, list(found))
     for row in traces:
@@ -211,7 +210,6 @@ async def _end(
     ended: Sequence[Mapping[str, Any]],
     found: Mapping[UUID, Reflection],
 ) -> None:
-    """Store the results of learning from runs, and the reflections on their episodes."""
     if found:
         written = [{"episode_id": each, "reflection": one} for each, one in found.items()]
         await connection.execute(_WRITE, tenant_id, to_json(written).decode())

@@ -1,6 +1,6 @@
-"""Adherence of a run to its patterns, and the success of what each pattern affects. Pure.
+"""Adherence of a run to its patterns, and success of the calls that each pattern affects. Pure.
 
-Runs from which a pattern was withheld are measured in the same way, for a fair comparison.
+For a fair comparison, runs from which a pattern was withheld are measured in the same way.
 """
 
 from collections import Counter
@@ -21,18 +21,16 @@ from bottega.memory.patterns.pattern import OF_RUN
 SOURCE = "pattern:"
 """Prefix of a pattern's source in events; the pattern's id follows."""
 MOST = 64
-"""Largest number of patterns observed in one run."""
+"""Maximum number of observed patterns in one run."""
 _CANCELLED = "cancelled"
 FAILED_TASK = (EventType.AGENT_FAILED, EventType.SUBAGENT_FAILED, EventType.SUBAGENT_TIMEOUT)
 
 
 @dataclass(slots=True)
 class _Shown:
-    """A pattern that the run was shown (or should have been), and the observations about it."""
-
     id: str
     of: PatternReceived
-    at: int  # number of calls that had begun when the pattern was shown
+    at: int  # number of calls that had begun before the pattern was shown
     reached: int = 0  # number of the pattern's tools and agents that have begun, in its order
     good: bool | None = None
 
@@ -48,19 +46,19 @@ class _Shown:
 
 
 class Adherence:
-    """Observer of a run's events, in order; it finds adherence and success for each pattern.
+    """Observer of a run's events in order; for each pattern, it finds adherence and success.
 
-    Patterns that were withheld from the run are observed, too.
+    It also observes patterns that were withheld from the run.
 
-    - A pattern is *followed* if its tools and agents began, in its order, after it was shown.
-    - A pattern is *good* if the first affected call or task that began after it was shown
-      succeeded. If the whole run judges the pattern, this is not observed.
+    - A pattern is *followed* if its tools and agents began in its order, after it was shown.
+    - A pattern is *good* if the first affected call or task that began after the pattern was shown
+      succeeded. If the whole run judges the pattern, this class does not observe success.
     """
 
     def __init__(self) -> None:
         self._shown: dict[tuple[str, int], _Shown] = {}
         self._begun = 0
-        self._open: dict[Any, int] = {}  # numbers of open calls and tasks by key, from 1
+        self._open: dict[Any, int] = {}  # number of each open call and task by key, from 1
         self._asked: Counter[str] = Counter()
         self._tasks: set[UUID] = set()
 
@@ -78,14 +76,14 @@ class Adherence:
                 self._end(key, ended.name, well=not failed)
 
     def task(self, event_type: str, task_id: UUID, agent: str | None, data: Data) -> None:
-        """Process any other event of a task."""
+        """Process an event of a task that is not about a tool call."""
         if not self._shown or agent is None:
             return
         if event_type == EventType.AGENT_STARTED:
             if task_id in self._tasks:
                 return
             self._tasks.add(task_id)
-            if self._asked[agent]:  # a tool call of that name started the agent, and was counted
+            if self._asked[agent]:  # a tool call with this name started the agent
                 self._asked[agent] -= 1
                 self._open[task_id] = self._begun
             else:

@@ -1,6 +1,6 @@
-"""The pattern cache: it validates and retrieves patterns, and caches the matcher of each tenant.
+"""The pattern cache, which validates and retrieves patterns and caches each tenant's matcher.
 
-Notifications of the database invalidate matchers. While the connection that receives them is down,
+Notifications of the database invalidate matchers. While the connection for notifications is down,
 every call reads the database; a new connection clears the cache.
 """
 
@@ -42,11 +42,11 @@ from bottega.memory.patterns.store import (
 )
 
 MOST_KEPT = 100_000
-"""Most patterns in all matchers of a process; the least recently used matcher is dropped first."""
+"""Maximum number of patterns in all matchers; the least recently used is dropped first."""
 LIVE = (PatternState.CANDIDATE, PatternState.VALIDATED)
 _SIMILAR = (*LIVE, PatternState.IN_REVIEW)
 
-# The patterns of a tenant for its matcher: validated patterns first, then by confidence.
+# Selects the patterns for a tenant's matcher: validated patterns first, then by confidence.
 _LIVE = f"""
 SELECT {COLUMNS} FROM patterns p
 WHERE p.tenant_id = $1 AND p.state IN ('VALIDATED', 'CANDIDATE')
@@ -55,12 +55,12 @@ ORDER BY p.state DESC, p.confidence DESC, p.id LIMIT 20000
 
 
 _apart = ThreadPoolExecutor(2, "patterns")
-"""Threads for long searches; each tenant has one search at a time."""
+"""Threads for long searches; a tenant has only one search at a time."""
 
 
 @dataclass(frozen=True)
 class PatternCache:
-    """The patterns of all tenants. :meth:`store` changes them, in a transaction of the tenant."""
+    """The patterns of all tenants. :meth:`store` changes them in a transaction of the tenant."""
 
     pool: asyncpg.Pool
     listener: NotifyListener
@@ -80,7 +80,7 @@ class PatternCache:
         """Return a complete pattern in its current version.
 
         Raises:
-            NotFoundError: the pattern is unknown, or another tenant's.
+            NotFoundError: the pattern is unknown, or of another tenant.
         """
         async with acting_as(self.pool, tenant_id) as connection:
             found = await self.store(connection, tenant_id).get_many([pattern_id])
@@ -96,7 +96,7 @@ class PatternCache:
         after: UUID | None = None,
         descending: bool = False,
     ) -> PageItems[Pattern]:
-        """List patterns in the order of their creation, after the one with the id ``after``."""
+        """List patterns in the order of their creation, after the pattern with the id ``after``."""
         where = tenant_id, GIVEN_ARMS, [*states], [*categories], after
         how = {"descending": descending, "by_index": True}
         async with acting_as(self.pool, tenant_id) as connection:
@@ -109,10 +109,10 @@ class PatternCache:
         states: Collection[PatternState] = LIVE,
         categories: Collection[Category] = tuple(Category),
     ) -> AsyncIterator[list[Pattern]]:
-        """Yield all patterns of these states and categories, a page at a time.
+        """Yield all patterns of these states and categories, one page at a time.
 
-        Pages are short, because a caller that changes a page blocks runs that apply its
-        patterns."""
+        Pages are short, because a change of a page blocks runs that apply its patterns.
+        """
         after: UUID | None = None
         while page := await self.page(
             tenant_id, states=states, categories=categories, limit=100, after=after
@@ -128,11 +128,11 @@ class PatternCache:
         self.forget(tenant_id)
 
     def store(self, connection: asyncpg.Connection, tenant_id: UUID) -> PatternStore:
-        """Return the patterns in a transaction of the tenant; call :meth:`forget` after it."""
+        """Return the patterns in a transaction of the tenant; call :meth:`forget` afterwards."""
         return PatternStore(connection, tenant_id, self.clock())
 
     def forget(self, tenant_id: UUID) -> None:
-        """Reload a tenant's patterns in this process now, without waiting for the notification."""
+        """Load a tenant's patterns again in this process, without waiting for the notification."""
         self._matchers.pop(tenant_id, None)
         self._loading.discard(tenant_id)
 
@@ -155,8 +155,8 @@ class PatternCache:
         """Return the validated patterns that apply to a task, best first.
 
         Args:
-            category: ``None``: the categories about failures if the features name a failure,
-                otherwise all others.
+            category: category of the patterns; ``None``: the categories about failures if the
+                features name a failure; otherwise all other categories.
         """
         of = _categories(features) if category is None else (category,)
         now = self.clock()
@@ -172,12 +172,12 @@ class PatternCache:
     ) -> list[Match]:
         """Return the candidates that apply to a task, the most promising first.
 
-        The order is by the expected success of the next application, as known at the last
+        The order is by the expected success of the next application, calculated at the last
         validation, then by ``draw``.
 
         Args:
-            draw: function that returns a random number from 0 to 1 for a pattern; the smallest
-                comes first.
+            draw: a function that returns a random number from 0 to 1 for a pattern; the pattern
+                with the smallest number is first.
         """
         of, now = _categories(features), self.clock()
 
@@ -192,7 +192,7 @@ class PatternCache:
         return sorted(found, key=order)
 
     async def _found(self, tenant_id: UUID, find: Callable[[Matcher], list[Match]]) -> list[Match]:
-        """Search, in a thread if the tests of all conditions might block the event loop."""
+        """Search; use a thread if the tests of all conditions might block the event loop."""
         matcher = await self.matcher(tenant_id)
         if matcher.tests <= 2_000:
             return find(matcher)
@@ -200,10 +200,10 @@ class PatternCache:
             return await asyncio.get_running_loop().run_in_executor(_apart, find, matcher)
 
     async def matcher(self, tenant_id: UUID) -> Matcher:
-        """Return the matcher of a tenant's patterns. Changes just made may be missing in it."""
+        """Return the matcher of a tenant's patterns. It may lack changes that were just made."""
         loading = asyncio.ensure_future(self._matcher(tenant_id))
         loading.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved
-        return await asyncio.shield(loading)  # the load goes on if its caller is cancelled
+        return await asyncio.shield(loading)  # the load continues if its caller is cancelled
 
     async def _matcher(self, tenant_id: UUID) -> Matcher:
         async with self._turns.setdefault(tenant_id, asyncio.Lock()):
@@ -227,7 +227,7 @@ class PatternCache:
             ids: ``None``: all candidates and validated patterns, with one transaction per page.
 
         Raises:
-            NotFoundError: a pattern is unknown, or another tenant's.
+            NotFoundError: a pattern is unknown, or of another tenant.
         """
         if ids is None:
             pages = [[each.key for each in page] async for page in self.pages(tenant_id)]
@@ -238,9 +238,9 @@ class PatternCache:
     async def similar(
         self, tenant_id: UUID, pattern: Pattern, k: int
     ) -> list[tuple[Pattern, float]]:
-        """Return the most similar patterns of the same category, with their :func:`likeness`.
+        """Return the most similar patterns of the same category, each with its :func:`likeness`.
 
-        The most similar come first. The result omits deprecated patterns."""
+        The most similar pattern is first. The result leaves out deprecated patterns."""
         best: list[tuple[Pattern, float]] = []
         async for page in self.pages(tenant_id, _SIMILAR, [pattern.category]):
             best += [(each, likeness(pattern, each)) for each in page if each.id != pattern.id]

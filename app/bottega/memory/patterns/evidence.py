@@ -1,13 +1,14 @@
-"""The experiment about a pattern: random arms of its runs, and their evidence. Pure.
+"""The experiment with a pattern: runs get random arms, and their results are the evidence. Pure.
 
-Runs count by assignment, not by adherence: a run may ignore a pattern because the pattern is bad.
+A run counts for the arm that it was assigned, even if it did not follow the pattern: a run may
+ignore a pattern because the pattern is bad.
 
-A test that is repeated after each application finds significance in noise sooner or later. So the
-test is made only four times, after 8, 16, 32 and 64 applications, and each time with its own level
-of significance (:data:`LOOKS`). Statistics calls such an interim test a *look*. All four looks
-together promote at most 3 % of the patterns without effect. They promote a pattern that raises the
-success rate from 0.5 to 0.8 in 95 % of cases. Validated patterns are tested for harm with the same
-looks; after the fourth look a new series begins.
+A test that is repeated after each application sooner or later finds significance in noise. So there
+are only four tests, after 8, 16, 32 and 64 applications, and each test has its own level of
+significance (:data:`LOOKS`). Statistics calls such an interim test a *look*. All four looks
+together promote at most 3 % of the patterns that have no effect. They promote 95 % of the patterns
+that raise the success rate from 0.5 to 0.8. The same looks test validated patterns for harm; after
+the fourth look, a new series begins.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,11 +25,11 @@ from bottega.memory.episodes.scope import LearningOptions
 from bottega.memory.patterns.pattern import Arm, Baseline, Pattern, PatternState
 
 LOOKS = {8: 0.001, 16: 0.005, 32: 0.015, 64: 0.04}
-"""Levels of significance, by the number of applications at which the test is made."""
+"""Levels of significance, by the number of applications at which a test is made."""
 EVIDENCE_DAYS = 90
-"""Greatest age of applications that count for the verdict."""
+"""Maximum age in days of applications that count for the verdict."""
 LEAST_APPLICATIONS = 5
-"""Least number of applications for a verdict."""
+"""Minimum number of applications for a verdict."""
 _LEAST_CONFIDENCE = 0.7
 _NORMAL_95 = 1.96
 
@@ -41,14 +42,14 @@ class Verdict(StrEnum):
 
 
 class Tally(NamedTuple):
-    """Number of applications, and of successful ones among them."""
+    """Number of applications, and number of successful applications among them."""
 
     good: int = 0
     n: int = 0
 
     @property
     def rate(self) -> float:
-        """Share of successes; 0 without applications."""
+        """Share of successes; 0 if there are no applications."""
         return self.good / self.n if self.n else 0.0
 
     @property
@@ -63,7 +64,7 @@ class Tally(NamedTuple):
 
     @property
     def variance(self) -> float:
-        """Variance of the same posterior."""
+        """Variance of the Beta posterior of the rate."""
         return self.expected * (1 - self.expected) / (self.n + 3)
 
     @classmethod
@@ -72,12 +73,12 @@ class Tally(NamedTuple):
         return cls(sum(counted), len(counted))
 
     def without(self, some: "Tally") -> "Tally":
-        """Return the rest, without some of these applications."""
+        """Return the tally of the other applications, without these."""
         return Tally(self.good - some.good, self.n - some.n)
 
 
 class Comparison(NamedTuple):
-    """Applications of a pattern, and runs without the pattern for comparison."""
+    """Applications of a pattern, and runs without the pattern to compare with them."""
 
     given: Tally = Tally()
     without: Tally = Tally()  # runs without the pattern, assigned by the experiment or reported
@@ -85,7 +86,7 @@ class Comparison(NamedTuple):
 
     @property
     def baseline(self) -> Baseline:
-        """Success rate without the pattern: as measured, else as reported, else 0.5."""
+        """Success rate without the pattern: as measured; otherwise as reported; otherwise 0.5."""
         if self.without.n:
             return Baseline("without", self.without.rate, self.without.n)
         if self.known_rate is not None:
@@ -95,14 +96,14 @@ class Comparison(NamedTuple):
     @property
     def p_better(self) -> float:
         """The p-value of "the pattern does not help": Fisher's exact test, or the binomial test if
-        there are no runs without the pattern. Both are one-sided."""
+        there are no runs without the pattern. Both tests are one-sided."""
         if self.without.n:
             return fisher_p(self.given, self.without)
         return binomial_p(self.given, self.baseline.rate)
 
     @property
     def p_worse(self) -> float:
-        """The p-value of "the pattern does no harm", by the same test in the other direction."""
+        """The p-value of "the pattern does no harm", from the same test in the other direction."""
         if self.without.n:
             return fisher_p(self.without, self.given)
         return binomial_p(self.given.bad, 1 - self.baseline.rate)
@@ -116,7 +117,7 @@ class Comparison(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict from these applications alone."""
+        """The verdict, based only on these applications."""
         if self.given.n < LEAST_APPLICATIONS:
             return Verdict.INSUFFICIENT_EVIDENCE
         if self.given.rate < 0.6 or self.p_better >= 0.05:
@@ -133,17 +134,17 @@ class Comparison(NamedTuple):
 
 
 def pooled_difference(pairs: Sequence[tuple[Tally, Tally]]) -> tuple[float, float, float]:
-    """Return the difference of the rates with and without something, and its 95 % interval.
+    """Return the difference of the success rates with and without something, and its 95 % interval.
 
-    The differences of pairs are weighted as by Mantel and Haenszel (1959). The interval comes from
+    The differences of the pairs have weights as in Mantel and Haenszel (1959). The interval is from
     posteriors with one more success and one more failure per tally (Agresti and Caffo, 2000), so
-    that it is wide for few runs.
+    the interval is wide for few runs.
 
     Args:
-        pairs: tallies with and without something; no tally is empty.
+        pairs: tallies with and without something; no tally may be empty.
 
     Returns:
-        The difference, the lower end and the upper end of the interval.
+        The difference, and the lower and upper ends of the interval.
     """
     weights = [with_it.n * others.n / (with_it.n + others.n) for with_it, others in pairs]
     total = fsum(weights)
@@ -175,7 +176,7 @@ def binomial_p(tally: Tally, baseline: float) -> float:
 
 
 def fisher_p(better: Tally, other: Tally) -> float:
-    """Return the p-value of Fisher's exact one-sided test; 1 if a tally is empty."""
+    """Return the p-value of Fisher's exact one-sided test; 1 if one tally is empty."""
     good, n = better.good + other.good, better.n + other.n
     if not (better.n and other.n):
         return 1.0
@@ -185,12 +186,11 @@ def fisher_p(better: Tally, other: Tally) -> float:
 
 
 def _ways(n: int, k: int) -> float:
-    """Return the logarithm of the number of ways to choose ``k`` of ``n``."""
+    """Return the logarithm of the number of subsets of size ``k`` of a set of size ``n``."""
     return lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)
 
 
 def _sum(logarithms: Iterable[float]) -> float:
-    """Return the sum of probabilities, given by their logarithms."""
     return min(1.0, fsum(map(exp, logarithms)))
 
 
@@ -198,13 +198,13 @@ def _sum(logarithms: Iterable[float]) -> float:
 
 
 def uniform(salt: UUID, run: UUID, pattern_id: UUID, version: int, kind: str) -> float:
-    """Return a number in [0, 1), evenly distributed; independent for different ``kind``s.
+    """Return an evenly distributed number in [0, 1), independent for different values of ``kind``.
 
-    The number is a hash, so a resumed or retried run keeps its arm. Without the salt, the author of
-    a task cannot choose the arm.
+    The number is a hash, so that a resumed or retried run keeps its arm. Because of the salt, the
+    author of a task cannot choose the arm.
     """
     said = b"".join((salt.bytes, run.bytes, pattern_id.bytes, f"{version} {kind}".encode()))
-    # 53 bits, because a float has no more: further bits could round the number up to 1.
+    # 53 bits, because a float has no more bits, and further bits could round the number up to 1.
     return (int.from_bytes(sha256(said).digest()[:8]) >> 11) / 2**53
 
 
@@ -228,13 +228,13 @@ def arm_of(
 
 
 class Side(NamedTuple):
-    """Applications of one version with the pattern, or of runs without it."""
+    """Applications of one version with the pattern, or runs without it."""
 
-    lately: Tally = Tally()  # in the time that counts for the verdict
+    lately: Tally = Tally()  # in the period that counts for the verdict
     since: Tally = Tally()  # in the current series of looks
     known_rate: float | None = None  # mean reported success rate, if each application has one
     seconds: float | None = None  # mean known duration
-    tokens: float | None = None  # mean known number
+    tokens: float | None = None  # mean known number of tokens
 
 
 class Sides(NamedTuple):
@@ -247,7 +247,7 @@ def _saved(given: float | None, without: float | None) -> float | None:
 
 
 class Validation(NamedTuple):
-    """A pattern before and after a validation, and its applications that count for the verdict."""
+    """A pattern before and after a validation, and the applications that count for its verdict."""
 
     was: Pattern
     now: Pattern
@@ -255,9 +255,9 @@ class Validation(NamedTuple):
 
 
 def validated(was: Pattern, sides: Sides, now: datetime) -> Validation:
-    """Return a pattern with its current evidence, and with its state after a look that is due.
+    """Return a pattern with its current evidence, and with its new state if a look was due.
 
-    If nothing changed, the old evidence stays, with its time. If there are too few applications,
+    If nothing changed, the pattern keeps the old evidence and its time. With too few applications,
     confidence and p-value keep their old values.
     """
     given, without = sides
@@ -315,7 +315,7 @@ def looked_at(pattern: Pattern, found: Comparison, now: datetime) -> Pattern:
 
 
 class Judged(NamedTuple):
-    """An application with a known outcome."""
+    """An application whose outcome is known."""
 
     at: datetime
     is_given: bool
@@ -326,8 +326,9 @@ class Judged(NamedTuple):
 def history(applications: Sequence[Judged]) -> list[dict[str, Any]]:
     """Return the evidence after each application, or after 40 evenly spaced applications.
 
-    Each point has the time ``at``, the numbers of applications ``given`` the pattern and of
-    ``others``, the successful ones ``given_good`` and ``others_good``, and the ``p_value``.
+    Each point has the time ``at``, the number of applications with the pattern (``given``) and
+    without it (``others``), the numbers of successful ones (``given_good``, ``others_good``), and
+    the ``p_value``.
 
     Args:
         applications: oldest first.

@@ -1,7 +1,7 @@
-"""Matching: find the patterns that apply to a task, and order them by score. Pure.
+"""Matching: finds the patterns that apply to a task, and orders these by score. Pure.
 
-The index has each pattern under a value that its tasks must have: a type, a domain, a failure's
-signature.
+The index has each pattern under a value that a task must have for the pattern: a type, a domain, a
+failure's signature.
 """
 
 from collections import defaultdict
@@ -22,10 +22,10 @@ from bottega.memory.patterns.pattern import (
 )
 
 ALWAYS = frozenset(("task_type", "domain", "complexity", "capabilities"))
-"""Features that always count for the quality of a match; others count if a condition names them."""
+"""Features that always count for a match's quality; others count if a condition names them."""
 
 Place = tuple[str, str | None, Any]
-"""A key of the index: a feature, and the kind and the value that the feature must have."""
+"""A key of the index: a feature, the feature's kind, and the value that the feature must have."""
 _ANYWHERE: Place = ("", None, None)
 
 
@@ -33,10 +33,11 @@ class Match(NamedTuple):
     """A pattern that applies.
 
     Attributes:
-        score: 0 to 1: 0.4 confidence + 0.3 success rate + 0.15 min(ln(1 + uses)/10, 1)
-            + 0.1 exp(-days since validation/90) (0 without a validation) + 0.05 quality.
-        quality: share of the task's known features that the pattern names, 0 to 1. Only features
-            that the pattern names, or that are in :data:`ALWAYS`, count. 0 if no feature counts.
+        score: from 0 to 1: 0.4 confidence + 0.3 success rate + 0.15 min(ln(1 + uses)/10, 1) + 0.1
+            exp(-days since validation/90) (0 without a validation) + 0.05 quality.
+        quality: share of the task's known features that the pattern names, from 0 to 1. Only
+            features that the pattern names, or that are in :data:`ALWAYS`, count. 0 if no feature
+            counts.
     """
 
     pattern: Pattern
@@ -45,13 +46,13 @@ class Match(NamedTuple):
 
 
 class Rule:
-    """The conditions of a pattern, prepared for many tasks."""
+    """The conditions of a pattern, prepared for tests of many tasks."""
 
     __slots__ = ("must", "pattern", "spoken", "tests")
 
     def __init__(self, pattern: Pattern) -> None:
         self.pattern = pattern
-        self.must = [*_needed(pattern.applicability)]  # all conditions that must hold
+        self.must = [*_needed(pattern.applicability)]  # all conditions that must be true
         said = [name for each in self.must for name in named(each)]
         self.spoken = frozenset(said)  # features that the pattern names
         self.tests = len(said)
@@ -63,7 +64,7 @@ class Rule:
         return True
 
     def match(self, known: Set[str], now: datetime) -> Match:
-        """Return the match with a task to which the pattern applies.
+        """Return the match of the pattern with a task to which it applies.
 
         Args:
             known: names of the task's known features.
@@ -88,7 +89,6 @@ def score_parts(pattern: Pattern, quality: float, now: datetime) -> dict[str, fl
 
 
 def _needed(applicability: Applicability) -> Iterator[Condition]:
-    """Yield all conditions that must hold for a pattern."""
     if applicability.problem_types:
         yield _test("task_type", "in", applicability.problem_types)
     if applicability.domains:
@@ -141,10 +141,10 @@ class Matcher:
         k: int = 5,
         categories: Collection[Category] | None = None,
     ) -> list[Match]:
-        """Return the ``k`` VALIDATED patterns that apply and score highest, best first.
+        """Return the ``k`` VALIDATED patterns that apply and have the highest scores, best first.
 
-        Of equal scores the smaller id comes first. The result omits a pattern that contradicts a
-        better pattern in the result.
+        For equal scores, the pattern with the smaller id is first. The result leaves out a pattern
+        that contradicts a better pattern in the result.
         """
         taken: list[Match] = []
         excluded: set[UUID] = set()
@@ -164,7 +164,7 @@ class Matcher:
         now: datetime,
         categories: Collection[Category] | None = None,
     ) -> list[Match]:
-        """Return the patterns of a state that apply, by score, then id."""
+        """Return the patterns of a state that apply to a task, ordered by score, then id."""
         known = {name for name, value in features.items() if value is not None}
         features = searchable(features)
         places = [_ANYWHERE]
@@ -182,7 +182,7 @@ class Matcher:
 
 
 def _places(must: Iterable[Condition]) -> list[Place]:
-    """Return the keys of the index for a pattern's conditions; a task must have one of the keys."""
+    """Return the index keys for a pattern's conditions; a matching task has one of these keys."""
     for each in must:
         if each.get("op") in ("eq", "in"):
             values = each["value"] if each["op"] == "in" else [each["value"]]

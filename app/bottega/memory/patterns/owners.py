@@ -1,7 +1,7 @@
-"""Owners of texts in episodes, and the texts that patterns may contain. Pure.
+"""Owners of texts in episodes, and the texts that patterns are allowed to contain. Pure.
 
-Runs of all users read patterns. So a pattern contains no text that only one or two users' runs had.
-Names of agents and tools come from definitions, and are always allowed.
+Runs of all users read patterns. So a pattern contains no text that occurs only in the runs of one
+or two users. Names of agents and tools come from definitions, so they are always allowed.
 """
 
 from collections import defaultdict
@@ -12,11 +12,11 @@ from bottega.memory.episodes.scope import identity_of
 from bottega.memory.patterns.pattern import Features
 
 _NAMES = frozenset(("capabilities", "tools_required"))
-"""Features that have names of agents and tools. All other texts may be a user's."""
+"""Features that have names of agents and tools. All other texts may be a user's texts."""
 
 
 class OwnedFeatures(NamedTuple):
-    """Features of a task, and the owner of their episode."""
+    """Features of a task, and the owner of the task's episode."""
 
     features: Features
     owner: str | None  # ``None``: no owner, because a client sent the features with its pattern
@@ -24,7 +24,8 @@ class OwnedFeatures(NamedTuple):
 
 
 def owner_of(user: str | None, session_id: str | None) -> str:
-    """Return an episode's owner: its user, or else its session. All others have the same owner."""
+    """Return an episode's owner: the episode's user, or the session if there is no user. All
+    episodes with neither have the same owner."""
     if user is not None:
         return f"user:{user}"
     session = identity_of(session_id)
@@ -32,7 +33,7 @@ def owner_of(user: str | None, session_id: str | None) -> str:
 
 
 def shared_texts(texts: Iterable[tuple[str, str]]) -> set[str]:
-    """Return the texts that at least three owners have, given pairs of a text and an owner."""
+    """Return the texts that at least three owners have; each pair has a text and its owner."""
     of_text: defaultdict[str, set[str]] = defaultdict(set)
     for text, owner in texts:
         of_text[text].add(owner)
@@ -40,7 +41,7 @@ def shared_texts(texts: Iterable[tuple[str, str]]) -> set[str]:
 
 
 def public_features(owned: Sequence[OwnedFeatures]) -> list[dict[str, Any]]:
-    """Remove texts that fewer than three owners have from features."""
+    """Return the features without texts that fewer than three owners have."""
     said = [(text, each.owner) for each in owned for text in _texts(each)]
     public = shared_texts((text, owner) for text, owner in said if owner is not None)
     public |= {text for text, owner in said if owner is None}
@@ -61,7 +62,6 @@ def public_features(owned: Sequence[OwnedFeatures]) -> list[dict[str, Any]]:
 
 
 def _texts(owned: OwnedFeatures) -> Iterator[str]:
-    """Yield the texts among the features, except names of defined agents and tools."""
     for name, value in owned.features.items():
         if name not in _NAMES:
             several = value if isinstance(value, list | tuple) else [value]

@@ -1,7 +1,7 @@
 """Patterns: advice that was learned from several runs. Pure.
 
-A pattern has a condition, advice and evidence. It is data: nothing in it is ever executed, and
-prompts present it as data.
+A pattern has a condition, advice and evidence. A pattern is data: nothing in it is ever executed,
+and prompts present it as data.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ Condition = Mapping[str, Any]
 
 EMPTY: Mapping[str, Any] = MappingProxyType({})
 LONGEST_NAME = 120
-"""Most characters of the name of a mined pattern."""
+"""Maximum number of characters of the name of a mined pattern."""
 
 
 class Category(StrEnum):
@@ -44,17 +44,17 @@ class Category(StrEnum):
 
 
 OF_RUN = frozenset((Category.STRATEGIC, Category.DECOMPOSITION, Category.DOMAIN))
-"""Categories whose patterns are judged by the outcome of the whole run. Patterns of other
-categories are judged by the next task or call that they affect."""
+"""Categories whose patterns the outcome of the whole run judges. The next affected task or call
+judges a pattern of any other category."""
 ON_FAILURE = frozenset((Category.FAILURE, Category.RECOVERY))
-"""Categories that are retrieved after a failure; the others are retrieved at the start of a run."""
+"""Categories that are retrieved after a failure; all others are retrieved at a run's start."""
 
 
 class PatternState(StrEnum):
     CANDIDATE = "CANDIDATE"  # only on trial
-    VALIDATED = "VALIDATED"  # used
-    IN_REVIEW = "IN_REVIEW"  # formerly validated, with contrary evidence
-    DEPRECATED = "DEPRECATED"  # stored, and not used
+    VALIDATED = "VALIDATED"  # runs use the pattern
+    IN_REVIEW = "IN_REVIEW"  # was validated, and now some evidence is against it
+    DEPRECATED = "DEPRECATED"  # stored, but not used
 
 
 class ContentKind(StrEnum):
@@ -69,10 +69,10 @@ class ContentKind(StrEnum):
 class Arm(StrEnum):
     """The arm of a run in the experiment about one pattern."""
 
-    USED = "used"  # validated, and given
-    TRIAL = "trial"  # a candidate, and given
-    WITHHELD = "withheld"  # validated, but not given
-    CONTROL = "control"  # a candidate, but not given
+    USED = "used"  # a validated pattern that the run got
+    TRIAL = "trial"  # a candidate that the run got
+    WITHHELD = "withheld"  # a validated pattern that the run did not get
+    CONTROL = "control"  # a candidate that the run did not get
     REPORTED = "reported"  # a client reported the application
     REPORTED_WITHOUT = "reported_without"  # a client reported a task without the pattern
 
@@ -82,21 +82,22 @@ APPLIED = frozenset((Arm.USED, Arm.TRIAL, Arm.REPORTED))
 
 @dataclass(frozen=True, slots=True)
 class Applicability:
-    """The tasks to which a pattern applies. All fields must hold; an empty field always holds."""
+    """The tasks to which a pattern applies. All fields must be true; an empty field is always
+    true."""
 
-    problem_types: tuple[str, ...] = ()  # the feature ``task_type`` must be one of these
-    domains: tuple[str, ...] = ()  # the feature ``domain`` must be one of these
-    complexity: tuple[float, float] | None = None  # bounds of the feature, both included
+    problem_types: tuple[str, ...] = ()  # allowed values of the feature ``task_type``
+    domains: tuple[str, ...] = ()  # allowed values of the feature ``domain``
+    complexity: tuple[float, float] | None = None  # bounds of the feature, both inclusive
     capabilities: tuple[str, ...] = ()  # the feature ``capabilities`` must have all of these
-    conditions: tuple[Condition, ...] = ()  # all must hold
-    anti_conditions: tuple[Condition, ...] = ()  # none may hold
+    conditions: tuple[Condition, ...] = ()  # all of these must be true
+    anti_conditions: tuple[Condition, ...] = ()  # none of these may be true
 
 
 def check_applicability(applicability: Applicability) -> None:
-    """Validate the conditions of a pattern, and their total size.
+    """Check the conditions of a pattern and their total size.
 
     Raises:
-        InvalidInputError: a condition is invalid, or they are too large; the pointer locates it.
+        InvalidInputError: a condition is invalid, or too large; the pointer locates it.
     """
     path = "/applicability"
     for part in ("problem_types", "domains", "capabilities"):
@@ -116,40 +117,40 @@ def check_applicability(applicability: Applicability) -> None:
 class Content:
     """The advice of a pattern.
 
-    The kind determines the names of ``fields``. STRATEGY: ``approach``, ``principles``,
+    ``kind`` determines the names of ``fields``. STRATEGY: ``approach``, ``principles``,
     ``trade_offs``. TEMPLATE: ``steps``, ``parameters``, ``rules``. HEURISTIC: ``condition``,
-    ``action``, ``rationale``. PROCEDURE: ``steps``, ``branches``, ``stop_when``. Steps are
-    ``{do, uses}``.
+    ``action``, ``rationale``. PROCEDURE: ``steps``, ``branches``, ``stop_when``. A step is ``{do,
+    uses}``.
     """
 
     kind: ContentKind
     fields: Mapping[str, Any] = field(default_factory=dict)
     uses: tuple[str, ...] = ()  # recommended tools and agents, in order; they measure adherence
-    affects: tuple[str, ...] = ()  # tools and agents whose next call judges the pattern, if any do
+    affects: tuple[str, ...] = ()  # tools and agents whose next call judges the pattern, if any
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
     """Success rate of ``n`` tasks without the pattern."""
 
-    name: str = "unknown"  # or ``without``: measured; or ``given``: reported by a client
-    rate: float = 0.5  # 0 to 1
+    name: str = "unknown"  # or ``without``: measured; or ``given``: a client reported the rate
+    rate: float = 0.5  # from 0 to 1
     n: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Evidence for a pattern; ``None``: unknown."""
+    """Evidence for a pattern; ``None`` means unknown."""
 
-    mined_from: tuple[UUID, ...] = ()  # episodes in which it was found; these are no evidence
-    supporting: tuple[UUID, ...] = ()  # the latest episodes that applied it with success
-    contrary: tuple[UUID, ...] = ()  # the latest episodes that applied it without success
-    applications: int = 0  # number of applications of this version in the time that counts
+    mined_from: tuple[UUID, ...] = ()  # episodes in which it was found; these are not evidence
+    supporting: tuple[UUID, ...] = ()  # the latest episodes that applied the pattern with success
+    contrary: tuple[UUID, ...] = ()  # the latest episodes that applied the pattern without success
+    applications: int = 0  # number of applications of this version in the period that counts
     success_rate: float | None = None  # share of successes among these applications
-    time_saved_s: float | None = None  # mean, compared with runs without the pattern
+    time_saved_s: float | None = None  # mean, in comparison with runs without the pattern
     tokens_saved: float | None = None
     uplift: float | None = None  # success rate minus the baseline
-    confidence: float = 0.0  # 0 to 1
+    confidence: float = 0.0  # from 0 to 1
     p_value: float | None = None
     baseline: Baseline = Baseline()
     verdict: str | None = None  # verdict of the last validation
@@ -168,13 +169,13 @@ class Guide:
 @dataclass(frozen=True, slots=True)
 class Lifecycle:
     state: PatternState = PatternState.CANDIDATE
-    uses: int = 0  # number of runs that were given the pattern, in any version
+    uses: int = 0  # number of runs that got the pattern, in any version
     last_used: datetime | None = None
     replaced_by: UUID | None = None
     reason: str | None = None
     # A *look* is an interim test; see :mod:`bottega.memory.patterns.evidence`.
     looks: int = 0  # number of applications at the last look of the current series
-    looks_since: datetime | None = None  # begin of the series; ``None``: it began with the version
+    looks_since: datetime | None = None  # start of the series; ``None``: it began with the version
     decision: str | None = None  # decision of the last look, in a sentence
 
 
@@ -208,12 +209,12 @@ class Pattern:
     lifecycle: Lifecycle = Lifecycle()
     relations: Relations = Relations()
     origin: Mapping[str, Any] = field(default_factory=dict)  # such as ``principal`` or ``mined``
-    trust: int = 1  # 3 mined from own runs, 2 from runs that read external texts, 1 from a client
+    trust: int = 1  # 3: from own runs; 2: from runs that read external texts; 1: from a client
     fingerprint: str | None = None  # equal for equal advice and scope; ``None``: from a client
 
     @property
     def key(self) -> UUID:
-        """The id; the pattern must be stored."""
+        """The id of the pattern, which must be stored."""
         assert self.id is not None, "it is not stored yet"
         return self.id
 
@@ -240,7 +241,7 @@ DOCUMENT = ("description", "summary", "detail", "content", "applicability", "gui
 
 
 def pattern_of(fields: Mapping[str, Any]) -> Pattern:
-    """Build a pattern from JSON or a row; unknown fields are ignored."""
+    """Build a pattern from JSON or a row; this ignores unknown fields."""
     return _adapter().validate_python(fields)
 
 
@@ -251,7 +252,7 @@ def _adapter() -> TypeAdapter[Pattern]:
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """A run that was given a pattern, or from which it was withheld, and the result."""
+    """A run that got a pattern, or from which a pattern was withheld, and the run's result."""
 
     pattern_id: UUID
     version: int
@@ -259,16 +260,16 @@ class Application:
     at: datetime
     baseline_rate: float | None = None  # success rate without the pattern, if a client reports it
     episode_id: UUID | None = None
-    followed: bool | None = None  # adherence; ``None``: unknown
+    followed: bool | None = None  # true if the run followed the pattern; ``None``: unknown
     good: bool | None = None  # success; ``None``: the run made no call that judges the pattern
-    features: Features = field(default_factory=lambda: EMPTY)  # of the task
+    features: Features = field(default_factory=lambda: EMPTY)  # features of the task
     duration_s: float | None = None
     tokens: int | None = None
 
 
 _MOST = 1_100
 _LONGEST = 300
-_LONGEST_STEPS = 500  # all in bytes
+_LONGEST_STEPS = 500  # this limit and the next ones are in bytes
 _ADVICE = ("Approach", "Action", "Steps")
 _SOURCES = {1: "given by a person", 2: "from own runs that read outside sources"}
 _OPERATORS = {
@@ -285,14 +286,15 @@ _OPERATORS = {
 
 
 def pattern_text(pattern: Pattern, alternatives: Sequence[str] = ()) -> str:
-    """Render the parts of a pattern that help a model to act: at most about 1,200 bytes.
+    """Render the parts of a pattern that help a model to act, in at most about 1,200 bytes.
 
-    The first line is trusted. The pattern's own lines are indented, so that none can imitate the
-    first line. A part is omitted if an earlier line contains its text. The advice itself is omitted
-    only if it equals an earlier line, or the part of a line after its colon.
+    The first line is trusted. The pattern's own lines are indented, so that no line can imitate the
+    first line. The text leaves out a part if an earlier line contains the part's text. The text
+    leaves out the advice itself only if the advice equals an earlier line, or the part of an
+    earlier line after its colon.
 
     Args:
-        alternatives: names of the patterns that may be used instead.
+        alternatives: names of the patterns that may be used instead of this one.
     """
     known = pattern.evidence
     head = f"pattern, {pattern.category.replace('_', ' ')}, {pattern.state.lower()}"
@@ -314,7 +316,7 @@ def pattern_text(pattern: Pattern, alternatives: Sequence[str] = ()) -> str:
 
 
 def _parts(pattern: Pattern, alternatives: Sequence[str]) -> Iterator[tuple[str, int, str]]:
-    """Yield label, limit and text of each part, the most helpful first."""
+    """Yield label, length limit and text of each part, the most helpful part first."""
     fields, guide, when = pattern.content.fields, pattern.guide, pattern.applicability
     if "mined" not in pattern.origin:  # a mined pattern's name repeats the summary
         yield "", LONGEST_NAME, pattern.name
@@ -353,7 +355,6 @@ def condition_text(condition: Condition) -> str:
 
 
 def _step(step: Mapping[str, Any]) -> str:
-    """Render a step, and add its tools and agents that the text does not name."""
     do = step["do"]
     others = ", ".join(name for name in step.get("uses", ()) if name not in do)
     return f"{do} ({others})" if others else do

@@ -35,7 +35,7 @@ class Narrowing:
 
     condition: Condition
     inside: Tally  # tasks to which the pattern still applies
-    outside: Tally  # tasks to which the narrowed pattern does not apply
+    outside: Tally  # tasks to which the narrowed pattern no longer applies
     p_value: float
 
     @property
@@ -48,13 +48,13 @@ class Narrowing:
 
 
 def narrowing(applications: Sequence[tuple[Features, bool]]) -> Narrowing | None:
-    """Return the value of a feature that best separates failed from successful applications.
+    """Return the value of a feature that best separates failed applications from successful ones.
 
-    The difference must be significant (p < 0.01), with at least five tasks on each side. Otherwise
-    return ``None``.
+    The difference must be significant (p < 0.01), with at least five tasks on each side; otherwise
+    the result is ``None``.
 
     Args:
-        applications: features of the task, and success, for runs that were given one version.
+        applications: features of the task, and success, for each run that got one version.
     """
     everything = Tally.of(good for _, good in applications)
     having: defaultdict[tuple[str, str, Any], list[bool]] = defaultdict(list)
@@ -85,7 +85,7 @@ def _may_be_said(condition: Condition) -> bool:
 
 
 def narrowed(applicability: Applicability, by: Narrowing) -> Applicability | None:
-    """Add an anti-condition. Return ``None`` if it exists."""
+    """Add an anti-condition. Return ``None`` if the pattern already has the anti-condition."""
     if by.condition in applicability.anti_conditions:
         return None
     return replace(applicability, anti_conditions=(*applicability.anti_conditions, by.condition))
@@ -95,10 +95,10 @@ def narrowed(applicability: Applicability, by: Narrowing) -> Applicability | Non
 
 
 def likeness(one: Pattern, other: Pattern) -> float:
-    """Return the similarity of two patterns, 0 to 1: half for the advice, half for the tasks.
+    """Return the similarity of two patterns, from 0 to 1: half for the advice, half for the tasks.
 
-    Each half is the number of words that both have, divided by the number of words that at least
-    one has. The similarity is 0 for different categories."""
+    Each half is the number of words that both patterns have, divided by the number of words that at
+    least one of them has. The similarity is 0 for different categories."""
     if one.category is not other.category:
         return 0.0
     total = 0.0
@@ -119,7 +119,7 @@ def _words(value: Any) -> set[str]:
 
 
 def as_text(value: Any) -> str:
-    """Return a text; equal values give equal texts."""
+    """Convert a value to a text; equal values give equal texts."""
     return dumps(value, sort_keys=True, default=dict)
 
 
@@ -127,18 +127,18 @@ def as_text(value: Any) -> str:
 
 
 def tally_of(evidence: Evidence) -> Tally:
-    """Return the number of applications that count, and of successful ones among them."""
+    """Return the number of applications that count, and the number of successful ones."""
     n = evidence.applications
     return Tally(round(n * (evidence.success_rate or 0.0)), n)
 
 
 def of_low_value(pattern: Pattern, now: datetime) -> str | None:
-    """Return the reason to deprecate a candidate, or ``None``. Reasons are harm, no effect after
-    the last look, and that the candidate hardly ever applies."""
+    """Return the reason to deprecate a candidate; ``None``: there is no reason. The reasons are:
+    the candidate does harm, has no effect after the last look, or hardly ever applies."""
     if pattern.state is not PatternState.CANDIDATE:
         return None
     tally, baseline = tally_of(pattern.evidence), pattern.evidence.baseline
-    as_few = binomial_p(tally.bad, 1 - baseline.rate)  # the chance of so few successes
+    as_few = binomial_p(tally.bad, 1 - baseline.rate)  # the probability of so few successes
     if tally.n >= min(LOOKS) and as_few < 0.01:
         return (
             f"contrary evidence: {tally.good} of {tally.n} went well, against a baseline of "
@@ -153,7 +153,7 @@ def of_low_value(pattern: Pattern, now: datetime) -> str | None:
 
 
 def started_over(pattern: Pattern, reason: str | None = None) -> Pattern:
-    """Return the next version, as a candidate without evidence."""
+    """Return the next version of a pattern, as a candidate without evidence."""
     told = Evidence(mined_from=pattern.evidence.mined_from)
     origin = {name: said for name, said in pattern.origin.items() if name != "deprecated_by"}
     again = replace(
@@ -168,14 +168,15 @@ def started_over(pattern: Pattern, reason: str | None = None) -> Pattern:
 
 
 MOST_MERGED = 20
-"""Most patterns in one merge."""
+"""Maximum number of patterns in one merge."""
 
 T = TypeVar("T")
 
 
 def merged(patterns: Sequence[Pattern]) -> Pattern:
-    """Merge patterns of one category. The result has the advice of the pattern with the most
-    confidence, and applies to the tasks of all. Its evidence is only ``mined_from``."""
+    """Merge patterns of one category. The result has the advice of the pattern with the highest
+    confidence, and applies to the tasks of all the patterns. Its evidence is only
+    ``mined_from``."""
     best = max(
         patterns,
         key=lambda each: (each.evidence.confidence, each.evidence.applications, each.key.int),
@@ -207,12 +208,12 @@ def merged(patterns: Sequence[Pattern]) -> Pattern:
 
 
 def _texts(joint: str, texts: Iterable[str]) -> str:
-    """Join the distinct texts, because each may name the tasks of its own pattern."""
+    """Join the distinct texts, because each text may name the tasks of its own pattern."""
     return cut(joint.join(dict.fromkeys(filter(None, texts))), 1_000)
 
 
 def generalised(several: Sequence[Applicability]) -> Applicability:
-    """Return an applicability that holds for each task for which one of several holds."""
+    """Return an applicability that is true for each task for which one of several is true."""
 
     def either(names: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(chain.from_iterable(names))) if all(names) else ()

@@ -1,6 +1,6 @@
-"""Patterns in a transaction: their rows, and the operations that read and change them.
+"""Patterns in a transaction: their rows, and the operations that read and change the rows.
 
-After the transaction the caller must call
+After the transaction, the caller must call
 :meth:`bottega.memory.patterns.cache.PatternCache.forget`, so that this process reloads the
 patterns.
 """
@@ -44,9 +44,9 @@ from bottega.memory.patterns.pattern import (
 from bottega.memory.patterns.refinement import MOST_MERGED, merged, started_over
 
 CHANNEL = "bottega_patterns"
-"""Channel for a tenant's id, sent when a change affects which runs get patterns."""
+"""Channel for a tenant's id; it is sent when a change affects which runs get patterns."""
 GIVEN_ARMS = sorted(arm.value for arm in APPLIED)
-"""Arms of runs that were given a pattern."""
+"""Arms of runs that got a pattern."""
 
 _NOTIFIED = f"send_signal('{CHANNEL}', $1::uuid::text)"
 
@@ -74,8 +74,8 @@ SELECT {COLUMNS},
     {_EPISODES_OF.format(good="false", name="contrary")}
 """  # noqa: S608 (texts of ours)
 _LOAD = f"{_COLUMNS} FROM patterns p WHERE p.tenant_id = $1 AND p.id = ANY ($3)"
-"""Query for complete patterns: arguments are the tenant, :data:`GIVEN_ARMS` and ids."""
-# Finds the first ids of each state by an index, then reads the rows by their keys.
+"""Query for complete patterns; its arguments are the tenant, :data:`GIVEN_ARMS` and ids."""
+# The query finds the first ids of each state with an index, then reads the rows by their keys.
 PAGE = f"""
 {_COLUMNS} FROM (
     SELECT f.id FROM unnest($3::text[]) AS s(state) CROSS JOIN LATERAL (
@@ -89,16 +89,16 @@ CROSS JOIN LATERAL (
     SELECT * FROM patterns o WHERE o.tenant_id = $1 AND o.id = n.key LIMIT 1) AS p
 ORDER BY p.id {{order}}
 """  # noqa: S608 (texts of ours)
-"""Query for a page of patterns: the same first two arguments, then states, categories, the id after
-which the page begins, and the limit."""
+"""Query for a page of patterns; its arguments are the tenant, :data:`GIVEN_ARMS`, states,
+categories, the id after which the page begins, and the limit."""
 _INSERT = f"""
 INSERT INTO patterns (tenant_id, id, created_at, {_CHANGED})
 SELECT $1, coalesce($2, uuidv7()), $4, {_CHANGED}
 FROM jsonb_populate_record(NULL::patterns, $3::jsonb)
 RETURNING id, {_NOTIFIED}
 """  # noqa: S608
-"""Insert a new pattern from :func:`row_of`, and notify all processes on commit."""
-# Skips episodes that were erased in the meantime, and episodes that are already evidence.
+"""Insert a new pattern from :func:`row_of`, and notify all processes at commit."""
+# The query skips episodes that were erased meanwhile, and episodes that are already evidence.
 _SOURCES = """
 WITH there AS (
     SELECT held.episode_id FROM (
@@ -119,7 +119,7 @@ WHERE tenant_id = $1 AND id = $2
 RETURNING CASE WHEN $4::boolean THEN {_NOTIFIED} END
 """  # noqa: S608
 """Update a locked pattern from :func:`row_of`; if the last argument is true, notify all processes
-on commit. Other statements write the pattern's uses and the episodes of its evidence."""
+at commit. Other statements write the pattern's uses and the episodes of its evidence."""
 
 
 def from_row(row: Mapping[str, Any]) -> Pattern:
@@ -141,17 +141,17 @@ def row_of(pattern: Pattern, at: datetime) -> str:
 
 
 _SAID = "arm, at, episode_id, baseline_rate, followed, good, features, duration_s, tokens"
-# Locks the episodes, so that a concurrent erasure waits; skips episodes that are already erased.
+# The query locks the episodes, so that a concurrent erasure waits; it skips erased episodes.
 _STAY = """
 SELECT FROM (SELECT DISTINCT id FROM unnest($2::uuid[]) AS u(id) ORDER BY id) AS n
 CROSS JOIN LATERAL (
     SELECT FROM episode_state s
     WHERE s.tenant_id = $1 AND s.episode_id = n.id FOR KEY SHARE) AS held
 """
-# Applications that count as evidence. Excluded are episodes in which the pattern was found,
-# episodes that are not trusted, and quarantined or deleted episodes. A report cannot override the
-# outcome of an assigned pattern. A run that retries an earlier run is no independent evidence. Each
-# row is read by its key: the planner may assume one row per tenant, and read all rows for each.
+# Selects applications that count as evidence. Not counted are episodes in which the pattern was
+# found, episodes that are not trusted, and quarantined or deleted episodes. A report cannot
+# override the outcome of an assigned pattern. A run that retries an earlier run is not independent
+# evidence. The query reads each row by its key, because the planner may assume one row per tenant.
 _GIVEN = """
 SELECT n.* FROM reported n
 CROSS JOIN LATERAL (
@@ -190,7 +190,7 @@ WHERE n.version BETWEEN 1 AND p.version AND (n.episode_id IS NULL OR (
             SELECT FROM reported b
             WHERE b.pattern_id = n.pattern_id AND b.episode_id = o.id AND b.good IS NOT NULL))))
 """
-# A run gets only one version of a pattern, so pattern and episode identify an application, even
+# A run gets only one version of a pattern. So pattern and episode identify an application, even
 # after applications were carried over to a new version.
 _RECORD = f"""
 WITH reported AS MATERIALIZED (
@@ -256,13 +256,13 @@ ORDER BY a.at DESC, a.id DESC LIMIT $3
 """
 
 _SAYS = frozenset(("applicability", "content", "name", "summary", "description", "guide"))
-"""Fields that a run reads, or that decide whether it gets the pattern. A change of them voids the
-evidence."""
+"""Fields that a run reads, or that decide whether a run gets the pattern. A change of these fields
+makes the evidence invalid."""
 MOST_GIVEN = 20_000
-"""Most patterns of a tenant that were not mined."""
+"""Maximum number of a tenant's patterns that were not mined."""
 
-# Transactions that add patterns of a tenant wait for each other, so that two equal patterns that
-# are added at the same time become one.
+# Transactions that add patterns of a tenant wait for each other. Otherwise two equal patterns that
+# are added at the same time would both be stored.
 _ALONE = "SELECT pg_advisory_xact_lock(hashtextextended('patterns ' || $1::uuid, 0))"
 _KNOWN = """
 SELECT id FROM (
@@ -278,7 +278,7 @@ ORDER BY rank, id LIMIT 1
 """
 _GIVEN = "SELECT count(*) FROM patterns WHERE tenant_id = $1 AND fingerprint IS NULL"
 _NEWER = "SELECT count(*) FROM episodes WHERE tenant_id = $1 AND id = ANY ($2) AND at > $3"
-# An episode that applied several of the patterns counts once.
+# An episode that applied several of the merged patterns counts once.
 _POOL = f"""
 INSERT INTO pattern_applications (tenant_id, pattern_id, version, {_SAID})
 SELECT $1, $3, 1, {_SAID}
@@ -306,22 +306,22 @@ WHERE tenant_id = $1 AND pattern_id = $2 AND version = $3
 
 @dataclass(frozen=True, slots=True)
 class PatternStore:
-    """The patterns of a tenant in one transaction. Changes lock the rows that they change."""
+    """The patterns of a tenant in one transaction. A change locks the rows that it changes."""
 
-    connection: asyncpg.Connection  # acts as the tenant
+    connection: asyncpg.Connection  # this connection acts as the tenant
     tenant_id: UUID
     now: datetime  # the time of the changes
 
     async def add(self, pattern: Pattern) -> Pattern:
         """Store a new pattern as a candidate of version 1, or return an existing equal pattern.
 
-        An existing pattern with the same fingerprint stays unchanged. But if the night deprecated
+        An existing pattern with the same fingerprint stays unchanged. But if maintenance deprecated
         it, it gets a new version as soon as enough of the sources ended after that. A twin (a
         pattern in use with equal category, trust, applicability and content) gets the new pattern's
         sources.
 
         Raises:
-            InvalidInputError: a condition is invalid; the pointer locates it.
+            InvalidInputError: a condition is invalid; the error's pointer locates the condition.
             ConflictError: ``too_many``: the tenant has too many patterns that were not mined.
         """
         check_applicability(pattern.applicability)
@@ -361,20 +361,20 @@ class PatternStore:
         *,
         reason: str | None = None,
     ) -> Pattern:
-        """Change a pattern, as a new version; without a real change the version stays.
+        """Change a pattern by a new version; if nothing really changes, the version stays.
 
         If the advice or its wording changes, the new version is a candidate without evidence.
 
         Args:
-            version: the version that the changes are based on.
+            version: the version on which the changes are based.
             changes: new values by field of :class:`Pattern`, except evidence, lifecycle and
                 identity.
-            reason: stored if the pattern starts over as a candidate.
+            reason: reason to store if the pattern becomes a candidate again.
 
         Raises:
-            NotFoundError: the pattern is unknown, or another tenant's.
+            NotFoundError: the pattern is unknown, or of another tenant.
             ConflictError: ``stale_version``: the pattern has another version now.
-            InvalidInputError: a condition is invalid; the pointer locates it.
+            InvalidInputError: a condition is invalid; the error's pointer locates the condition.
         """
         if "applicability" in changes:
             check_applicability(changes["applicability"])
@@ -400,14 +400,15 @@ class PatternStore:
         replaced_by: UUID | None = None,
         by: str | None = None,
     ) -> Pattern:
-        """Deprecate a pattern: it stays stored, but runs do not get it any more.
+        """Deprecate a pattern: it stays stored, but runs no longer get it.
 
         Args:
-            by: person or key that decides it. Then mining does not revive the pattern.
+            by: person or key that deprecates the pattern. Then mining does not use the pattern
+                again.
 
         Raises:
-            NotFoundError: the pattern or its replacement is unknown, or another tenant's.
-            InvalidInputError: the replacement is the pattern itself, or deprecated.
+            NotFoundError: the pattern or its replacement is unknown, or of another tenant.
+            InvalidInputError: the replacement is the pattern itself, or it is deprecated.
         """
         ids = [pattern_id, *([] if replaced_by is None else [replaced_by])]
         held = await self.get_many(ids, lock=True)
@@ -428,11 +429,11 @@ class PatternStore:
     async def merge(self, ids: Collection[UUID]) -> Pattern:
         """Merge patterns of one category into a new pattern, validate it, and deprecate the others.
 
-        See :func:`merged`. The new pattern gets the applications of all patterns, each episode
-        once, without episodes in which a pattern was found.
+        See :func:`merged`. The new pattern gets the applications of all the patterns, each episode
+        once, without episodes in which one of the patterns was found.
 
         Raises:
-            NotFoundError: a pattern is unknown, or another tenant's.
+            NotFoundError: a pattern is unknown, or of another tenant.
             InvalidInputError: there are too few or too many patterns, they have several categories,
                 one is deprecated, or the merged condition exceeds the limits of a pattern.
         """
@@ -465,7 +466,6 @@ class PatternStore:
         return await self._judge((await self.get_many(ids, lock=True)).values())
 
     async def _judge(self, held: Iterable[Pattern]) -> list[Validation]:
-        """Validate locked patterns by their applications, and make the looks that are due."""
         since = self.now - timedelta(days=EVIDENCE_DAYS)
         of = {each.key: each for each in held}
         sides: dict[UUID, dict[bool, Side]] = defaultdict(dict)
@@ -484,9 +484,9 @@ class PatternStore:
         """Store applications of patterns. Return the number of new or changed applications.
 
         A repeated application changes nothing. A later outcome of an episode replaces the earlier
-        outcome. Applications are ignored if they are no evidence: if the pattern was found in the
+        outcome. An application is ignored if it is not evidence: if the pattern was found in the
         episode, if the episode has trust 1 or is cancelled, quarantined or deleted, or if the
-        pattern or version is unknown. Afterwards the patterns are validated at once.
+        pattern or version is unknown. At the end, the method validates the patterns.
         """
         of: dict[tuple[UUID, UUID | int], Application] = {
             (each.pattern_id, each.episode_id or n): each for n, each in enumerate(applications)
@@ -503,15 +503,15 @@ class PatternStore:
         return len(touched)
 
     async def newest(self, pattern_id: UUID, most: int) -> list[Judged]:
-        """Return the newest applications with a known outcome of a pattern's version.
+        """Return a pattern version's newest applications whose outcome is known.
 
-        The oldest of them comes first."""
+        The oldest of these is first."""
         given = pattern_id, most, GIVEN_ARMS
         rows = await self.connection.fetch(_NEWEST, self.tenant_id, *given)
         return [Judged(*row) for row in reversed(rows)]
 
     async def applied(self, of: Pattern, most: int) -> list[tuple[Features, bool]]:
-        """Return public features and success of the last tasks that got this version."""
+        """Return the public features and the success of the last tasks that got this version."""
         given = of.key, of.version, GIVEN_ARMS, most
         rows = await self.connection.fetch(_APPLIED, self.tenant_id, *given)
         records = [
@@ -521,17 +521,17 @@ class PatternStore:
         return [*zip(public_features(records), [row["good"] for row in rows], strict=True)]
 
     async def notify(self) -> None:
-        """Notify all processes, on commit, that the tenant's patterns changed."""
+        """Notify all processes, at commit, that the tenant's patterns have changed."""
         await self._do(f"SELECT {_NOTIFIED}")
 
     async def get_many(self, ids: Collection[UUID], *, lock: bool = False) -> dict[UUID, Pattern]:
         """Return complete patterns by id.
 
         Args:
-            lock: lock the rows until the transaction ends.
+            lock: true: lock the rows until the transaction ends.
 
         Raises:
-            NotFoundError: a pattern is unknown, or another tenant's.
+            NotFoundError: a pattern is unknown, or of another tenant.
         """
         found = await self._load(ids, lock=lock)
         for each in ids:
@@ -540,7 +540,7 @@ class PatternStore:
         return found
 
     async def _load(self, ids: Collection[UUID], *, lock: bool) -> dict[UUID, Pattern]:
-        # Locks are taken in the order of ids, so that transactions do not deadlock.
+        # Locks are taken in the order of ids. This prevents deadlocks between transactions.
         query = f"{_LOAD} ORDER BY p.id FOR NO KEY UPDATE OF p" if lock else _LOAD
         found = await self.connection.fetch(query, self.tenant_id, GIVEN_ARMS, list(ids))
         return {row["id"]: from_row(row) for row in found}
@@ -556,26 +556,26 @@ class PatternStore:
         return (await self.get_many([pattern_id]))[pattern_id]
 
     async def _do(self, query: str, *args: Any) -> Any:
-        """Execute a statement with the tenant's id first; return its only value."""
+        """Execute a statement whose first argument is the tenant's id; return the only value."""
         return await self.connection.fetchval(query, self.tenant_id, *args)
 
     async def write(self, changed: Pattern, *, notify: bool = True) -> None:
         """Store a locked pattern.
 
         Args:
-            notify: on commit, notify all processes. Needed if the change affects which runs get the
-                pattern, or the text that they read.
+            notify: true: notify all processes at commit. This is needed if the change affects which
+                runs get the pattern, or the text that these runs read.
         """
         row = row_of(changed, self.now)
         await self._do(_WRITE, changed.key, row, notify)
 
 
 def _owner(row: asyncpg.Record, trust: int) -> str | None:
-    """Return the owner of the texts in an application's features; ``None``: they are public.
+    """Return the owner of the texts in an application's features; ``None``: the texts are public.
 
-    A client writes the features that it reports. For a pattern that a client wrote, they are
-    public. For any other pattern they count as texts of one owner, whatever episodes the client
-    names.
+    A client writes the features that it reports. For a pattern that a client wrote, such features
+    are public. For any other pattern, such features count as texts of one owner, whatever episodes
+    the client names.
     """
     if trust > IMPORTED and row["arm"] in (Arm.REPORTED, Arm.REPORTED_WITHOUT):
         return owner_of(None, None)

@@ -1,7 +1,7 @@
 """Features of a task, read from its text for searches and for matching patterns. Pure.
 
-There is no model, and nothing is guessed: constraints and criteria are what a label says, such as
-``Constraints:`` at the start of a line. No prompt contains the result.
+The analysis uses no model and guesses nothing: a constraint or criterion is the text behind a label
+such as ``Constraints:`` at the start of a line. No prompt contains the result.
 """
 
 import re
@@ -12,9 +12,9 @@ from typing import Any
 from bottega.memory.patterns.pattern import Features
 
 MOST = 10
-"""Largest number of goals, of constraints and of criteria."""
+"""Maximum number of goals, of constraints and of criteria."""
 LONGEST_ITEM = 300
-"""Most characters of each of them."""
+"""Maximum number of characters of a goal, constraint or criterion."""
 _MOST_NAMES = 200
 
 _END = re.compile(r"(?<=[.!?;])\s+|(?<=[。！？；])")  # noqa: RUF001 (CJK punctuation)
@@ -34,9 +34,9 @@ _LABEL = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Goals:
-    goals: tuple[str, ...]  # as labelled; else the task's list items, or its first sentence
-    constraints: tuple[str, ...]  # as labelled
-    criteria: tuple[str, ...]  # as labelled
+    goals: tuple[str, ...]  # text behind the label, or list items, or the first sentence
+    constraints: tuple[str, ...]  # text behind the label
+    criteria: tuple[str, ...]  # text behind the label
     complexity: float  # 0 to 1; grows with the length, the sentences and the named tools
     features: Features
 
@@ -85,7 +85,7 @@ def analyse(
 
 
 def refined(found: Goals, said: Mapping[str, Any]) -> Goals:
-    """Replace parts of an analysis by parts that a person or a model gave."""
+    """Replace parts of an analysis with parts from a person or a model."""
     complexity = said.get("complexity", found.complexity)
     return Goals(
         lines_of(said, "goals") or found.goals,
@@ -97,13 +97,13 @@ def refined(found: Goals, said: Mapping[str, Any]) -> Goals:
 
 
 def lines_of(said: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Return a list of texts from ``said``, each on one line; omit texts of over 500 characters."""
+    """Return the texts of a list in ``said``, each on one line, but none of over 500 characters."""
     lines = (" ".join(str(each).split()) for each in said.get(name) or ())
     return tuple(dict.fromkeys(each for each in lines if 0 < len(each) <= 500))[:MOST]
 
 
 def _labelled(text: str) -> dict[str, list[str]]:
-    """Return what stands behind labels, or in a list below one; not in quoted or fenced lines."""
+    """Return texts behind labels, or in lists below labels; skip quoted and fenced lines."""
     found: dict[str, list[str]] = {"goals": [], "constraints": [], "criteria": []}
     name, is_fenced = None, False
     for line in map(str.strip, text.splitlines()):
@@ -120,7 +120,6 @@ def _labelled(text: str) -> dict[str, list[str]]:
 
 
 def _sentences(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield each sentence or list item, with true for a list item."""
     for line in text.splitlines():
         line = line.strip()
         bullet = _BULLET.match(line)
@@ -131,7 +130,7 @@ def _sentences(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def _named(text: str, capabilities: Sequence[str]) -> list[str]:
-    """Return the capabilities that a task names, sorted; ``web_search`` also as "web search"."""
+    """Return the sorted capabilities that a task names; "web search" also names ``web_search``."""
     words = _WORD.findall(text.casefold().replace("_", " ").replace("-", " "))
     said = f" {' '.join(words)} "
     return sorted(

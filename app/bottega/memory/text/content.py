@@ -1,7 +1,7 @@
 """Content words of a text: the words that show its topic. Pure.
 
-Stop words of the text's language (package ``stopwordsiso``) are not content words, and neither are
-greetings, thanks, requests and modal verbs of any language (``courtesy.txt``).
+Two kinds of words are not content words: the stop words of the text's language (package
+``stopwordsiso``); and polite words and modal verbs of any language (``courtesy.txt``).
 """
 
 import re
@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 MOST_WORDS = 64
 
-# Scripts without spaces between words: Thai to Burmese, Khmer, kana, Han.
+# Scripts without spaces between words: Thai to Burmese, Khmer, kana, and Han.
 _HIRAGANA = "\u3040-\u309f"
 _UNSPACED = (
     f"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff{_HIRAGANA}\u30a0-\u30ff\u31f0-\u31ff\u3400-\u4dbf"
     "\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 )
-# A run of letters of an unspaced script; or a word, with parts that punctuation joins to it.
+# A run of letters of a script without spaces; or a word, including parts that punctuation joins.
 _TOKEN = re.compile(rf"[{_UNSPACED}]+|[^\W{_UNSPACED}]+(?:[-./:@,'\u2019]+[^\W{_UNSPACED}]+)*")
 _UNSPACED_LETTER = re.compile(f"[{_UNSPACED}]")
 _JOINT = re.compile(r"[\W_]+")
@@ -34,12 +34,13 @@ _ACCENT = re.compile("[\u0300-\u036f]+")
 
 
 class ContentWord(NamedTuple):
-    """A word in the text's spelling, or two letters of a script without spaces.
+    """A word in the text's own spelling, or two letters of a script without spaces.
 
     Attributes:
-        counts: weight of the word: 2 for identifiers, error codes and numbers of three digits or
-            more; 0 for any word of a text without content words; otherwise 1.
-        run: number of the word's run of letters without spaces; 0: a word between spaces.
+        counts: weight of the word: 2 for an identifier, an error code or a number of three digits
+            or more; 0 for each word of a text without content words; otherwise 1.
+        run: number of the run of letters without spaces that has the word; 0: a word between
+            spaces.
         place: index of the first letter in that run.
     """
 
@@ -51,10 +52,10 @@ class ContentWord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ContentWords:
-    """The content words of a text, without repetitions, at most :data:`MOST_WORDS`.
+    """The content words of a text without repetitions, at most :data:`MOST_WORDS`.
 
-    A text without content words has all its words here, with the weight 0, so that a search can use
-    them.
+    If a text has no content words, this has all its words with the weight 0, so that a search can
+    use them.
     """
 
     words: Sequence[ContentWord]
@@ -64,14 +65,14 @@ class ContentWords:
         return [word.text for word in self.words]
 
     def some(self, places: Collection[int]) -> list[str]:
-        """Return the words at these places, in order, without words of weight 0."""
+        """Return the words with these indexes, in order, without words of weight 0."""
         return [self.words[at].text for at in sorted(places) if self.words[at].counts]
 
     def count(self, some: Collection[int] | None = None) -> int:
-        """Count all words, or the words at some places of the list, by their weights.
+        """Count all words, or the words with some indexes, by weight.
 
-        In scripts without spaces, two letters count as a word. Hiragana do not count, because they
-        are mostly grammar.
+        In scripts without spaces, two letters count as one word. Hiragana do not count, because
+        they are mostly grammar.
         """
         found = [word for place, word in enumerate(self.words) if some is None or place in some]
         letters = {
@@ -97,7 +98,7 @@ def _lengths(letters: Iterable[tuple[tuple[int, int], str]]) -> Iterable[int]:
 
 
 def content_words(text: str) -> ContentWords:
-    """Return the content words of a text's first 4,000 characters, in its order."""
+    """Return the content words of a text's first 4,000 characters, in the order of the text."""
     tokens = _TOKEN.findall(text[:4_000].replace("\x00", " "))
     parts = [part for token in tokens for part in _JOINT.split(token) if part]
     ignored = _ignored([word for word in map(_folded, parts) if len(word) > 1])
@@ -108,7 +109,7 @@ def content_words(text: str) -> ContentWords:
             found.setdefault(_folded(word.text), word)
     if not found:
         found = {part: ContentWord(part, 0) for part in parts}
-    # Identifiers show the topic best, then long words.
+    # Identifiers show the topic best, long words second best.
     most = sorted(found.values(), key=lambda word: (-word.counts, -len(word.text)))[:MOST_WORDS]
     kept = set(most)
     return ContentWords([word for word in found.values() if word in kept])
@@ -139,7 +140,6 @@ def _is_code(token: str) -> bool:
 
 
 def _folded(text: str) -> str:
-    """Return a text without case and accents."""
     text = text.casefold()
     if text.isascii():
         return text
@@ -150,11 +150,12 @@ def _folded(text: str) -> str:
 
 
 def _ignored(words: Collection[str]) -> frozenset[str]:
-    """Return the folded words that are no content words in the text's language.
+    """Return the folded words that are not content words in the text's language.
 
-    The text's language is the one in which most of the words are no content words; languages that
-    tie count together. If a text of several words has only one such word, and the word is long, it
-    counts only in English: *todo* is a stop word in Spanish, but not in other languages.
+    The text's language is the language in which most of the words are not content words; if several
+    languages have equally many, all of these count. If a text of several words has only one such
+    word, and this word is long, the word counts only in English: *todo* is a stop word only in
+    Spanish.
     """
     by_language: dict[str, set[str]] = {}
     for word in words:
@@ -170,7 +171,6 @@ def _ignored(words: Collection[str]) -> frozenset[str]:
 
 @lru_cache(maxsize=16_384)
 def _languages(word: str) -> frozenset[str]:
-    """Return the languages in which a folded word is no content word."""
     begin = (f"{word[:size]}*" for size in range(2, len(word) + 1))
     empty: frozenset[str] = frozenset()
     known = _telling_nothing()
@@ -179,8 +179,7 @@ def _languages(word: str) -> frozenset[str]:
 
 @cache
 def _telling_nothing() -> dict[str, frozenset[str]]:
-    """Return the languages of each stop word and each word of ``courtesy.txt``, folded."""
-    import stopwordsiso  # imported late, because it reads all its words, which takes 10 ms
+    import stopwordsiso  # imported late, because the import reads all its words, which takes 10 ms
 
     found: dict[str, set[str]] = {}
     for language in stopwordsiso.langs():
@@ -209,7 +208,6 @@ def _courtesies() -> dict[str, frozenset[str]]:
 
 
 def _language(text: str) -> str:
-    """Return the language of a text in a script without spaces, by its letters."""
     if _KANA.search(text):
         return "ja"
     return "th" if _THAI.search(text) else "zh"
@@ -217,7 +215,7 @@ def _language(text: str) -> str:
 
 @cache
 def _cuts(language: str) -> frozenset[str]:
-    """Return the words that divide a text without spaces; single letters only from our own list."""
+    """Return words that divide a text without spaces; single letters are only from our own list."""
     import stopwordsiso
 
     long = {word for word in stopwordsiso.stopwords(language) if len(word) > 1}
@@ -225,7 +223,7 @@ def _cuts(language: str) -> frozenset[str]:
 
 
 def _runs(token: str, cuts: Collection[str]) -> Iterator[tuple[int, str]]:
-    """Yield place and letters of the runs between the words in ``cuts``."""
+    """Yield position and letters of each run between the words in ``cuts``."""
     place = start = 0
     while place < len(token):
         sizes = range(min(8, len(token) - place), 0, -1)

@@ -1,7 +1,7 @@
-"""Removal of ids and server addresses from texts of other runs, before a model reads them. Pure.
+"""Removal of ids and server addresses from texts of other runs for a model. Pure.
 
-An id of another run has no meaning in the run that reads it. A model that polls such a task, or
-calls such an address, does harm or wastes its time. Events keep the ids.
+An id of another run has no meaning in the run that reads it. A model that polls such a task or
+calls such an address does harm or loses time. The ids stay in events.
 """
 
 import re
@@ -13,7 +13,7 @@ from pydantic_core import from_json, to_json
 from bottega.memory.text.summaries import EARLIER, GAP, cut
 
 ID, SERVER = "<id>", "<server>"
-"""Words that replace an id, and the address of a server."""
+"""Words that replace an id and the address of a server."""
 
 _IDENTITY = re.compile(
     r"""
@@ -46,17 +46,17 @@ def without_identities(text: str) -> str:
 
 
 def told_line(value: Any, most: int) -> str:
-    """Return a value as text on one line, without identities, in at most ``most`` bytes."""
+    """Return a value as a text on one line, without identities, at most ``most`` bytes long."""
     return cut(without_identities(" ".join(str(value).split())), most)
 
 
 def told_arguments(arguments: Any, most: int) -> str:
-    """Return a call's arguments by name and short value, such as ``bill=7, year="last"``.
+    """Return a call's arguments as names with short values, such as ``bill=7, year="last"``.
 
-    The result omits arguments that are only ids.
+    The result leaves out arguments that are only ids.
 
     Args:
-        arguments: an object, or its JSON text, whose end may be missing.
+        arguments: an object, or its JSON text; the end of the text may be missing.
     """
     if isinstance(arguments, str):
         arguments = _decoded(arguments)
@@ -71,7 +71,7 @@ def told_arguments(arguments: Any, most: int) -> str:
 
 
 def of_earlier_run(lines: Iterable[str]) -> list[str]:
-    """Label lines of another run, so that none looks like this run's; remove identities."""
+    """Label lines of another run, so that none looks like this run's line; remove identities."""
     told = (without_identities(line).strip() for line in lines)
     return [f"{EARLIER}: {line}" for line in told if line]
 

@@ -1,8 +1,8 @@
 """Detection of prompt injection in texts of external tools. Pure.
 
-An external tool's answer is data. If the answer looks like an instruction to the model, the run's
-episode is stored, but neither retrieved nor learned from. This is a second line of defence. It
-finds plain injections in some languages, and avoids false alarms on ordinary documentation.
+The answer of an external tool is data. If the answer looks like an instruction to the model, the
+run's episode is stored, but runs neither retrieve it nor learn from it. This is a second line of
+defence. It finds simple injections in some languages, and avoids false alarms.
 """
 
 import re
@@ -10,9 +10,9 @@ import unicodedata
 from collections.abc import Iterator
 
 LONGEST_READ = 100_000
-"""Most characters of a text that are checked; of a longer text, half from each end."""
+"""Maximum number of checked characters of a text; of a longer text, half of these at each end."""
 
-# Every repetition is bounded, so that matching stays fast on any text.
+# The number of repetitions is bounded everywhere, so that matching is fast for any text.
 _S = r"[\s,:;*_\"'-]{1,8}"
 _WORDS = r"(?:[^\W\d_]{1,14}[\s,*_\"'-]{1,4}){0,4}?"
 _BEFORE = r"(?:previous|prior|earlier|preceding|foregoing|above|your|system)"
@@ -29,7 +29,7 @@ _HIDE = "it says to hide something from the user"
 _PART = "it plays a part in the conversation"
 _ORDERS = "it gives a model instructions"
 
-# Reason; words that the match begins with; expression for the whole match.
+# A reason, the words with which a match begins, and an expression for the whole match.
 _RULES: tuple[tuple[str, str, str], ...] = (
     (
         _IGNORE,
@@ -112,9 +112,9 @@ _COMPILED = tuple((why, heads.split(", "), re.compile(whole)) for why, heads, wh
 
 
 def suspicious(text: str) -> str | None:
-    """Return the reason why an external text looks like an instruction, or ``None``.
+    """Return the reason why an external text looks like an instruction; ``None``: it does not.
 
-    The time is linear in the length; at most :data:`LONGEST_READ` characters count."""
+    The time is linear in the length; only :data:`LONGEST_READ` characters are checked."""
     half = LONGEST_READ // 2
     plain = text if len(text) <= LONGEST_READ else f"{text[:half]}\n{text[-half:]}"
     if not plain.isascii():
@@ -127,7 +127,7 @@ def suspicious(text: str) -> str | None:
 
 
 def _places(text: str, head: str) -> Iterator[int]:
-    """Yield the positions of ``head`` in a text; a word is found only where a word begins."""
+    """Yield the positions of ``head`` in a text; a match starts only where a word starts."""
     at = text.find(head)
     while at >= 0:
         if not (head[0].isalpha() and head[0].isascii() and text[at - 1].isalnum()):

@@ -1,8 +1,8 @@
 """Failure signatures: equal for errors of the same kind. Pure.
 
-Errors of one kind differ in details (numbers, ids, paths, hosts, long quoted texts). A placeholder
-replaces each of these, so that the remaining texts are equal. The type, the tool, the status and
-short quoted names, such as a code, tell one kind from another and stay.
+Errors of one kind differ in details: numbers, ids, paths, hosts and long quoted texts. A
+placeholder replaces each detail, so that the remaining texts are equal. The signature keeps the
+facts that distinguish kinds: the type, the tool, the status and short quoted names, such as a code.
 """
 
 import re
@@ -16,14 +16,14 @@ LONGEST_SIGNATURE = 200
 _LONGEST_MESSAGE = 4000
 
 NUMBER = "#"
-"""Placeholder for numbers, dates, durations and ids: words with a digit, and hexadecimal words."""
+"""Placeholder for numbers, dates, durations and ids (words with a digit, and hexadecimal words)."""
 
 _UNITS = (  # noqa: SIM905 (a list has a line per word)
     "ms msec millisecond milliseconds s sec secs second seconds m min mins minute minutes h hr hrs "
     "hour hours d day days millisecondi secondo secondi minuto minuti ora ore giorno giorni"
 ).split()
-# A text in quotes; an apostrophe within a word is no quote. Each match ends at the next quote of
-# its kind, opening or closing, so that no part is scanned twice.
+# A text in quotes; an apostrophe within a word is not a quote. Each match ends at the next opening
+# or closing quote of its kind, so that no part is scanned twice.
 _QUOTED = re.compile(
     r"(?<!\w)'[^']*'(?!\w)"
     r'|"[^"]*"|`[^`]*`|«[^«»]*»'
@@ -48,23 +48,23 @@ def failure_signature(
     """Return the signature of a failure, such as ``timeout_error @fetch: no answer in #``.
 
     Messages that differ only in numbers, ids, dates, durations, paths, hosts or long quoted texts
-    have equal signatures. Of JSON in a message, only keys and short texts count. The time is linear
-    in the message's length; at most 4,000 characters count.
+    have equal signatures. If a message contains JSON, only its keys and short texts count. The time
+    is linear in the message's length; at most 4,000 characters count.
 
     Args:
         error_type: a class's name (dotted or not), or a code.
-        tool: the tool that failed, if any.
-        status: HTTP status; defaults to a status that the message names.
+        tool: the tool that failed; ``None``: no tool.
+        status: HTTP status; the default is a status that the message names.
 
     Returns:
-        The signature: at most 200 printable characters in lower case, never empty.
+        The signature, which has at most 200 printable characters in lower case, and at least one.
     """
     kind = _named(error_type) or "error"
     message = _plain(message[:_LONGEST_MESSAGE])
     if status is None and (named := _STATUS.search(message)):
         status = int(named[1])
     shape = _with_json(message)
-    for name in (kind, kind.replace("_", "")):  # many messages begin with it
+    for name in (kind, kind.replace("_", "")):  # many messages begin with the error's type
         shape = shape.removeprefix(f"{name}: ")
     head = kind if status is None else f"{kind} {status}"
     if tool and (where := _named(tool, split=False)):
@@ -80,13 +80,12 @@ def _named(name: str, *, split: bool = True) -> str:
 
 
 def _plain(text: str) -> str:
-    """Normalise characters, and replace those that are not printable by spaces."""
     text = unicodedata.normalize("NFKC", text)[:_LONGEST_MESSAGE]
     return " ".join("".join(each if each.isprintable() else " " for each in text).split())
 
 
 def _with_json(message: str) -> str:
-    """Return the shape of a message; a JSON object in it is reduced to keys and short texts."""
+    """Return a message in which a JSON object is reduced to its keys and short texts."""
     start = message.find("{")
     body, end = None, 0
     if start >= 0:
@@ -99,7 +98,6 @@ def _with_json(message: str) -> str:
 
 
 def _reduced(value: Any, name: str = "", depth: int = 0) -> Iterator[str]:
-    """Yield the keys of decoded JSON, each with a short text or a status."""
     if isinstance(value, list):
         value = value[0] if value else None
     if isinstance(value, dict) and depth < 3:
@@ -114,7 +112,7 @@ def _reduced(value: Any, name: str = "", depth: int = 0) -> Iterator[str]:
 
 
 def _quote(text: str) -> str | None:
-    """Return a short quoted text; ``None`` if it is long, or an id, number, path or time."""
+    """Return a short quoted text; ``None``: it is long, or it is an id, number, path or time."""
     text = text.strip().casefold()
     if not 0 < len(text) <= 40 or _shape(text) != text:
         return None

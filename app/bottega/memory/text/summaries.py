@@ -1,8 +1,8 @@
-"""Extractive summaries of texts, without a model.
+"""Summaries of texts, made of pieces of the texts, without a model.
 
-A summary consists of literal pieces of its text, in their order. The first and the last piece are
-chosen first, then lines about errors, lines with numbers or identifiers, and early lines. Pure:
-equal texts have equal summaries, so that a resumed run has the same prompts.
+A summary consists of literal pieces of its text, in the order of the text. The first and the last
+piece are chosen first, then lines about errors, lines with numbers or identifiers, and early lines.
+Pure: equal texts have equal summaries, so that a resumed run has the same prompts.
 """
 
 import re
@@ -11,17 +11,16 @@ from collections.abc import Callable, Iterator
 from bottega.agents.parts import BYTES_PER_TOKEN, estimated_tokens, size_of
 
 TokenCounter = Callable[[str], int]
-"""Function that returns a text's number of tokens: never negative, and not lower for a longer text.
-"""
+"""Function that returns a text's number of tokens: at least 0, and not lower for a longer text."""
 
 MAX_READ = 32_768
-"""Most characters of a text that are read, half from its beginning and half from its end."""
+"""Maximum number of characters that are read of a text, half from each end."""
 
 EARLIER = "earlier run"
-"""Beginning of each line of another run in a prompt. Such a line is never split."""
+"""Beginning of each prompt line from another run. Such a line is never split."""
 GAP = "…"
 _GAP_BYTES = len(GAP.encode())
-_JOINT_BYTES = _GAP_BYTES + 2  # most bytes between two pieces: a gap on its own line
+_JOINT_BYTES = _GAP_BYTES + 2  # maximum number of bytes between two pieces: a gap on its own line
 _PIECE = 200
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 _ERROR_WORDS = (  # noqa: SIM905 (a list has a line per word)
@@ -36,10 +35,10 @@ def summary_of(
 ) -> str:
     """Return the text, or a summary if the text has more than ``tokens`` tokens.
 
-    At most :data:`MAX_READ` characters are read, from both ends.
+    The function reads at most :data:`MAX_READ` characters, from both ends.
 
     Args:
-        whole_lines: true: no line is split, except the first and the last.
+        whole_lines: true: do not split any line, except the first and the last.
     """
     if count(text) <= tokens:
         return text
@@ -66,7 +65,6 @@ def cut(text: str, room: int) -> str:
 
 
 def _pieces(text: str, whole_lines: bool) -> list[str]:
-    """Split a text into lines, and long lines into parts; remove duplicates."""
     pieces = dict.fromkeys(
         part.strip()
         for line in text.splitlines()
@@ -76,7 +74,7 @@ def _pieces(text: str, whole_lines: bool) -> list[str]:
 
 
 def _end_of(text: str, length: int) -> str:
-    """Return the last characters of a text, from the beginning of a line if there is one."""
+    """Return the last characters of a text, if possible from the beginning of a line."""
     end = text[-length:]
     return end.partition("\n")[2] or end
 
@@ -86,7 +84,6 @@ def _is_whole(line: str) -> bool:
 
 
 def _parts(line: str) -> Iterator[str]:
-    """Split a long line into sentences, and long sentences after punctuation or a space."""
     for sentence in _SENTENCE_END.split(line):
         start = 0
         while len(sentence) - start > _PIECE:
@@ -98,7 +95,7 @@ def _parts(line: str) -> Iterator[str]:
 
 
 def _extract(pieces: list[str], room: int) -> str:
-    """Return the pieces with the highest weights that fit into ``room`` bytes, in their order."""
+    """Return the pieces with the highest weights that fit into ``room`` bytes, in text order."""
     if not pieces:
         return ""
     last = len(pieces) - 1
@@ -126,10 +123,9 @@ def _extract(pieces: list[str], room: int) -> str:
 
 
 def _weights(pieces: list[str]) -> list[int]:
-    """Return the weight of each piece: errors first, then numbers and names."""
     weights = [1 if _SPECIFIC.search(piece) else 0 for piece in pieces]
     whole = "\n".join(pieces).lower()
-    if errors := [word for word in _ERROR_WORDS if word in whole]:  # few, if any
+    if errors := [word for word in _ERROR_WORDS if word in whole]:  # none or few words
         for index, piece in enumerate(pieces):
             lower = piece.lower()
             if any(word in lower for word in errors):
