@@ -617,11 +617,12 @@ class CountedRuns(Answer):
     runs: int
     """Number of runs."""
     failed: int
-    """Number of these runs that failed or ran out of time."""
+    """Number of these runs that failed or timed out."""
     usage: Usage
-    """What these runs spent, with their sub-agents; runs that are not over do not count."""
+    """Usage of these runs with their sub-agents; runs that have not ended do not count."""
     complete: bool
-    """False: there are more runs in this time than are searched, so the sums are of the newest."""
+    """False: the period has more runs than a request searches, so the sums are of the newest
+    runs."""
 
 
 def _only(values: Sequence[str]) -> str | None:
