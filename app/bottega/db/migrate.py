@@ -362,6 +362,7 @@ def preparation() -> str:
     """Return SQL with the effect of :func:`prepare` for a server of unknown version."""
     return f"""
 SET LOCAL client_encoding = 'UTF8';
+SET LOCAL client_min_messages = warning;
 SET LOCAL search_path = public;
 CREATE EXTENSION IF NOT EXISTS vector SCHEMA public;
 DO $server$
