@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar
 
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from benchmarks.harness import cpu_s
 from bottega.llm.demo_model import server as demo_server
@@ -31,7 +31,7 @@ _WHOLE = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 
 def encoded(answer: Answer, request: dict[str, Any]) -> Sequence[bytes]:
     """Return an answer as HTTP: the pieces of a stream if the request asks for one, else one."""
     if not request.get("stream"):
-        body = demo_server.completion(answer, request)
+        body = to_json(demo_server.completion(answer, request))
         return [_WHOLE % (len(body), body)]
     parts = demo_server.chunks(answer, request)
     return [_STREAM, *(b"%x\r\n%b\r\n" % (len(part), part) for part in parts), b"0\r\n\r\n"]

@@ -22,8 +22,10 @@ import numpy as np
 import uvicorn
 from numpy.typing import NDArray
 from pydantic_core import to_json
+from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bottega.agents.parts import tokens_in
@@ -31,7 +33,6 @@ from bottega.llm.builtin_embedder import BuiltinEmbedder
 from bottega.llm.demo_model import server as demo_server
 from bottega.llm.demo_model.rules import Answer, DemoCall
 from bottega.llm.demo_model.rules import decide as demo_decide
-from bottega.llm.demo_model.server import create_app
 from tests.waiting import deadline, until
 
 _HANG_UP = "fake_model.hang_up"
@@ -180,7 +181,7 @@ def response(reply: Reply, request: dict[str, Any]) -> ASGIApp:
     if not isinstance(reply, Answer):
         return reply(request)
     if not request.get("stream"):
-        return Response(demo_server.completion(reply, request), media_type="application/json")
+        return JSONResponse(demo_server.completion(reply, request))
     return _Stream(list(demo_server.chunks(reply, request)))
 
 
@@ -286,7 +287,8 @@ class FakeModel:
         self.base_url = ""
         self.decide = decide
         self._token_delay_s = token_delay_s
-        self._demo: ASGIApp = create_app(self._watched_answer)
+        chat = Route("/v1/chat/completions", self._complete, methods=["POST"])
+        self._demo: ASGIApp = Starlette(routes=[chat])
         self._usually = decide
         self._script: deque[Reply] = deque()
         self._vectors: deque[Reply | None] = deque()
@@ -342,7 +344,8 @@ class FakeModel:
         reply = self._script.popleft() if self._script else self.decide(request)
         return reply if isinstance(reply, Answer) else response(reply, request)
 
-    def _watched_answer(self, request: dict[str, Any]) -> ASGIApp:
+    async def _complete(self, chat: Request) -> ASGIApp:
+        request: dict[str, Any] = await chat.json()
         if wrong := unpaired(request["messages"]):
             return response(http_error(400, message=wrong), request)
         self._on_request(request)

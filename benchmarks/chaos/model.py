@@ -10,11 +10,14 @@ from random import Random
 from typing import Any
 
 import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bottega.cli.scenarios import SOFTWARE
 from bottega.llm.demo_model.rules import decide, read
-from bottega.llm.demo_model.server import create_app, response
+from bottega.llm.demo_model.server import response
 
 _MARKER = re.compile(r"\bjob-\d+\b")
 _AGENTS = {agent["system_message"]: agent["name"] for agent in SOFTWARE.agents}
@@ -74,9 +77,8 @@ class CountingModel:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        config = uvicorn.Config(
-            create_app(self._answer), port=0, log_config=None, access_log=False, lifespan="off"
-        )
+        app = Starlette(routes=[Route("/v1/chat/completions", self._answer, methods=["POST"])])
+        config = uvicorn.Config(app, port=0, log_config=None, access_log=False, lifespan="off")
         server = uvicorn.Server(config)
         server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]
         config.load()
@@ -92,7 +94,8 @@ class CountingModel:
             await serving
             await server.shutdown()
 
-    def _answer(self, body: dict[str, Any]) -> ASGIApp:
+    async def _answer(self, chat: Request) -> ASGIApp:
+        body = await chat.json()
         request = ModelRequest(step_of(body), time.time())
         self.requests.append(request)
         answer = response(decide(body), body)

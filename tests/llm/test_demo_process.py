@@ -134,11 +134,3 @@ def test_the_client_side_loads_no_web_server() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
     )
     assert found.stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize("arguments", [["--port", "x"], ["--latency-ms", "x"], ["--what"]])
-def test_wrong_arguments(arguments: list[str]) -> None:
-    command = [sys.executable, "-m", "bottega.llm.demo_model.server", *arguments]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert found.returncode == 2
-    assert "usage: bottega demo-model" in found.stderr

@@ -14,7 +14,7 @@ from bottega.agents.shared_memory import awareness_message, shared_message
 from bottega.agents.subagent import SubAgentWrapper
 from bottega.clock import utcnow
 from bottega.graph.shared_memory import MemoryItem, PropagationPolicy, SharedMemoryGraph
-from bottega.llm.demo_model.rules import Answer, DemoCall, arithmetic, decide
+from bottega.llm.demo_model.rules import Answer, DemoCall, decide
 from tests.llm.test_vendors import DIALECTS, serving
 
 NAMES = ("implementer", "designer", "requirements")
@@ -102,22 +102,14 @@ class TestCoordinator:
         answer = self.answer(asked="Build it, all in parallel please")
         assert [made.name for made in answer.calls] == ["requirements", "designer", "implementer"]
 
-    def test_failure_is_retried_once_then_reported(self) -> None:
+    def test_failure_is_reported(self) -> None:
         failed = [call("requirements"), result("requirements", "Error: no model")]
-        again = [call("requirements", 1), result("requirements", "Error: still no model", 1)]
-
-        assert [made.name for made in self.answer(*failed).calls] == ["requirements"]
-        assert [made.name for made in self.answer(*failed, *again).calls] == ["designer"]
+        assert [made.name for made in self.answer(*failed).calls] == ["designer"]
 
         rest = [call("designer"), result("designer", "d"), call("implementer")]
-        final = self.answer(*failed, *again, *rest, result("implementer", "i")).text
+        final = self.answer(*failed, *rest, result("implementer", "i")).text
         assert final.startswith("2 of 3 agents answered:")
-        assert "- requirements: Error: still no model" in final
-
-    def test_successful_retry_is_no_failure(self) -> None:
-        history = [call("requirements"), result("requirements", "Error: no model")]
-        history += [call("requirements", 1), result("requirements", "fine", 1)]
-        assert [made.name for made in self.answer(*history).calls] == ["designer"]
+        assert "- requirements: Error: no model" in final
 
     def test_each_request_starts_from_the_beginning(self) -> None:
         first = [call("requirements"), result("requirements", "r"), ("assistant", "done")]
@@ -261,14 +253,14 @@ class TestToolbox:
             ("what is (2.5 - 1) / 3 today", "(2.5 - 1) / 3"),
             ("2^10", "2**10"),
             ("2**10", "2**10"),
-            ("on 2026-11-21 at noon", None),
             ("version 1.2", None),
             ("a list of 3 items", None),
             ("R1 - R4", None),
         ],
     )
     def test_arithmetic(self, text: str, expression: str | None) -> None:
-        assert arithmetic(text) == expression
+        found = [made.arguments["expression"] for made in self.answer(text).calls]
+        assert found == ([] if expression is None else [expression])
 
 
 FREE = ("system", "Ask each of them, in the order that you think is best.")
@@ -368,7 +360,7 @@ def test_it_dispatches_messages_awaits_polls_and_reports() -> None:
     ]
     assert swarm.next().text == (
         f"# Report: {TASK}\n\n## market\n\na\n\n## technology\n\nb\n\n## risks\n\nc\n\n"
-        "3 tasks: 3 completed, 0 failed, 0 timeout, 0 cancelled."
+        "3 tasks: 3 completed."
     )
 
 
@@ -382,11 +374,8 @@ def test_if_the_first_answer_is_enough_it_cancels_the_other_tasks() -> None:
     ends = [{"task_id": each, "status": "cancelled"} for each in "ac"]
     cancelled = swarm.step({"tasks": ends})
     assert (cancelled.name, cancelled.arguments) == ("cancel_subagent", {"task_ids": ["a", "c"]})
-    assert [swarm.step({"tasks": [*ends, found]}).name for _ in range(2)] == [
-        "poll_subagent",
-        "await_subagent",
-    ]
-    assert swarm.next().text.endswith("1 completed, 0 failed, 0 timeout, 2 cancelled.")
+    assert swarm.step({"tasks": [*ends, found]}).name == "await_subagent"
+    assert swarm.next().text.endswith("2 cancelled, 1 completed.")
 
 
 @pytest.mark.parametrize(
@@ -413,15 +402,14 @@ def test_named_agents_come_first_and_other_parts_go_to_children_without_a_name()
 def test_the_report_says_how_tasks_ended() -> None:
     ends: list[dict[str, Any]] = [
         {"task_id": "a", "status": "failed", "error": "no model"},
-        {"task_id": "b", "status": "completed", "final_output": "# Report: x\n\n## market"},
+        {"task_id": "b", "status": "completed", "final_output": "fine"},
         {"error": "20 tasks wait already"},
         {"task_id": "d", "status": "running"},
     ]
     report = Swarm(f"{TASK} in 4 parts").report(ends)
     assert "## market\n\nFailed: no model\n\n" in report
-    assert "## technology\n\n### Report: x\n\n#### market\n\n" in report
     assert "## risks\n\nRefused: 20 tasks wait already\n\n" in report
-    assert report.endswith("1 completed, 1 failed, 0 timeout, 0 cancelled, 1 refused, 1 running.")
+    assert report.endswith("4 tasks: 1 failed, 1 completed, 1 refused, 1 running.")
 
 
 @pytest.mark.parametrize("content", ["Error: out of order", {"error": "no"}, "?"])
@@ -461,14 +449,13 @@ SCHEMA: dict[str, Any] = {
         "kind": {"enum": ["photo", "drawing"]},
         "colours": {"type": "array", "items": {"$ref": "#/$defs/colour"}, "minItems": 1},
         "score": {"type": "number", "minimum": 1},
-        "day": {"type": "string", "format": "date"},
         "note": {"anyOf": [{"type": "null"}, {"type": "string"}]},
     },
     "$defs": {"colour": {"type": "object", "properties": {"name": {"type": "string"}}}},
 }
 
 
-@pytest.mark.parametrize("way", ["native", "tool", "prompt"])
+@pytest.mark.parametrize("way", ["native", "prompt"])
 @pytest.mark.parametrize("vendor", DIALECTS)
 async def test_a_schema_is_filled(vendor: type[Any], way: Any) -> None:
     """Fill a schema in each form in which it may come; stubs pass it on as an instruction."""
@@ -478,7 +465,7 @@ async def test_a_schema_is_filled(vendor: type[Any], way: Any) -> None:
         messages.append(HumanMessage(content="Describe it."))
         answer = await provider.invoke(messages, options=options)
         found = json.loads(answer.content)
-        jsonschema.validate(found, SCHEMA, format_checker=jsonschema.FormatChecker())
+        jsonschema.validate(found, SCHEMA)
         assert found.keys() == SCHEMA["properties"].keys()
         assert not model.refusals
 

@@ -331,16 +331,16 @@ def demo(
     sys.exit(status)
 
 
-@cli.command(
-    "demo-model",
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    add_help_option=False,
-)
-def demo_model(context: typer.Context) -> None:
+@cli.command()
+def demo_model(
+    port: Annotated[int, typer.Option(help="Port of the model; 0 picks one.")] = 0,
+    latency_ms: Annotated[float, typer.Option(help="Milliseconds before an answer.")] = 0,
+    token_delay_ms: Annotated[float, typer.Option(help="Milliseconds between its words.")] = 0,
+) -> None:
     """Serve the built-in, OpenAI-compatible demo model on loopback."""
-    from bottega.llm.demo_process import become_demo_model
+    from bottega.llm.demo_model.server import serve
 
-    become_demo_model(context.args)
+    serve(port, latency_ms=latency_ms, token_delay_ms=token_delay_ms)
 
 
 _SUBJECTS = {

@@ -7,10 +7,9 @@ import os
 import sys
 import sysconfig
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NoReturn
 
 import bottega
 from bottega.errors import UnavailableError
@@ -31,27 +30,18 @@ async def demo_model(
     Raises:
         UnavailableError: the demo model did not start in time. Standard error has its messages.
     """
-    arguments = ["--latency-ms", str(latency_ms), "--token-delay-ms", str(token_delay_ms)]
-    process = await _spawn(arguments)
+    process = await _spawn(latency_ms, token_delay_ms)
     try:
         yield f"http://127.0.0.1:{await _port(process, start_timeout_s)}/v1"
     finally:
         await _stop(process)
 
 
-def become_demo_model(arguments: Sequence[str]) -> NoReturn:
-    """Replace this process with the demo model, so that signals reach the demo model directly."""
-    os.execve(sys.executable, _command(*arguments), _environment())  # noqa: S606 (our own module)
-
-
-def _command(*arguments: str) -> list[str]:
-    """Return the command line; with ``-P``, Python ignores a ``bottega`` in the current folder."""
-    return [sys.executable, "-P", "-m", "bottega.llm.demo_model.server", *arguments]
-
-
-async def _spawn(arguments: list[str]) -> Process:
+async def _spawn(latency_ms: float, token_delay_ms: float) -> Process:
+    """Start the process; with ``-P``, Python ignores a ``bottega`` in the current folder."""
     return await asyncio.create_subprocess_exec(
-        *_command("--exit-with-parent", *arguments),
+        *(sys.executable, "-P", "-m", "bottega.llm.demo_model.server"),
+        *(str(latency_ms), str(token_delay_ms)),
         stdin=PIPE,
         stdout=PIPE,
         env=_environment(),

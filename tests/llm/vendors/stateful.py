@@ -64,7 +64,7 @@ class StatefulModel(StrictModel):
         reply = super()._answer(request)
         if not isinstance(reply, Answer):
             return reply
-        message = json.loads(demo_server.completion(reply, request))["choices"][0]["message"]
+        message = demo_server.completion(reply, request)["choices"][0]["message"]
         own = [part.removeprefix(b"data: ") for part in demo_server.chunks(reply, request)][:-1]
         last = not reply.calls and request["messages"][-1]["role"] != "tool"
         found = [*self.pieces(message, last=last)]
