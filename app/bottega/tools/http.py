@@ -315,9 +315,9 @@ class SecretHeader(DescribedModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     secret: Annotated[str, StringConstraints(pattern=UPPER_NAME, max_length=64)]
-    """Name of a secret of the tenant (`PUT /v1/secrets/NAME`). If there is no such secret, the
-    operator's variable BOTTEGA_SECRET_NAME counts (for tenants other than `default`:
-    BOTTEGA_SECRET_TENANT__NAME). The value is sent unchanged."""
+    """Name of a secret of the tenant (`PUT /v1/secrets/NAME`). If there is no such secret,
+    Bottega uses the operator's variable BOTTEGA_SECRET_NAME (for tenants other than `default`:
+    BOTTEGA_SECRET_TENANT__NAME). Bottega sends the value unchanged."""
 
 
 ToolName = Annotated[
@@ -332,7 +332,7 @@ ToolPurpose = Annotated[
 ]
 ToolParameters = Annotated[
     dict[str, JsonValue],
-    Field(description="JSON Schema (2020-12) of the arguments, an object."),
+    Field(description="JSON Schema (2020-12) of the arguments, whose type is `object`."),
 ]
 
 
@@ -359,21 +359,21 @@ class HttpToolDefinition(Approvable):
     method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"] = "GET"
     """HTTP method."""
     url: str
-    """Template such as `https://api.example.com/items/{id}?q={q}`; a placeholder is one
-    argument, percent-encoded."""
+    """Template such as `https://api.example.com/items/{id}?q={q}`. Each placeholder is one
+    argument, which is percent-encoded."""
     headers: Annotated[dict[str, str | SecretHeader], Field(max_length=50)] = Field(
         default_factory=dict
     )
-    """Text, or `{"secret": "NAME"}`."""
+    """Headers. A value is a text, or `{"secret": "NAME"}`."""
     parameters: ToolParameters = Field(default_factory=dict)
     output_schema: dict[str, JsonValue] | None = None
-    """JSON Schema (2020-12) of the answer's body. A call whose answer does not fit has failed."""
+    """JSON Schema (2020-12) of the answer's body. A call with an answer of another form fails."""
     timeout_s: Annotated[float, Field(gt=0, le=120, strict=False)] = 30.0
-    """Seconds for the whole request."""
+    """Time limit of the whole request, in seconds."""
     max_bytes: Annotated[int, Field(ge=1, le=1_000_000), WHOLE] = 100_000
-    """Largest answer, decoded."""
+    """Maximum size of the decoded answer, in bytes."""
     idempotent: bool | None = None
-    """True: repeat a call that a crash interrupted. Null: only a GET, PUT or DELETE."""
+    """If true, a call that a crash interrupted is repeated. Null: true for GET, PUT, DELETE."""
 
     @field_validator("url")
     @classmethod

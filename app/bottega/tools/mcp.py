@@ -38,9 +38,9 @@ class McpToolDefinition(Approvable):
     type: Literal["mcp"] = "mcp"
     """Kind of the tool."""
     server: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,63}$")]
-    """Name of the server, see `POST /v1/mcp-servers`."""
+    """Name of the server; see `POST /v1/mcp-servers`."""
     tools: Annotated[list[McpToolName] | None, Field(min_length=1, max_length=128)] = None
-    """Names of tools, as the server has them. Null: all tools that the server had at its last
+    """Names of the server's tools. Null means all tools that the server had at its last
     refresh before the run."""
 
     @field_validator("tools")

@@ -52,7 +52,7 @@ ExpiresS = Annotated[
         gt=0,
         le=31_536_000.0,  # a year
         strict=False,
-        description="Seconds that people have to decide; then the call is denied.",
+        description="Seconds within which people must decide. After this time the call is denied.",
     ),
 ]
 
@@ -62,11 +62,11 @@ class Approvable(DescribedModel):
 
     approval: ApprovalField | None = None
     """Calls that a person must approve first: `never`, `always`, `{always: true}`, or `{when:
-    CONDITION}`, as in patterns, with features `arguments.NAME`; an object may have `confirm_above:
-    {arguments.NAME: NUMBER}`: the console asks once more before it approves a larger number. Null:
-    the rule of the agent."""
+    CONDITION}`, as in patterns, with features `arguments.NAME`. An object may have `confirm_above:
+    {arguments.NAME: NUMBER}`: the console asks once more before it approves a larger number. Null
+    means the rule of the agent."""
     approval_reason: Annotated[str, StringConstraints(min_length=1, max_length=500)] | None = None
-    """What the person reads; null: the condition."""
+    """Reason that the person reads; null means the condition."""
     expires_s: ExpiresS = EXPIRES_S
 
     def rule(self, agents: Any) -> Approval | None:
