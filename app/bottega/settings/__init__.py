@@ -1,4 +1,4 @@
-"""Settings, which the three entry points read once and pass on as arguments."""
+"""Settings. Each of the three entry points reads them once and passes them on as arguments."""
 
 import ipaddress
 import os
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 _LOGIN = re.compile(r"//([^/:?#\s]*):([^?\s]*)@")
 """Pattern of user and password in a URL."""
 _OPTION = re.compile(r"\b(user|\w*password)\s*=\s*(?:'((?:[^'\\]|\\.)*)|([^&'\s]+))")
-"""Pattern of user and password among a URL's options, or among libpq's pairs."""
+"""Pattern of user and password in a URL's options, or in libpq's pairs."""
 _ESCAPED = re.compile(r"\\(.)")
 _NATS_SERVER = re.compile(
     r"(?:nats|tls)://((?:[^\s@:/,]*:)?([^\s@:/,]+)@)?(?:[\w.-]+|\[[\da-fA-F:]+\])(?::\d{1,5})?/?"
@@ -60,9 +60,9 @@ _OF_OBJECT_STORES = (
     *("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
     *("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_CLIENT_SECRET", "AZURE_STORAGE_SAS_TOKEN"),
 )
-"""Variables with secrets that the object store's library reads itself."""
+"""Variables with secrets that the library of the object store reads directly."""
 _OTHER_VARIABLES = frozenset(("BOTTEGA_URL", "BOTTEGA_KEY", "BOTTEGA_PROCESS"))
-"""Variables that are no settings, because client commands or child processes read them."""
+"""Variables that are not settings, because client commands or child processes read them."""
 _OF_KUBERNETES = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT|_PORT$|_PORT_\d+_")
 _ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]+)?")
 
@@ -140,14 +140,14 @@ class StdioServer(BaseModel):
 
     @property
     def secrets(self) -> list[str]:
-        """Values of variables whose names suggest that they are secret."""
+        """Values of variables whose names suggest secrets."""
         return [value.get_secret_value() for name, value in self.env.items() if is_credential(name)]
 
 
 class Settings(BaseSettings):
     """Environment variables with the prefix ``BOTTEGA_`` (and a ``.env`` file).
 
-    Names that other tools share have no prefix: ``DATABASE_URL``, ``OPENAI_API_KEY``,
+    Names that other tools also use have no prefix: ``DATABASE_URL``, ``OPENAI_API_KEY``,
     ``OPENAI_BASE_URL``. ``bottega settings`` prints all settings, with secrets masked.
     """
 
@@ -182,10 +182,8 @@ class Settings(BaseSettings):
         str,
         Field(
             pattern=r"^(/[A-Za-z0-9._~-]{1,100}){0,10}$",
-            description=(
-                "Path below which a proxy serves the API, if the proxy strips it from requests, "
-                "such as /team/bottega."
-            ),
+            description="Path below which a proxy serves the API, such as /team/bottega; the proxy "
+            "must remove the path from requests.",
         ),
     ] = ""
     bootstrap_key: Annotated[
@@ -197,10 +195,9 @@ class Settings(BaseSettings):
         Field(
             ge=2,
             le=1000,
-            description=(
-                "Concurrent runs of one worker process. If there are several tenants, the last "
-                "fifth of these places is for tenants that have no run in the process."
-            ),
+            description="Maximum number of concurrent runs in a worker process. If there are "
+            "several tenants, the last fifth of these places is reserved for tenants without a run "
+            "in the process.",
         ),
     ] = 50
     takeover_s: Annotated[
@@ -218,36 +215,32 @@ class Settings(BaseSettings):
     queue_timeout_s: Annotated[
         float,
         Field(
-            gt=0, le=604800, description="Longest time that a run waits for a worker, in seconds."
+            gt=0,
+            le=604800,
+            description="Maximum time for which a run waits for a worker, in seconds.",
         ),
     ] = 86_400.0
     webhook_secret: Annotated[
         SecretStr | None,
         Field(
-            description=(
-                "Secret that signs the default tenant's webhooks until the tenant creates its own: "
-                "whsec_ and base64 of 24 to 64 bytes."
-            )
+            description="Secret that signs the default tenant's webhooks until the tenant creates "
+            "its own: whsec_ and base64 of 24 to 64 bytes."
         ),
     ] = None
     secrets_key: Annotated[
         SecretStr | None,
         Field(
-            description=(
-                "Key that seals tenants' secrets (/v1/secrets): 32 random bytes in base64. Of "
-                "several keys, separated by commas, the first seals and all open. Unset: with the "
-                "embedded database and without API keys, secrets.key in the data folder is made "
-                "at the first use."
-            )
+            description="Key that encrypts tenants' secrets (/v1/secrets): 32 random bytes in "
+            "base64. Several keys are separated by commas: the first key encrypts, and all keys "
+            "decrypt. Unset: with the embedded database and without API keys, Bottega creates "
+            "secrets.key in the data folder at the first use."
         ),
     ] = None
     oidc_issuer: Annotated[
         str | None,
         Field(
-            description=(
-                "URL of an OpenID Connect issuer whose tokens the API accepts in addition to "
-                "keys (https; http only on this machine). Needs BOTTEGA_OIDC_AUDIENCE."
-            )
+            description="URL of an OpenID Connect issuer whose tokens the API accepts in addition "
+            "to keys (https; http only on this machine). Needs BOTTEGA_OIDC_AUDIENCE."
         ),
     ] = None
     oidc_audience: Annotated[
@@ -256,35 +249,40 @@ class Settings(BaseSettings):
     oidc_client_id: Annotated[
         str | None,
         Field(
-            description=(
-                "Id of the public client with which people sign in at the console (authorization "
-                "code with PKCE, redirected to ADDRESS/console/). Needs BOTTEGA_OIDC_ISSUER."
-            )
+            description="Id of the public client for sign-in at the console (authorization code "
+            "with PKCE, redirect to ADDRESS/console/). Needs BOTTEGA_OIDC_ISSUER."
         ),
     ] = None
     oidc_claims: Annotated[
         ClaimMapping,
         Field(
-            description="Sources of tenant, user, name and roles in a token, as JSON: "
-            '{"tenant": SOURCE, "user": SOURCE, "name": SOURCE, "roles": SOURCE}; each SOURCE is '
-            '{"claim": NAME, "values": {…}} or {"value": TEXT}. "limits" are as for a key.'
+            description='Sources of tenant, user, name and roles in a token, as JSON: {"tenant": '
+            'SOURCE, "user": SOURCE, "name": SOURCE, "roles": SOURCE}; each SOURCE is {"claim": '
+            'NAME, "values": {…}} or {"value": TEXT}. "limits" are as for a key.'
         ),
     ] = ClaimMapping()
     concurrent_runs: Annotated[
         int,
         Field(
-            ge=1, le=1_000_000, description="Most concurrent runs of a tenant; further runs wait."
+            ge=1,
+            le=1_000_000,
+            description="Maximum number of a tenant's concurrent runs; others wait.",
         ),
     ] = 100
     queued_runs: Annotated[
         int,
-        Field(ge=1, le=1_000_000, description="Most waiting runs of a tenant."),
+        Field(
+            ge=1,
+            le=1_000_000,
+            description="Maximum number of a tenant's queued runs; others are refused.",
+        ),
     ] = 10_000
     tokens_per_day: Annotated[
         int | None,
         Field(
             ge=1,
-            description="Most tokens per day (UTC) of a tenant's runs. Unset: no limit.",
+            description="Maximum number of tokens that a tenant's runs may use per day (UTC). "
+            "Unset: no limit.",
         ),
     ] = None
     cost_per_day: Annotated[
@@ -292,22 +290,21 @@ class Settings(BaseSettings):
         Field(
             gt=0,
             le=1_000_000,
-            description=(
-                "Most US dollars per day (UTC) of a tenant's runs. Calls of models without a "
-                "known price count as free. Unset: no limit."
-            ),
+            description="Maximum cost of a tenant's runs per day (UTC), in US dollars. Calls of "
+            "models without a known price count as free. Unset: no limit.",
         ),
     ] = None
     max_body_bytes: Annotated[
-        int, Field(ge=1024, description="Largest request body, in bytes.")
+        int, Field(ge=1024, description="Maximum size of a request body, in bytes.")
     ] = 1_048_576
     trusted_proxies: Annotated[
         list[str],
         NoDecode,
         Field(
             default_factory=list,
-            description="Addresses and CIDRs of proxies. They may have more than a quarter of the "
-            "connections, and their X-Forwarded-For is trusted as the client's address.",
+            description="Addresses and CIDRs of proxies. A proxy may use more than a quarter of "
+            "the connections, and Bottega reads the client's address from the proxy's "
+            "X-Forwarded-For.",
         ),
     ]
     cors_origins: Annotated[
@@ -323,10 +320,9 @@ class Settings(BaseSettings):
         NoDecode,
         Field(
             default_factory=lambda: ["X-OpenWebUI-User-Id", "X-User-Id"],
-            description=(
-                "Headers in which chat products send the end user's name to OpenAI's API; the "
-                "first one that a request has counts. Empty: only the body names a user."
-            ),
+            description="Headers in which chat products send the end user's name to OpenAI's API; "
+            "the first of these headers in a request counts. Empty: only the body of a request has "
+            "a user.",
         ),
     ]
     egress_allow: Annotated[
@@ -334,29 +330,32 @@ class Settings(BaseSettings):
         NoDecode,
         Field(
             default_factory=list,
-            description="Hosts, addresses and CIDRs that are not public, and that tools may reach "
-            "nevertheless.",
+            description="Private hosts, addresses and CIDRs that tools may reach.",
         ),
     ]
     keyless_per_s: Annotated[
         float,
         Field(
             gt=0,
-            description="Requests per second of an address without a valid key, to each API "
-            "process, while there are keys. Four times as many may come at once.",
+            description="Maximum number of requests per second from an address without a valid "
+            "key, to each API process, while keys exist. A burst may have four times as many "
+            "requests.",
         ),
     ] = 50.0
     requests_per_s: Annotated[
         float,
         Field(
             gt=0,
-            description="Requests per second of a tenant with keys, to each API process. Twice as "
-            "many may come at once.",
+            description="Maximum number of requests per second of a tenant with keys, to each API "
+            "process. A burst may have twice as many requests.",
         ),
     ] = 100.0
     log_level: Annotated[
         str,
-        Field(pattern="^(debug|info|warning|error)$", description="Lowest level that is logged."),
+        Field(
+            pattern="^(debug|info|warning|error)$",
+            description="Lowest level of log lines that are written.",
+        ),
     ] = "info"
     log_format: Annotated[
         Literal["auto", "json", "text"],
@@ -375,24 +374,23 @@ class Settings(BaseSettings):
             ge=0,
             le=65535,
             description="Port on which `bottega worker` serves its metrics; 0 picks a free port. "
-            "Unset: it does not serve them.",
+            "Unset: the worker does not serve metrics.",
         ),
     ] = None
     database_url: Annotated[
         SecretStr | None,
         Field(
             validation_alias="DATABASE_URL",
-            description=(
-                "Your own PostgreSQL, as URL or key=value pairs. Unset: the embedded server."
-            ),
+            description="Your own PostgreSQL, as URL or key=value pairs. Unset: the embedded "
+            "server.",
         ),
     ] = None
     database_admin_url: Annotated[
         SecretStr | None,
         Field(
             validation_alias="DATABASE_ADMIN_URL",
-            description="The same database with the login that owns it, which only `bottega "
-            "migrate` uses. Unset: it uses DATABASE_URL.",
+            description="The same database with the login of its owner; only `bottega migrate` "
+            "uses this login. Unset: `bottega migrate` uses DATABASE_URL.",
         ),
     ] = None
     listen_url: Annotated[
@@ -405,9 +403,9 @@ class Settings(BaseSettings):
     nats_url: Annotated[
         SecretStr | None,
         Field(
-            description="NATS for wake-ups and live text between processes, in place of the "
-            "database: nats:// or tls://user:password@host:4222, several with commas between "
-            "them. All processes of a database have the same."
+            description="NATS servers for wake-ups and live text between processes, in place of "
+            "the database: nats:// or tls://user:password@host:4222, separated by commas. All "
+            "processes of a database must use the same value."
         ),
     ] = None
     data_dir: Annotated[
@@ -427,32 +425,30 @@ class Settings(BaseSettings):
         Field(
             default_factory=list,
             description="Model servers for all tenants: a JSON list of {name, dialect, base_url, "
-            "key: {secret: NAME}, …} as in POST /v1/providers. A tenant's own provider of the same "
-            "name replaces the operator's. A provider named default replaces OPENAI_BASE_URL and "
-            "OPENAI_API_KEY.",
+            "key: {secret: NAME}, …} as in POST /v1/providers. A tenant's own provider replaces "
+            "the operator's provider of the same name. A provider with the name default replaces "
+            "OPENAI_BASE_URL and OPENAI_API_KEY.",
         ),
     ]
     secret_hosts: Annotated[
         dict[str, list[str]],
         Field(
             default_factory=dict,
-            description="Hosts that may get secrets of the environment, as JSON: "
-            '{"NAME": ["api.example.com"]}; TENANT__NAME for tenants other than default.',
+            description='Hosts that may get secrets of the environment, as JSON: {"NAME": '
+            '["api.example.com"]}; TENANT__NAME for tenants other than default.',
         ),
     ]
     model: Annotated[str, Field(description="Default model of agents.")] = "gpt-5-mini"
     model_timeout_s: Annotated[
-        float, Field(gt=0, description="Longest silence of a model's stream, in seconds.")
+        float, Field(gt=0, description="Maximum time without data from a model server, in seconds.")
     ] = 120.0
     model_patience_s: Annotated[
         float,
         Field(
             ge=0,
             le=604800,
-            description=(
-                "Seconds for which a run waits for an unavailable model, from a call's first "
-                "failure on; 0: it does not wait. Agents may set their own value."
-            ),
+            description="Seconds for which a run waits for an unavailable model, counted from a "
+            "call's first failure; 0: no wait. Agents may set their own value.",
         ),
     ] = 600.0
     tenant_storage_bytes: Annotated[
@@ -460,28 +456,30 @@ class Settings(BaseSettings):
         Field(
             ge=1,
             le=10**15,
-            description="Most bytes of all definitions, episodes, files, runs and sessions of a "
-            "tenant. Above them, nothing new is accepted. Unset: no limit.",
+            description="Maximum size of a tenant's definitions, episodes, files, runs and "
+            "sessions together, in bytes. Above this size, Bottega refuses new ones. Unset: no "
+            "limit.",
         ),
     ] = None
     files_bytes: Annotated[
-        int, Field(ge=1, le=10**15, description="Most bytes of all files of a tenant.")
+        int,
+        Field(ge=1, le=10**15, description="Maximum size of a tenant's files together, in bytes."),
     ] = 10_000_000_000
     files_days: Annotated[
         float,
         Field(
             gt=0,
             le=36_500,
-            description="Days after its last use for which a file without a session is kept.",
+            description="Days for which a file without a session is kept after its last use.",
         ),
     ] = 30.0
     mcp_stdio: Annotated[
         dict[str, StdioServer],
         Field(
             default_factory=dict,
-            description="Programs that tenants may use as MCP servers, as JSON: "
-            '{"time": {"command": "mcp-server-time", "args": [], "env": {}}}. Of this process\'s '
-            "environment, a program gets only PATH, HOME and LANG, and in addition its env.",
+            description='Programs that tenants may use as MCP servers, as JSON: {"time": '
+            '{"command": "mcp-server-time", "args": [], "env": {}}}. A program gets only PATH, '
+            "HOME and LANG from the process's environment, and the variables in env.",
         ),
     ]
     memory: Annotated[
@@ -495,7 +493,8 @@ class Settings(BaseSettings):
         bool,
         Field(
             description="On: agents with memory_scope tenant retrieve episodes of all sessions, "
-            "except those of another user. Off: they retrieve as with memory_scope user."
+            "except those of another user. Off: memory_scope tenant has the same effect as "
+            "memory_scope user."
         ),
     ] = False
     memory_prompt_tokens: Annotated[
@@ -503,15 +502,15 @@ class Settings(BaseSettings):
         Field(
             ge=2_000,
             le=10_000_000,
-            description="Tokens (of 4 bytes) of a root agent's prompt above which old results "
-            "are shortened.",
+            description="Maximum length of a root agent's prompt, in tokens of 4 bytes; in a "
+            "longer prompt, old results are shortened.",
         ),
     ] = 20_000
     objects_url: Annotated[
         str | None,
         Field(
-            description="Object store of large bodies: s3://bucket/prefix, gs://…, az://…, "
-            "file:///folder. Unset: your own database, or a folder beside the embedded database."
+            description="Object store for large bodies: s3://bucket/prefix, gs://…, az://…, "
+            "file:///folder. Unset: your own database, or a folder next to the embedded database."
         ),
     ] = None
     embedding_model: Annotated[
@@ -531,10 +530,8 @@ class Settings(BaseSettings):
     embedding_api_key: Annotated[
         ApiKey | None,
         Field(
-            description=(
-                "Key for the embedding model's API. Unset: OPENAI_API_KEY, if its base URL is "
-                "unset, too."
-            )
+            description="Key for the embedding model's API. Unset: OPENAI_API_KEY, if "
+            "BOTTEGA_EMBEDDING_BASE_URL is also unset."
         ),
     ] = None
     memory_model: Annotated[
@@ -549,21 +546,22 @@ class Settings(BaseSettings):
     memory_cron: Annotated[
         str,
         Field(
-            description=(
-                "Schedule of memory maintenance (cron, in UTC); missed maintenance is done later."
-            )
+            description="Schedule of memory maintenance (cron, in UTC). Maintenance that was "
+            "missed is done later."
         ),
     ] = "0 3 * * *"
     learning_trial_share: Annotated[
         _Share,
-        Field(description="Share of runs that get a candidate, of all to which it applies."),
+        Field(
+            description="Share of runs that get a candidate pattern, among the runs to which the "
+            "pattern applies."
+        ),
     ] = 0.5
     learning_withheld_share: Annotated[
         _Share,
         Field(
-            description=(
-                "Share of runs that do not get a validated pattern, of all to which it applies."
-            )
+            description="Share of runs that do not get a validated pattern, among the runs to "
+            "which the pattern applies."
         ),
     ] = 0.2
     memory_vector_deadline_ms: Annotated[
@@ -571,8 +569,8 @@ class Settings(BaseSettings):
         Field(
             ge=0,
             le=60_000,
-            description="Longest wait for a query's vector, in ms; after it, only words are "
-            "searched. A run's start waits at most 2 s for all its memory.",
+            description="Maximum wait for a query's vector, in ms. After this time, a search "
+            "compares only words. The start of a run waits at most 2 s for all memory.",
         ),
     ] = 300.0
     memory_weights: Annotated[
@@ -586,62 +584,65 @@ class Settings(BaseSettings):
             "0.5, recency 0.2, success 0.15, accesses 0.1 and domain 0.05.",
         ),
     ]
-    # Settings of asynchronous sub-agents. An agent's own limits may lower the limits of one parent.
+    # Settings of asynchronous sub-agents. An agent's own limits may lower the limits of a parent.
     subagent_max_concurrent: Annotated[
         _Count,
         Field(
-            description="Most concurrent tasks of one parent; further tasks wait. Unset: 20 for a "
-            "parent that dispatches more than 20 with one call."
+            description="Maximum number of concurrent tasks of one parent; further tasks wait. "
+            "Unset: 20 for a parent that dispatches more than 20 tasks with one call."
         ),
     ] = 5
     subagent_max_queued: Annotated[
-        _Count, Field(description="Most waiting tasks of one parent.")
+        _Count, Field(description="Maximum number of waiting tasks of one parent.")
     ] = 1_000
     subagent_max_total_tokens: Annotated[
-        int, Field(ge=1, le=10**12, description="Tokens that all tasks of one parent may spend.")
+        int,
+        Field(
+            ge=1,
+            le=10**12,
+            description="Maximum number of tokens that all tasks of one parent may use together.",
+        ),
     ] = 500_000
     subagent_max_queue_size: Annotated[
-        _Count, Field(description="Most waiting tasks of a worker process.")
+        _Count, Field(description="Maximum number of waiting tasks in a worker process.")
     ] = 10_000
     subagent_spread_above: Annotated[
         int,
         Field(
             ge=0,
             le=1_000_000,
-            description=(
-                "Number of tasks of one parent above which further tasks become child runs, "
-                "which any worker executes."
-            ),
+            description="Number of tasks of one parent above which further tasks become child "
+            "runs, which any worker executes.",
         ),
     ] = 50
     subagent_max_timeout: Annotated[
-        _Seconds, Field(description="Largest time limit of a task, in seconds.")
+        _Seconds, Field(description="Maximum timeout of a task, in seconds.")
     ] = 600.0
     subagent_max_steps_per_subagent: Annotated[
-        int, Field(ge=1, le=1000, description="Largest number of model calls of one task.")
+        int, Field(ge=1, le=1000, description="Maximum number of model calls of one task.")
     ] = 20
     subagent_tenant_max_concurrent: Annotated[
         _Count | None,
         Field(
-            description=(
-                "Most concurrent tasks of a tenant in all workers. Unset: the pools' limits."
-            )
+            description="Maximum number of concurrent tasks of a tenant in all workers. Unset: the "
+            "number of slots."
         ),
     ] = None
     subagent_min_workers: Annotated[
-        _Count, Field(description="Least number of task slots in a worker process.")
+        _Count, Field(description="Minimum number of task slots in a worker process.")
     ] = 50
     subagent_max_workers: Annotated[
-        _Count, Field(description="Largest number of task slots in a worker process.")
+        _Count, Field(description="Maximum number of task slots in a worker process.")
     ] = 50
     subagent_scale_up_threshold: Annotated[
-        _Share, Field(description="Share of busy slots above which the pool grows.")
+        _Share, Field(description="Share of busy slots above which a worker adds slots.")
     ] = 0.8
     subagent_scale_down_threshold: Annotated[
-        _Share, Field(description="Share of busy slots below which the pool shrinks.")
+        _Share, Field(description="Share of busy slots below which a worker removes slots.")
     ] = 0.3
     subagent_resize_cooldown: Annotated[
-        _Seconds, Field(description="Least time between two resizes of the pool, in seconds.")
+        _Seconds,
+        Field(description="Minimum time between two changes of the number of slots, in seconds."),
     ] = 10.0
     subagent_ageing_interval: Annotated[
         _Seconds, Field(description="Seconds after which a waiting task's priority rises by one.")
@@ -649,22 +650,20 @@ class Settings(BaseSettings):
     subagent_failure_threshold: Annotated[
         _Count,
         Field(
-            description=(
-                "Number of ended tasks of an agent in a run after which its circuit breaker "
-                "opens, if at least half of them failed."
-            )
+            description="Number of ended tasks of an agent in a run after which the agent's "
+            "circuit breaker opens, if at least half of these tasks failed."
         ),
     ] = 5
     subagent_monitor_window: Annotated[
         _Seconds, Field(description="Seconds for which ended tasks count for the circuit breaker.")
     ] = 60.0
     subagent_reset_timeout: Annotated[
-        _Seconds, Field(description="Seconds until an open breaker lets one task through.")
+        _Seconds, Field(description="Seconds until an open circuit breaker permits one task.")
     ] = 30.0
     retention_runs_days: Annotated[
         _Days | None,
         Field(
-            description="Days after its end for which a run is kept, with its events, tasks and "
+            description="Days for which a run is kept after its end, with its events, tasks and "
             "files. Unset: for ever."
         ),
     ] = None
@@ -674,8 +673,8 @@ class Settings(BaseSettings):
     retention_episodes_days: Annotated[
         _Days | None,
         Field(
-            description="Days after its run's end for which an archived episode is kept. Unset: "
-            "for ever."
+            description="Days for which an archived episode is kept after the end of its run. "
+            "Unset: for ever."
         ),
     ] = None
 
@@ -743,8 +742,8 @@ class Settings(BaseSettings):
             local = address.host in ("127.0.0.1", "localhost", "::1")
             if address.scheme != "https" and not (local and address.scheme == "http"):
                 raise ValueError(
-                    "BOTTEGA_OIDC_ISSUER must be an https URL, because its keys decide who may "
-                    "sign in"
+                    "BOTTEGA_OIDC_ISSUER must be an https URL, because the issuer's keys "
+                    "decide who may sign in"
                 )
         return issuer
 
@@ -883,7 +882,7 @@ class Settings(BaseSettings):
 
     @property
     def pooler_url(self) -> str | None:
-        """URL of the pooler before PostgreSQL; ``None``: there is no pooler."""
+        """URL of the pooler in front of PostgreSQL; ``None``: there is no pooler."""
         if self.listen_url is None or self.database_url is None:
             return None
         return self.database_url.get_secret_value()
@@ -948,7 +947,7 @@ class Settings(BaseSettings):
 
     @property
     def retention_days(self) -> dict[str, float | None]:
-        """Days by kind of data; ``None``: for ever. A tenant may have other days."""
+        """Days for which data is kept, by kind; ``None``: for ever. A tenant may differ."""
         return {
             "runs": self.retention_runs_days,
             "audit": self.retention_audit_days,

@@ -22,7 +22,7 @@ from bottega.tools.http import LONGEST_URL, SecretHeader
 from bottega.tools.secrets import check_header
 
 IN_CLEAR = "secret_in_clear"
-"""Type of the error for a secret in clear text, where only its name is allowed."""
+"""Type of the error for a secret in clear text, in place of the secret's name."""
 _SECRET_NAMES = re.compile("auth|cookie|credential|key|password|secret|token", re.IGNORECASE)
 _HARMLESS = frozenset(("idempotency-key", "x-idempotency-key"))
 _HINT = 'store it with PUT /v1/secrets/NAME and refer to it by {"secret": "NAME"}'
@@ -63,7 +63,7 @@ def _is_address(url: str) -> str:
 
 
 def is_endpoint(url: str) -> str:
-    """Check a URL that is used unchanged, and that may have no secret in its query.
+    """Check a URL that is used unchanged and must not have a secret in its query.
 
     Raises:
         PydanticCustomError: the URL is not http(s), has a fragment, or has a secret.
@@ -110,7 +110,7 @@ class ModelPrice(DescribedModel):
     input: _Price
     """Price of input tokens."""
     cached: _Price | None = None
-    """Price of input tokens from the server's cache; null: as `input`."""
+    """Price of input tokens from the server's cache; null: the price of `input`."""
     output: _Price
     """Price of output tokens."""
 
@@ -136,12 +136,13 @@ class ProviderContent(DescribedModel):
     )
 
     dialect: DialectName
-    """API that the server speaks."""
+    """API of the server."""
     base_url: Annotated[
         str, StringConstraints(min_length=1, max_length=LONGEST_URL), AfterValidator(_is_address)
     ]
-    """Base URL, as in the vendor's own SDK: for `chat` and `responses` it ends in `/v1`, for
-    `gemini` in `/v1beta`; for `anthropic` without a version."""
+    """Base URL, as in the vendor's own SDK. For `chat` and `responses` it ends with `/v1`, for
+    `gemini` with `/v1beta`; for `anthropic` it has no version.
+    """
     key: Annotated[SecretHeader | None, BeforeValidator(_named)] = None
     """API key: `{"secret": "NAME"}`; null: the server needs no key."""
     headers: Annotated[
@@ -149,19 +150,21 @@ class ProviderContent(DescribedModel):
     ] = Field(default_factory=dict)
     """Headers of each request, by name: a text, or `{"secret": "NAME"}`."""
     models: Annotated[list[ModelId] | None, Field(min_length=1, max_length=1000)] = None
-    """Models that agents may name; the first one is the provider's default. Null: any model."""
+    """Models that agents may use; the first one is the provider's default. Null: all models."""
     max_concurrent: _Count | None = None
-    """Most concurrent calls of all workers together; further calls wait."""
+    """Maximum number of concurrent calls of all workers together; further calls wait."""
     requests_per_minute: _Count | None = None
-    """Most calls of all workers together within any minute; further calls wait."""
+    """Maximum number of calls of all workers together within any minute; further calls wait."""
     tokens_per_minute: _Count | None = None
-    """Most tokens of all workers together within any minute. A call's tokens are estimated before
-    the call and counted after the call."""
+    """Maximum number of tokens of all workers together within any minute. A call's tokens are
+    estimated before the call and counted after the call.
+    """
     timeout_s: Annotated[float | None, Field(gt=0, le=3600, allow_inf_nan=False)] = None
-    """Longest silence of the server, in seconds; null: the operator's default."""
+    """Maximum time without data from the server, in seconds; null: the operator's default."""
     structured_output: Literal["native", "tool", "prompt"] | None = None
-    """Way in which the server gets an `output_schema`: natively, as a tool or as an instruction;
-    null: in the way of the dialect's vendor."""
+    """Form in which the server gets an `output_schema`: `native`, as a tool or as an instruction in
+    the prompt; null: `native`.
+    """
     max_tokens_field: Literal["max_completion_tokens", "max_tokens"] | None = None
     """Name of the field that limits output tokens; only for the dialect `chat`."""
     prices: Annotated[dict[ModelId, ModelPrice] | None, Field(max_length=1000)] = None
