@@ -1,9 +1,9 @@
-"""Commands of the operator, for all tenants. Only results for scripts go to standard output.
+"""Commands of the operator for all tenants. Standard output has only results for scripts.
 
-- ``bottega keys`` and ``bottega tenants``: keys and tenants.
-- ``bottega prune`` and ``bottega tenants retain``: how long finished runs are kept.
-- ``bottega secrets``: change of the key that seals tenants' secrets.
-- ``bottega providers``: small calls that show the abilities of a model server.
+- ``bottega keys`` and ``bottega tenants``: keys and tenants. - ``bottega prune`` and ``bottega
+  tenants retain``: retention of finished runs. - ``bottega secrets``: change of the key that
+  encrypts tenants' secrets. - ``bottega providers``: small calls that show which features of a
+  model server work.
 """
 
 import json
@@ -33,13 +33,13 @@ keys = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys, o
 tenants = typer.Typer(no_args_is_help=True, help="List and delete tenants.")
 
 TENANT = r"(?=.{1,63}$)[a-z](?:-?[a-z0-9])*"
-"""Pattern of tenant names; ``--`` is not allowed, because variables with secrets contain names."""
+"""Pattern of tenant names. ``--`` is not allowed, because names are parts of variables."""
 _UNITS = {"d": "days", "h": "hours", "m": "minutes"}
 _LONGEST = timedelta(days=36500)
 
 
 class _Scope(StrEnum):
-    """The scopes of keys, as an enumeration, because Typer's repeatable options need one."""
+    """The scopes of keys as an enumeration, because a repeatable option of Typer needs one."""
 
     READ = "read"
     RUN = "run"
@@ -77,7 +77,7 @@ def duration(text: str) -> timedelta | None:
 
 
 def _expires(text: str | None) -> datetime | timedelta | None:
-    """Parse a time from now (``90d``, ``12h``, ``30m``) or a date (UTC if it has no zone)."""
+    """Parse a duration from now (``90d``, ``12h``, ``30m``) or a date (UTC if it has no zone)."""
     if text is None:
         return None
     if (after := duration(text)) is not None:
@@ -92,7 +92,7 @@ def _expires(text: str | None) -> datetime | timedelta | None:
 
 
 def _limits(text: str) -> "StoredLimits":
-    """Parse limits in the API's form."""
+    """Parse limits, in the form of the API."""
     from bottega.tenants.limits import NO_LIMITS, RequestLimits
 
     try:
@@ -107,14 +107,16 @@ def _limits(text: str) -> "StoredLimits":
 def create_key(
     tenant: Annotated[
         str,
-        typer.Option(callback=tenant_name, help="Name of the tenant; it is created if missing."),
+        typer.Option(
+            callback=tenant_name, help="Name of the tenant; it is created if it does not exist."
+        ),
     ],
     scope: Annotated[
         list[_Scope] | None,
         typer.Option(help="What the key may do; repeat the option for several scopes."),
     ] = None,
     role: Annotated[
-        _Role | None, typer.Option(help="A role's scopes, in place of --scope.")
+        _Role | None, typer.Option(help="Role with a set of scopes, in place of --scope.")
     ] = None,
     limits: Annotated[
         str,
@@ -126,13 +128,13 @@ def create_key(
         str, typer.Option(callback=_name, help="Purpose of the key, as lists show it.")
     ] = "made by the operator",
     expires: Annotated[
-        str | None, typer.Option(help="End of its validity: 90d, 12h, 30m, or an ISO date.")
+        str | None, typer.Option(help="Expiry of the key: 90d, 12h, 30m, or an ISO date.")
     ] = None,
     require_user: Annotated[
         bool, typer.Option("--require-user", help="Requests with the key must name an end user.")
     ] = False,
 ) -> None:
-    """Make a key and print it once; only its hash is stored."""
+    """Create a key and print it once; the database stores only its hash."""
     until = _expires(expires)
     if (scope is None) == (role is None):
         raise typer.BadParameter("name either scopes or a role: --scope run, or --role runner")
@@ -162,7 +164,7 @@ def create_key(
 @keys.command("list")
 def list_keys(
     tenant: Annotated[
-        str | None, typer.Option(callback=tenant_name, help="Only this tenant's.")
+        str | None, typer.Option(callback=tenant_name, help="Only data of this tenant.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -214,9 +216,9 @@ def delete_tenant(
     name: Annotated[str, typer.Argument(callback=tenant_name, help="As tenants list shows it.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Delete a tenant with its keys, agents, runs and logs. The tenant default is only emptied.
+    """Delete a tenant with its keys, agents, runs and logs; of the tenant default, only its data.
 
-    The keys are revoked first. If the command breaks off, repeat it: it continues.
+    The command revokes the keys first. If it breaks off, repeat it: it continues.
     """
     settings = start()
     from bottega.tenants import operator
@@ -230,7 +232,7 @@ def delete_tenant(
 
 
 def _cell(value: object) -> str:
-    """Return a value as text, without control characters, which a terminal would obey."""
+    """Return a value as text, without characters that control a terminal."""
     match value:
         case None:
             text = ""
@@ -263,20 +265,20 @@ def _days(text: str) -> float:
 def prune(
     older_than: Annotated[
         str | None,
-        typer.Option(help="Remove runs that ended longer ago: 30d, 12h, 30m."),
+        typer.Option(help="Remove runs that ended before this time: 30d, 12h, 30m ago."),
     ] = None,
     tenant: Annotated[
-        str | None, typer.Option(callback=tenant_name, help="Only this tenant's.")
+        str | None, typer.Option(callback=tenant_name, help="Only data of this tenant.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only print what would be removed.")
     ] = False,
 ) -> None:
-    """Remove finished runs that are old, with all that belongs to them.
+    """Remove old finished runs with all their data.
 
-    Without --older-than, the settings BOTTEGA_RETENTION_… and "tenants retain" decide; workers
-    remove by them all the time. With it, tenants with their own time for runs keep that time,
-    unless --tenant names the tenant. Episodes stay. If the command breaks off, repeat it.
+    Without --older-than, the settings BOTTEGA_RETENTION_… and "tenants retain" determine the age;
+    workers use the same age. With --older-than, a tenant's own time for runs still counts, unless
+    --tenant names the tenant. Episodes stay. If the command breaks off, repeat it.
     """
     settings = start()
     from bottega.tenants import operator
@@ -306,7 +308,7 @@ def retain(
 ) -> None:
     """Change how long a tenant keeps finished runs, its audit log and archived episodes.
 
-    Without options: show these times.
+    Without options, the command shows these times.
     """
     given = {"runs": runs, "audit": audit, "episodes": episodes}
     wanted = {kind: each for kind, each in given.items() if each is not None}
@@ -343,9 +345,9 @@ def _group() -> None:
 
 @secrets.command("reencrypt")
 def reencrypt() -> None:
-    """Seal all secrets with the first key in BOTTEGA_SECRETS_KEY. If this breaks off, repeat it.
+    """Encrypt all secrets with the first key in BOTTEGA_SECRETS_KEY. If this breaks off, repeat it.
 
-    The exit status is 1 if a secret was sealed with a key that is not in BOTTEGA_SECRETS_KEY.
+    The exit status is 1 if no key in BOTTEGA_SECRETS_KEY can decrypt a secret.
     """
     settings = start()
     with database(settings) as url:
@@ -355,7 +357,7 @@ def reencrypt() -> None:
 
 
 async def _reencrypt(settings: "Settings", url: str) -> tuple[int, int]:
-    """Return the number of changed secrets, and the number of secrets that no key opens."""
+    """Return the number of changed secrets, and the number of secrets that no key can decrypt."""
     from bottega.db.embedded import folder_of
     from bottega.secrets import rows
     from bottega.settings import keyring
@@ -390,10 +392,11 @@ def _providers_group() -> None:
 def test_provider(
     name: Annotated[str, typer.Argument(help="Name of the provider.")],
     tenant: Annotated[
-        str, typer.Option(help="Tenant; its own providers come before the operator's.")
+        str, typer.Option(help="Tenant; its own providers replace the operator's.")
     ] = "default",
     model: Annotated[
-        str | None, typer.Option(help="One of the provider's models; default: its default model.")
+        str | None,
+        typer.Option(help="One of the provider's models; by default the provider's default model."),
     ] = None,
 ) -> None:
     """Make one small call of each kind: text, tool, stream, schema."""

@@ -1,4 +1,4 @@
-"""A conversation with an agent at the terminal: one session, in which each message is a run."""
+"""A conversation with an agent at the terminal: a session in which each message is a run."""
 
 import shlex
 from collections.abc import Callable, Iterable
@@ -26,7 +26,7 @@ class Chat:
     """A session with one agent.
 
     Attributes:
-        user: the session's end user; ``None``: none.
+        user: the session's end user; ``None``: the session has no user.
         again: the shell command that continues this chat.
         read: reads the next message; raises ``EOFError`` at the end of the input.
     """
@@ -42,7 +42,7 @@ class Chat:
     _status: int = field(default=0)
 
     def talk(self, first: Iterable[str] = ()) -> int:
-        """Follow unfinished runs, send ``first``, then typed messages; return the exit status."""
+        """Follow unfinished runs, then send ``first`` and typed messages; return an exit status."""
         try:
             for run in self._under_way():
                 self._note("This conversation has a run that is not over.")
@@ -82,7 +82,7 @@ class Chat:
         self._answer(run["id"], ours=True)
 
     def _answer(self, run_id: str, *, ours: bool) -> None:
-        """Show a run's answer; Ctrl-C cancels the run, and a second Ctrl-C leaves the chat."""
+        """Show a run's answer. Ctrl-C cancels the run, and a second Ctrl-C ends the chat."""
         transcript = Transcript(self.console)
         events = RunEvents(self.server, run_id, transcript.note)
         try:
@@ -111,11 +111,11 @@ class Chat:
 def open_session(
     server: RemoteServer, session: str | None, user: str | None
 ) -> tuple[str, str | None]:
-    """Return a session's id and user, creating the session if needed.
+    """Return a session's id and user; create the session if it does not exist.
 
     Args:
-        session: its name; ``None``: create a new session.
-        user: end user of a new session, or for whom the caller continues an old one.
+        session: name of the session; ``None``: create a new session.
+        user: end user of the new or continued session.
     """
     if session is not None:
         try:

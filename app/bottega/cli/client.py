@@ -1,6 +1,6 @@
 """Client of a Bottega server for the commands: settings, requests, and live events of a run.
 
-All answers are made safe for a terminal when they are read.
+The client makes all responses safe for a terminal when it reads them.
 """
 
 import contextlib
@@ -26,10 +26,10 @@ from bottega.errors import BottegaError, ErrorKind
 
 
 class ClientSettings(BaseSettings):
-    """Address of the server and key for it, from environment variables or a ``.env`` file.
+    """Address and key of a server, from environment variables or a ``.env`` file.
 
-    If the environment has a key, the file is not read, because a file in a foreign folder could
-    send this key to another server.
+    If the environment has a key, the file is ignored, because a file from somebody else could send
+    this key to another server.
     """
 
     model_config = SettingsConfigDict(
@@ -93,7 +93,7 @@ class RemoteError(BottegaError):
     """The server refused a request, or cannot be reached.
 
     Attributes:
-        status: HTTP status; 0: there was no answer.
+        status: HTTP status; 0: there was no response.
     """
 
     kind = ErrorKind.UNAVAILABLE
@@ -114,7 +114,7 @@ class RemoteServer:
 
     Args:
         address: base URL, such as ``http://127.0.0.1:8400``.
-        key: API key; ``None``: the server has none.
+        key: API key; ``None``: the server needs no key.
     """
 
     def __init__(self, address: str, key: str | None) -> None:
@@ -145,16 +145,16 @@ class RemoteServer:
         self._client.close()
 
     def get(self, path: str, **query: Any) -> Any:
-        """Return the body of the answer.
+        """Return the body of the response.
 
         Raises:
-            RemoteError: the server refused or was not reached; all methods raise it.
+            RemoteError: the server refused or was not reached; all methods raise this error.
         """
         wanted = {name: value for name, value in query.items() if value is not None}
         return self._patient("GET", path, params=wanted)
 
     def create(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Send a POST with an idempotency key, so that repeating it creates no second object."""
+        """Send a POST with an idempotency key, so that a repetition creates no second object."""
         return self._patient("POST", path, json=body, headers={"Idempotency-Key": uuid4().hex})
 
     def create_batch(self, data: bytes, **fields: str | int | None) -> Any:
@@ -165,7 +165,7 @@ class RemoteServer:
         return self._patient("POST", "/v1/batches", content=data, params=wanted, headers=headers)
 
     def lines(self, path: str) -> Iterator[bytes]:
-        """Yield the answer's bytes as they arrive."""
+        """Yield the response's bytes as they arrive."""
         with self._translated(), self._client.stream("GET", path) as answer:
             if not answer.is_success:
                 answer.read()
@@ -180,7 +180,7 @@ class RemoteServer:
         return self._patient("PUT", path, json=body)
 
     def all(self, path: str, limit: int) -> Iterator[Any]:
-        """Yield all items of a list with their bodies; their texts are not safe for a terminal."""
+        """Yield all items of a list with all fields; their texts are not safe for a terminal."""
         wanted = {"view": "full", "limit": limit}
         page = self._patient("GET", path, params=wanted, as_stored=True)
         yield from page["items"]
@@ -189,10 +189,10 @@ class RemoteServer:
             yield from page["items"]
 
     def apply(self, body: Mapping[str, Any], places: Mapping[str, str]) -> Any:
-        """Store many definitions; return the result for each, whose texts may harm a terminal.
+        """Store many definitions; return a result for each. Its texts are not safe for a terminal.
 
         Args:
-            places: names of the definitions in errors, by their JSON Pointers.
+            places: names of the definitions for errors, by JSON Pointer.
         """
         return self._patient("POST", "/v1/apply", json=body, places=places, as_stored=True)
 
@@ -216,9 +216,9 @@ class RemoteServer:
 
     @contextmanager
     def streaming(self, path: str, after: int) -> Iterator[Iterator[bytes] | None]:
-        """Open a stream of server-sent events after ``after``; yield an iterator of its bytes.
+        """Open a stream of server-sent events after ``after``; yield an iterator of the bytes.
 
-        Yield ``None`` if the run is over and has no events after ``after``.
+        Yield ``None`` if the run has ended and has no events after ``after``.
         """
         headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
         with self._translated(), self._client.stream("GET", path, headers=headers) as answer:
@@ -238,7 +238,7 @@ class RemoteServer:
         as_stored: bool = False,
         **request: Any,
     ) -> Any:
-        """Return the answer's body; repeat the request if it gets no answer, or a busy server's."""
+        """Return the response's body; repeat the request if the server is busy or is silent."""
         began, pause_s = monotonic(), 0.1
         while True:
             reached = self._reached
@@ -249,7 +249,7 @@ class RemoteServer:
                     return from_json(answer.content) if as_stored else body
             except RemoteError as error:
                 never_there = not reached and error.code == "nobody"
-                # Requests without an answer, and requests to a busy server, are repeated for 30 s.
+                # Requests without a response, and requests to a busy server, are repeated for 30 s.
                 if never_there or not error.may_pass or monotonic() - began > 30.0:
                     raise
             time.sleep(pause_s)
@@ -270,10 +270,10 @@ class RemoteServer:
             raise RemoteError(f"the connection to {self.address} failed: {why}") from None
 
     def _checked(self, answer: httpx2.Response, places: Mapping[str, str] = {}) -> Any:
-        """Return the answer's body, made safe for a terminal.
+        """Return the response's body, made safe for a terminal.
 
         Raises:
-            RemoteError: the answer is a refusal, or does not come from a Bottega server.
+            RemoteError: the response is a refusal, or does not come from a Bottega server.
         """
         body: Any = None
         with contextlib.suppress(ValueError):
@@ -312,7 +312,7 @@ class RemoteServer:
 
 
 def placed(problem: Mapping[str, Any], places: Mapping[str, str]) -> Iterator[str]:
-    """Yield a problem's errors whose pointers are in ``places``, as texts with the names there."""
+    """Yield texts about a problem's errors with pointers in ``places``, with the names there."""
     for error in problem.get("errors") or ():
         _, section, number, *rest = [*str(error.get("pointer")).split("/"), "", ""]
         if (place := places.get(f"/{section}/{number}")) is not None:
@@ -328,7 +328,7 @@ _FIRST_PAUSE_S = 0.1
 
 
 class RunEvents:
-    """The events and live text of a run, until its final event, over one connection after another.
+    """The events and live text of a run until the final event; it reconnects when necessary.
 
     A second iteration continues after the last event of the first iteration.
 
@@ -390,7 +390,8 @@ class RunEvents:
 def _frames(content: Iterable[bytes]) -> Iterator[tuple[int, bytes | None]]:
     """Split a stream into frames of id (0: none) and data (``None``: a heartbeat).
 
-    Only line feeds end lines: JSON may contain the other characters at which Python ends lines.
+    Only a line feed ends a line, because JSON may contain other characters that end a line in
+    Python.
     """
     place, data = 0, None
     for line in _lines(content):

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _DEBUG = "--debug"
 _TO_END_S = 30.0
-"""Most seconds that a process takes to stop after the grace period of its runs."""
+"""Maximum seconds in which a process stops after the grace period of its runs."""
 
 cli = typer.Typer(
     no_args_is_help=True,
@@ -109,20 +109,22 @@ _Descriptor = Annotated[int | None, typer.Option(hidden=True)]
 def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 picks one.")] = None,
-    no_worker: Annotated[bool, typer.Option("--no-worker", help="Serve the API only.")] = False,
+    no_worker: Annotated[bool, typer.Option("--no-worker", help="Serve only the API.")] = False,
     workers: Annotated[
-        int | None, typer.Option(min=0, max=256, help="Worker processes; also starts --api.")
+        int | None,
+        typer.Option(min=0, max=256, help="Number of worker processes; also starts API processes."),
     ] = None,
     api: Annotated[
-        int | None, typer.Option(min=1, max=256, help="API processes; also starts --workers.")
+        int | None,
+        typer.Option(min=1, max=256, help="Number of API processes; also starts workers."),
     ] = None,
     listener: _Descriptor = None,
     parent: _Descriptor = None,
 ) -> None:
     """Serve the API and execute runs, in one process.
 
-    With --workers or --api, it starts separate processes, which share a port and are restarted when
-    they die. Each number defaults to 1.
+    With --workers or --api, the command starts separate processes, which share a port, and restarts
+    a process that dies. Each number defaults to 1.
     """
     settings = start(host=host, port=port)
     if no_worker and workers:
@@ -135,7 +137,7 @@ def serve(
 
     is_one = workers is None and api is None
     with_terminal = ends_with_terminal()
-    # SIGHUP is blocked until the parent handles it, because a reload may come early.
+    # SIGHUP is blocked until the parent handles it, because a reload may arrive early.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
     with listen(settings) as listening, used_database(settings) as (url, lock):
         if not no_worker and workers != 0:
@@ -164,7 +166,7 @@ def serve(
 def _serve(
     settings: "Settings", url: str, listener: socket.socket, parent: int, *, worker: bool
 ) -> None:
-    """Serve as the child of a parent process."""
+    """Serve as a child of a parent process."""
     from bottega import main as web
 
     link = ParentLink(parent, settings.drain_grace_s + _TO_END_S)
@@ -183,7 +185,7 @@ def _serve(
 def _first_child(
     settings: "Settings", url: str, listener: socket.socket, options: list[str], *, worker: bool
 ) -> Child:
-    """Start the only child by a fork, so that it need not import the service again."""
+    """Start the only child by a fork, so that the child need not import the service again."""
 
     ours, theirs = socket.socketpair()
     sys.stdout.flush()
@@ -215,7 +217,7 @@ def _several_children(options: list[str], *, apis: int, workers: int | None) -> 
 
 
 def _metrics_of_several() -> tuple[str, str]:
-    """Make the folder in which processes share metrics; return environment variable and path."""
+    """Create the folder for metrics of several processes; return environment variable and path."""
     from bottega import metrics
 
     folder = mkdtemp(prefix="bottega-metrics-")
@@ -248,7 +250,7 @@ def worker(parent: _Descriptor = None) -> None:
     with database(settings) as url:
         if parent is None:
             _announce_models(settings)
-        # If there is a parent, the API's processes report the metrics of all processes.
+        # If there is a parent, the API processes report the metrics of all processes.
         port = settings.metrics_port if parent is None else None
         is_reload = run(process.work(settings, url, ready, port=port))
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
@@ -296,18 +298,18 @@ def demo(
     port: Annotated[int, typer.Option(help="Port of the API; 0 picks one.")] = 0,
     scenario: Annotated[ScenarioName, typer.Option(help="The team to run.")] = "software",
     task: Annotated[
-        str | None, typer.Option(help="Task of the team, instead of the scenario's task.")
+        str | None, typer.Option(help="Task of the team, in place of the scenario's task.")
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the last chat of support.")
     ] = False,
 ) -> None:
-    """Run a team and watch it live.
+    """Run a team and show its work live.
 
     software: requirements → designer → implementer, whose answers flow along a graph.
     research: a lead that dispatches many tasks, which run in parallel.
-    learning: thirty similar tasks, in which a pattern is found, validated and used.
-    support: a chat with a refund that waits for you, even over Ctrl-C; then --resume.
+    learning: 48 similar tasks, in which a pattern is found, validated and used.
+    support: a chat with a refund that waits for you; after Ctrl-C, continue with --resume.
     """
     console.print("Bottega's demo starts a database and a server …", style="dim")
     _, path = mkstemp(prefix="bottega-demo-", suffix=".log")
@@ -356,7 +358,7 @@ _SUBJECTS = {
     "Sub-agents": "subagent",
     "Log and metrics": "log metrics",
 }
-"""First words of the names of settings, by their heading."""
+"""Headings of the settings, with the first words of the settings' names."""
 
 
 def _subject(name: str) -> str:
@@ -368,7 +370,7 @@ def _subject(name: str) -> str:
 
 @cli.command("settings")
 def show_settings(as_json: AsJson = False) -> None:
-    """Print every setting with its value; secrets are masked. Settings that you set come first."""
+    """Print every setting with its value; secrets are masked. Settings that are set come first."""
     from bottega.settings import Settings, redactor
 
     settings = Settings()
@@ -405,7 +407,7 @@ def _print_settings(heading: str, found: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _odd_line(path: Path) -> int | None:
-    """Return the number of the file's first line that is not UTF-8; ``None``: all lines are."""
+    """Return the number of the file's first line that is not UTF-8; ``None``: all are UTF-8."""
     try:
         path.read_bytes().decode()
     except UnicodeDecodeError as error:
@@ -429,13 +431,13 @@ def main(command: Callable[[], Any] = cli) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Open standard streams that the caller closed, so that no other file gets their numbers."""
+    """Open closed standard streams, so that no other file gets the number of a standard stream."""
 
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, that of the stream
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is the stream's
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 

@@ -1,8 +1,8 @@
-"""Commands for daily work with agents of any server.
+"""Commands for daily work with the agents of any server.
 
-- ``bottega run``, ``fork``, ``batch``, ``watch``, ``chat`` and ``cancel``: runs.
-- ``bottega interrupts``: calls that wait for people, and decisions on them.
-- ``bottega apply`` and ``bottega export``: a team's definitions as files.
+- ``bottega run``, ``fork``, ``batch``, ``watch``, ``chat`` and ``cancel``: runs. - ``bottega
+  interrupts``: calls that wait for people, and decisions on these calls. - ``bottega apply`` and
+  ``bottega export``: a team's definitions as files.
 """
 
 import json
@@ -36,17 +36,19 @@ _LOOK_S = 0.5
 """Seconds between two requests for a batch's progress."""
 _Agent = Annotated[str, typer.Argument(metavar="AGENT", help="Name of the agent.")]
 _RunId = Annotated[UUID, typer.Argument(metavar="RUN", help="Id of the run.")]
-_Session = Annotated[str | None, typer.Option(help="Session; it is created if it is new.")]
-_User = Annotated[str | None, typer.Option(help="Your name for the end user it acts for.")]
+_Session = Annotated[
+    str | None, typer.Option(help="Session; the server creates it if it does not exist.")
+]
+_User = Annotated[str | None, typer.Option(help="Your name for the end user.")]
 
 
 @contextmanager
 def connected(refused: int | None = None) -> "Iterator[RemoteServer]":
-    """Yield the server of ``BOTTEGA_URL``; end the command if the server refuses a request.
+    """Yield the server at ``BOTTEGA_URL``; end the command if the server refuses a request.
 
     Args:
-        refused: exit status if the request would be refused later, too; ``None``: the status of
-            other refusals.
+        refused: exit status if the server would also refuse a repeated request; ``None``: the
+            status of other refusals.
     """
     from bottega.cli.client import ClientSettings, RemoteError, RemoteServer
     from bottega.cli.people import REFUSED
@@ -74,8 +76,8 @@ def start_run(
 ) -> None:
     """Run an agent and show its answer, live on a terminal.
 
-    Ctrl-C leaves the run going. Exit status: 0 completed, 1 failed or out of time, 3 cancelled,
-    4 the run waits for people and nobody here decides, 5 the server refused or did not answer.
+    After Ctrl-C the run continues. Exit status: 0 completed, 1 failed or timed out, 3 cancelled, 4
+    the run waits for people and nobody here decides, 5 the server refused or did not answer.
     """
     text = _text_of(text)
     if not text.strip():
@@ -89,23 +91,24 @@ def start_run(
 def fork(
     run_id: _RunId,
     node: Annotated[
-        str | None, typer.Option(help="First node of the run's graph that is executed again.")
+        str | None, typer.Option(help="Node of the run's graph from which the work is repeated.")
     ] = None,
     at_seq: Annotated[
-        int | None, typer.Option(help="Number of the last event that is taken over.")
+        int | None, typer.Option(help="Number (seq) of the last event that the new run takes over.")
     ] = None,
     publication: Annotated[
         str | None,
         typer.Option(help="Text that the node publishes; - reads standard input."),
     ] = None,
     message: Annotated[
-        str | None, typer.Option("--input", help="Message after the part that is taken over.")
+        str | None,
+        typer.Option("--input", help="Message after the part that the new run takes over."),
     ] = None,
 ) -> None:
     """Repeat a part of a run as a new run, and show its answer, live on a terminal.
 
-    Everything before the node or event is taken over, and not paid again. Ctrl-C leaves the run
-    going. The exit status is that of: bottega run.
+    The new run takes over everything before the node or event, at no cost. After Ctrl-C the run
+    continues. The exit status is that of: bottega run.
     """
     if (node is None) == (at_seq is None):
         raise typer.BadParameter("use either --node or --at-seq")
@@ -153,13 +156,15 @@ def batch(
     ],
     agent: Annotated[str | None, typer.Option(help="Agent that runs each item.")] = None,
     graph: Annotated[str | None, typer.Option(help="Graph that runs each item.")] = None,
-    concurrency: Annotated[int | None, typer.Option(help="Items that run at a time.")] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(help="Number of items that run at the same time.")
+    ] = None,
 ) -> None:
-    """Run many items at once, and write a line of JSON for each result, in the items' order.
+    """Run many items, and write a line of JSON for each result, in the order of the items.
 
-    Ctrl-C leaves the batch going. The same command with the same file continues it, or shows the
-    same results. Exit status: 0 all items completed, 1 some did not, 5 the server refused or did
-    not answer.
+    After Ctrl-C the batch continues. The same command with the same file follows it again, or shows
+    the same results. Exit status: 0 all items completed, 1 some did not, 5 the server refused or
+    did not answer.
     """
     from bottega.cli.people import INTERRUPTED
 
@@ -196,9 +201,9 @@ def _follow_batch(server: "RemoteServer", path: str, found: Any) -> Any:
 
 
 def watch(run_id: _RunId) -> None:
-    """Watch a run from its beginning to its end: what its agents do, then its answer.
+    """Watch a run from its beginning to its end: the work of its agents, then its answer.
 
-    Ctrl-C leaves the run going. The exit status is that of: bottega run.
+    After Ctrl-C the run continues. The exit status is that of: bottega run.
     """
     from bottega.cli.client import RunEvents
     from bottega.cli.people import STATUSES
@@ -216,10 +221,10 @@ def watch(run_id: _RunId) -> None:
 
 
 def chat(agent: _Agent, session: _Session = None, user: _User = None) -> None:
-    """Talk with an agent, in a session that the server keeps.
+    """Talk with an agent, in a session that the server stores.
 
-    During an answer, Ctrl-C cancels the answer; at the prompt, Ctrl-C and Ctrl-D leave. A call that
-    waits for your decision still waits when you come back with --session.
+    During an answer, Ctrl-C cancels the answer. At the prompt, Ctrl-C and Ctrl-D end the chat. A
+    call that waits for your decision still waits when you continue with --session.
     """
     from bottega.cli.chat import Chat, command_of, open_session
     from bottega.cli.people import People
@@ -239,7 +244,7 @@ def chat(agent: _Agent, session: _Session = None, user: _User = None) -> None:
 
 
 def cancel(run_id: _RunId) -> None:
-    """Cancel a run: its model calls are cut off, and no further calls are made."""
+    """Cancel a run: its model calls are aborted, and it makes no further calls."""
     with connected() as server:
         run = server.post(f"/v1/runs/{run_id}/cancel")
     over = run["status"] in ("completed", "failed", "timeout", "cancelled")
@@ -247,18 +252,18 @@ def cancel(run_id: _RunId) -> None:
     Console(stderr=True).print(said, highlight=False)
 
 
-interrupts = typer.Typer(help="List calls that wait for people, and decide on them.")
+interrupts = typer.Typer(help="List calls that wait for people, and decide on these calls.")
 
 _Id = Annotated[UUID, typer.Argument(metavar="ID", help="Id of the call, as in the list.")]
 _Run = Annotated[UUID | None, typer.Option("--run", help="Only calls of this run.")]
 _OfSession = Annotated[str | None, typer.Option(help="Only calls of this session.")]
-_All = Annotated[bool, typer.Option("--all", help="Also calls that are decided.")]
+_All = Annotated[bool, typer.Option("--all", help="Also list calls with a decision.")]
 _PAGE = 100
 
 
 @interrupts.callback(invoke_without_command=True)
 def _group(context: typer.Context) -> None:
-    """List calls that wait for people, and decide on them."""
+    """List calls that wait for people, and decide on these calls."""
     if context.invoked_subcommand is None:
         _list({"status": "pending"}, as_json=False)
 
@@ -274,7 +279,7 @@ def list_interrupts(
 
 @interrupts.command("show")
 def show(interrupt_id: _Id) -> None:
-    """Show a call: its arguments, the reason, and the decision."""
+    """Show a call with its arguments, the reason for the wait, and the decision."""
     with connected() as server:
         _show_interrupts(server.get(f"/v1/interrupts/{interrupt_id}"))
 
@@ -293,11 +298,11 @@ def resolve_command(
         typer.Option(help="Answer to a question: text, or JSON if its schema needs JSON."),
     ] = None,
     result: Annotated[
-        str | None, typer.Option(help="Result of a client's tool: text or JSON.")
+        str | None, typer.Option(help="Result of a client tool: text or JSON.")
     ] = None,
-    error: Annotated[str | None, typer.Option(help="Error of a client's tool that failed.")] = None,
+    error: Annotated[str | None, typer.Option(help="Error of a client tool that failed.")] = None,
 ) -> None:
-    """Decide on a call; the run goes on when all calls of the model's message are decided."""
+    """Decide on a call. The run continues after decisions on all calls of the model's message."""
     from bottega.cli.people import json_or_text, value_for
 
     if sum([approve, deny, *(said is not None for said in (answer, result, error))]) != 1:
@@ -361,7 +366,7 @@ def _about(interrupt: dict[str, Any]) -> str:
 
 
 def _show_interrupts(interrupt: dict[str, Any]) -> None:
-    """Print a call, then who decided."""
+    """Print a call, then the person who decided."""
     from bottega.cli.people import shown
 
     print(shown(interrupt))  # noqa: T201 (a script reads it)
@@ -390,25 +395,22 @@ def apply(
     ] = False,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Store nothing; the exit status is 1 if anything differs."),
+        typer.Option("--check", help="Store nothing; exit with 1 if anything differs."),
     ] = False,
     prune: Annotated[
         bool,
-        typer.Option(
-            "--prune",
-            help="Delete definitions of earlier applies with this --source that the files lack.",
-        ),
+        typer.Option("--prune", help="Delete definitions of this --source that the files lack."),
     ] = False,
     source: Annotated[str | None, typer.Option(help="Name of the files' origin.")] = None,
     allow_missing: Annotated[
         bool,
-        typer.Option("--allow-missing", help="Store dangling references, with warnings."),
+        typer.Option("--allow-missing", help="Allow references to missing definitions."),
     ] = False,
 ) -> None:
-    """Store the definitions of files, all or none, and show what changed.
+    """Store the definitions of files, all or none, and show the changes.
 
-    Files list providers, mcp_servers, agents, graphs and schedules. Exit status: 1 if refused, or
-    if --check finds a difference; 5 if the server did not answer.
+    Files list providers, mcp_servers, agents, graphs and schedules. Exit status: 1 if the server
+    refuses, or if --check finds a difference; 5 if the server did not answer.
     """
     from bottega.cli.client import placed
 
@@ -457,7 +459,7 @@ def export(
             items = [_as_defined(each, model) for each in server.all(path, _PAGE) if _is_own(each)]
             if items:
                 found[section] = items
-    escaped = sys.stdout.isatty()  # because stored text could control a terminal
+    escaped = sys.stdout.isatty()  # because stored text may control a terminal
     if as_json:
         text = json.dumps(found, ensure_ascii=escaped, indent=2) + "\n"
     else:
@@ -525,7 +527,7 @@ def _is_own(item: Mapping[str, Any]) -> bool:
 
 
 def _as_defined(item: Mapping[str, Any], model: Any) -> Any:
-    """Return the request body that creates a listed definition, without default values."""
+    """Return the request body for a listed definition, without default values."""
     known = {key: item[key] for key in model.model_fields if key in item}
     body = model.model_validate_json(json.dumps(known))
     whole = body.model_dump(mode="json", by_alias=True)
@@ -534,7 +536,7 @@ def _as_defined(item: Mapping[str, Any], model: Any) -> Any:
 
 
 def _tagged(short: Any, whole: Any) -> Any:
-    """Add `type` again to objects: it was left out with the default values, but is needed."""
+    """Add `type` again to objects: it was removed with the default values, but is required."""
     if isinstance(short, list):
         return [_tagged(*each) for each in zip(short, whole, strict=True)]
     if not isinstance(short, dict):

@@ -1,8 +1,8 @@
 """The demo: starts a server, defines a team over HTTP, runs it, and shows it.
 
-*learning*: 48 similar tasks, each judged by a success check. The lead agent does not know the
-right order of its sub-agents. A run is a success only if the facts were collected before the text
-was written, and the text was written before it was checked.
+*learning*: 48 similar tasks; a success check judges each task. The lead agent does not know the
+right order of its sub-agents. A run is a success only if the sub-agents first collected the facts,
+then wrote the text, then checked the text.
 
 *support*: a chat with a refund that waits for a person, even over restarts. The data folder has
 the session's name; all other data is in the database.
@@ -55,9 +55,9 @@ class DemoError(Exception):
 
 
 TASKS = 48
-"""Number of tasks, of which 16 may use a pattern that was found after the first night."""
+"""Number of tasks; 16 tasks may use a pattern that was found after the first night."""
 NIGHTS = (10, 40)
-"""Counts of finished tasks after which the demo maintains memory, as a service does at night."""
+"""Numbers of finished tasks after which the demo maintains memory, as a service does at night."""
 TOPICS = (
     "tides in Venice", "night trains", "wind mills", "urban beekeeping", "printed books",
     "public baths", "salt marshes", "wooden bridges", "fountain pens", "paper making",
@@ -75,7 +75,7 @@ _SAID = {
 }
 _RUN_PATIENCE_S = 120.0
 _PATIENCE_S = 5.0
-"""Seconds that the demo waits for an unavailable model."""
+"""Seconds for which the demo waits for an unavailable model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class _Done:
     """A finished task.
 
     Attributes:
-        arm: arm of the task's run in the experiment about a pattern; ``None``: it had no pattern.
+        arm: arm of the run in the experiment about a pattern; ``None``: no pattern applied.
     """
 
     run_id: str
@@ -92,7 +92,7 @@ class _Done:
 
 
 def learn(server: RemoteServer, scenario: Scenario) -> int:
-    """Run all tasks and show the learning; return the process's exit status."""
+    """Run all tasks and show what memory learns; return the exit status."""
     done: list[_Done] = []
     since = 0
     for number, topic in enumerate(islice(cycle(TOPICS), TASKS), 1):
@@ -104,9 +104,9 @@ def learn(server: RemoteServer, scenario: Scenario) -> int:
 
 
 def _one(server: RemoteServer, scenario: Scenario, number: int, topic: str) -> _Done:
-    """Run one task, and wait until its success check has judged it."""
+    """Run one task, and wait for the verdict of its success check."""
     task = scenario.task.format(topic=topic)
-    # One user per topic, because a pattern names a domain only if tasks of three users had it.
+    # One user per topic, because a pattern contains a domain only if tasks of three users had it.
     body = {**scenario.run, "input": task, "user": topic, "metadata": _ABOUT}
     where = f"/v1/runs/{server.create('/v1/runs', body)['id']}"
     run = _until(server, where, lambda found: found["ended_at"] is not None)
@@ -125,7 +125,7 @@ def _one(server: RemoteServer, scenario: Scenario, number: int, topic: str) -> _
 
 
 def _night(server: RemoteServer, done: Sequence[_Done]) -> None:
-    """Run the memory's maintenance, and show the patterns."""
+    """Run the maintenance of memory, and show the patterns."""
     for each in done:
         _until(server, f"/v1/runs/{each.run_id}/learning", _is_over)
     job = server.create("/v1/memory/maintenance", {})
@@ -189,7 +189,7 @@ _AGAIN = "bottega demo --resume"
 def run(
     settings: Settings, url: str, scenario: Scenario, log: IO[str], *, resume: bool, keep: bool
 ) -> int:
-    """Start a server that logs to ``log``, and run the demo as its client; return the exit status.
+    """Start a server that logs to ``log``, and run the demo as a client; return the exit status.
 
     Raises:
         NotFoundError: there is no chat to resume.
@@ -200,12 +200,12 @@ def run(
     is_chat, learns = scenario.agents is SUPPORT.agents, scenario.agents is LEARNING.agents
     session = _session(settings, resume=resume) if is_chat else ""
     scopes: tuple[Scope, ...] = ("admin",) if learns else ("run", "define", "approve")
-    good_for = timedelta(days=1)  # life of the key, if the demo cannot remove it
+    good_for = timedelta(days=1)  # lifetime of the key, in case the demo cannot remove it
     made = operator.temporary_key(url, name="demo", good_for=good_for, scopes=scopes)
     variables = {}
     with contextlib.ExitStack() as stack:
         if learns:
-            # A higher share of runs on trial than usual, because the demo has few runs.
+            # More runs than usual get a candidate pattern, because the demo has few runs.
             variables = {"BOTTEGA_LEARNING_TRIAL_SHARE": "0.65"}
             if settings.uses_demo_model:
                 variables["OPENAI_BASE_URL"] = stack.enter_context(_entered(demo_model()))
@@ -237,7 +237,7 @@ def _serve_command(settings: Settings) -> str:
 
 
 def show(server: RemoteServer, scenario: Scenario, serve: str) -> int:
-    """Run the team, and show what it does; name the command ``serve``; return the exit status."""
+    """Run the team, show its work and the command ``serve``; return the exit status."""
     run = server.create("/v1/runs", scenario.run)
     _console.print(
         f"[dim]POST {server.address}/v1/runs → run {run['id']}[/]", highlight=False, soft_wrap=True
@@ -262,7 +262,7 @@ def show(server: RemoteServer, scenario: Scenario, serve: str) -> int:
 
 
 def talk(server: RemoteServer, scenario: Scenario, session: str) -> int:
-    """Define the support desk; begin its chat, or continue the last one; return the exit status."""
+    """Define the support desk; begin a chat, or continue the last chat; return the exit status."""
     _define(server, scenario)
     _, user = open_session(server, session, USER)
     people = People(server, _errors, asks=True, tools={"refund": _refund})
@@ -284,7 +284,7 @@ def _refund(arguments: Mapping[str, Any]) -> str:
 
 
 def _define(server: RemoteServer, scenario: Scenario) -> None:
-    """Create the team, or update an older demo's team; the user's definitions stay unchanged."""
+    """Create the team, or update the team of an older demo; keep the user's own definitions."""
     for agent in scenario.agents:
         path = f"/v1/agents/{agent['name']}"
         try:
@@ -306,7 +306,7 @@ def _define(server: RemoteServer, scenario: Scenario) -> None:
 
 
 def _session(settings: Settings, *, resume: bool) -> str:
-    """Return the name of the last chat's session; or store and return a new name."""
+    """Return the name of the last chat's session, or store and return a new name."""
     folder = data_folder(settings.data_dir)
     place = folder / "demo-support-session"
     if resume:
@@ -328,7 +328,7 @@ def _session(settings: Settings, *, resume: bool) -> str:
 
 
 def _write(place: Path, text: str) -> None:
-    """Replace a file atomically, so that after a crash it has the old or the new text."""
+    """Replace a file atomically: after a crash it has either the old or the new text."""
     beside = place.with_suffix(".new")
     beside.write_text(text)
     beside.replace(place)

@@ -1,4 +1,4 @@
-"""``bottega doctor``: checks of what the service needs, and errors as sentences with hints."""
+"""``bottega doctor``: checks of everything that the service needs; errors with hints."""
 
 import asyncio
 import platform
@@ -30,7 +30,7 @@ _OF_DATABASE = (
     *("encoding", "extension", "schema", "roles", "rights"),
     *("search_path", "isolation", "clock", "disk", "secrets_key"),
 )
-"""Names of the checks that need a connection to the database."""
+"""Names of checks that need a connection to the database."""
 _ROLES = """
 SELECT r.name, p.oid IS NOT NULL AS is_there,
        p.oid IS NOT NULL AND pg_has_role(p.oid, 'SET') AS is_ours
@@ -65,7 +65,7 @@ class Check:
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")] = False,
 ) -> None:
-    """Check what the service needs, and say what to do. The exit status is 1 if a check fails."""
+    """Check everything that the service needs, and give hints; exit with 1 if a check fails."""
     checks = list(_checks())
     if as_json:
         print(to_json({"checks": [asdict(check) for check in checks]}).decode())  # noqa: T201
@@ -79,7 +79,7 @@ def doctor(
 
 
 def explain(error: BaseException) -> tuple[str, str | None]:
-    """Return an error as a sentence, and a remedy; ``None``: the sentence has the remedy."""
+    """Return an error as a sentence, and a hint; ``None``: the sentence contains the hint."""
     import asyncpg
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -97,7 +97,7 @@ def explain(error: BaseException) -> tuple[str, str | None]:
                 f"{name}: {first['msg']}",
                 "correct this setting; `bottega settings` lists all settings",
             )
-        case asyncpg.RaiseError():  # an error of our SQL, whose text has the remedy
+        case asyncpg.RaiseError():  # an error of our SQL, whose text contains the hint
             return one_line(cause.args[0], 500), None
         case asyncpg.InsufficientPrivilegeError():
             return said, "use the login that owns the database; `bottega doctor` shows its rights"
@@ -165,7 +165,7 @@ async def _collected(checks: AsyncIterator[Check]) -> list[Check]:
 
 def _failed(name: str, error: BaseException) -> Check:
     detail, hint = explain(error)
-    if hint is None:  # our own error texts end with a remedy
+    if hint is None:  # our own error texts end with a hint
         problem, _, hint = detail.rpartition(": ")
         detail = problem or detail
     return Check(name, False, detail, hint)
@@ -214,7 +214,7 @@ async def _of_database(settings: "Settings", url: str) -> AsyncIterator[Check]:
         schema = await _schema(url)
         yield schema
         yield await _roles(session, server["login"])
-        # A login that only serves, and never migrates, needs only the roles.
+        # A login that never migrates needs only the roles.
         rights = found("rights", f"{server['login']} may migrate")
         if not rights.ok and schema.ok:
             served = f"{server['login']} may serve; `bottega migrate` needs the database's owner"
@@ -240,7 +240,7 @@ async def _missing_extension(session: "asyncpg.Connection", database: str) -> Ch
 
 
 async def _refusal(session: "asyncpg.Connection", script: str) -> "asyncpg.PostgresError | None":
-    """Try a part of `bottega migrate`, and undo it; return the error, or ``None``."""
+    """Run a part of `bottega migrate` and roll it back; return the error, or ``None``."""
     import asyncpg
 
     attempt = session.transaction()
@@ -316,7 +316,7 @@ def _room(settings: "Settings", size: str) -> Check:
 
 
 async def _writes(session: "asyncpg.Connection", size: str) -> Check:
-    """Check that the database can store a megabyte."""
+    """Check that the database can write a megabyte."""
     import asyncpg
 
     from bottega.db.engine import TRY_TO_WRITE
@@ -340,7 +340,7 @@ async def _secrets_key(settings: "Settings", url: str) -> Check:
     try:
         async with operator.transaction(url) as tx:
             used = {bytes(row[0]) for row in await tx.exec_driver_sql(_KEYS)}
-    except Exception:  # a login that only serves may not read the table
+    except Exception:  # a login that never migrates may not read the table
         used = set()
     if keys is None:
         if used:
@@ -400,7 +400,7 @@ async def _object_store(settings: "Settings") -> Check:
 
 
 async def _objects_in_database(settings: "Settings") -> Check:
-    """Return the check that shows the share of the database that stored bodies take."""
+    """Return the check that shows which share of the database stored bodies use."""
     from bottega.db.connect import connect
 
     assert settings.database_url is not None
@@ -438,7 +438,7 @@ def _host_of(address: str) -> str:
 
 
 async def _model_server(name: str, base_url: str, key: SecretStr | None) -> Check:
-    """Ask a server for its list of models, at no cost; fail if it refuses the key, or is silent."""
+    """Request a server's list of models, at no cost; fail if the server refuses or is silent."""
     import httpx2
 
     headers = {} if key is None else {"authorization": f"Bearer {key.get_secret_value()}"}

@@ -1,6 +1,6 @@
 """Decisions of the person at the terminal on calls that wait for people.
 
-:func:`follow` shows a run to its end, and lets the person decide meanwhile.
+:func:`follow` shows a run to its end, and asks the person for decisions.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ _APPROVE = "Approve? y or n (a comment may follow), e to edit the arguments: "
 
 
 class Undecided(Exception):  # noqa: N818 (no error: the person leaves)
-    """Signal that nobody here decides and the call waits; its text is a command to decide."""
+    """Signal that nobody here decides and the call waits; the text is a command for a decision."""
 
     def __init__(self, interrupt: Mapping[str, Any]) -> None:
         how = {
@@ -42,9 +42,9 @@ class People:
 
     Attributes:
         console: output for all texts except the answer.
-        asks: false if nobody can be asked, as in a script.
-        tools: functions that execute calls of client tools, by name; others are refused.
-        read: reads a line after a prompt, see :func:`ask`.
+        asks: false if there is no person to ask, as in a script.
+        tools: functions that execute calls of client tools, by name; other calls are refused.
+        read: function that reads a line after a prompt, see :func:`ask`.
     """
 
     server: RemoteServer
@@ -54,13 +54,13 @@ class People:
     read: Reader = field(default_factory=lambda: ask)
 
     def decide(self, interrupt_id: str, *, ours: bool) -> None:
-        """Let the person decide on a call, unless it is decided already.
+        """Let the person decide on a call, unless somebody has decided already.
 
         Args:
-            ours: this process started the run, so it must execute or refuse client's tools.
+            ours: true: this process started the run, so it must execute or refuse client tools.
 
         Raises:
-            Undecided: nobody can be asked, or the person left; the call still waits.
+            Undecided: there is no person to ask, or the person left; the call still waits.
             RemoteError: the server was not reached, or failed.
         """
         interrupt = self.server.get(f"/v1/interrupts/{interrupt_id}")
@@ -127,7 +127,7 @@ class People:
 
 
 def resolve(server: RemoteServer, interrupt_id: str, decision: Mapping[str, Any]) -> Any:
-    """Send a decision; return the interrupt, which somebody else may have decided before.
+    """Send a decision; return the interrupt, on which somebody else may have decided earlier.
 
     Raises:
         RemoteError: the decision does not fit the interrupt, or the server was not reached.
@@ -142,7 +142,7 @@ def resolve(server: RemoteServer, interrupt_id: str, decision: Mapping[str, Any]
 
 
 def value_for(schema: Mapping[str, Any] | None, text: str) -> Any:
-    """Return a typed answer as text, or parsed as JSON if the schema allows no text."""
+    """Return a typed answer as text or, if the schema allows no text, parsed as JSON."""
     wanted = schema or {}
     choices = wanted.get("enum", ())
     kinds = wanted.get("type", None if choices else "string")
@@ -158,7 +158,7 @@ def json_or_text(text: str) -> Any:
 
 
 def shown(interrupt: Mapping[str, Any]) -> str:
-    """Describe a call in lines; lines of the model's text begin with ``|``."""
+    """Describe a call in lines; lines from the model begin with ``|``."""
     who, tool = interrupt["agent"] or "the run", interrupt["tool"]
     lines = {
         "approval": [f"{who} wants to call {tool}:"],
@@ -196,9 +196,9 @@ def _written(value: Any) -> str:
 
 
 def ask(prompt: str, text: str = "") -> str:
-    """Read a line as :func:`read_line` does, but discard what was typed before the prompt.
+    """Read a line as :func:`read_line` does, but discard input from before the prompt.
 
-    Otherwise a line that the person typed for another purpose could approve a call.
+    Otherwise a line for another purpose could approve a call.
     """
     if sys.stdin.isatty():
         termios.tcflush(sys.stdin, termios.TCIFLUSH)
@@ -206,10 +206,10 @@ def ask(prompt: str, text: str = "") -> str:
 
 
 def read_line(prompt: str, text: str = "") -> str:
-    """Read a line from standard input, after a prompt, which never goes into a pipe.
+    """Read a line from standard input, after a prompt that is never written to a pipe.
 
     Args:
-        text: beginning of the line on a terminal, which the person can edit.
+        text: first part of the line, which the person can edit on a terminal.
 
     Raises:
         EOFError: the input has ended.
@@ -251,7 +251,7 @@ def follow(
     """Show events until the run is over.
 
     Args:
-        ours: this process started the run.
+        ours: true: this process started the run.
 
     Raises:
         Undecided: the run waits for people, and nobody here decides.

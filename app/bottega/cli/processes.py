@@ -1,16 +1,16 @@
-"""Parent of API and worker processes on one machine: it starts, restarts and replaces them.
+"""Parent process that starts, restarts and replaces API and worker processes on one machine.
 
-The parent is a separate program, ``python -m bottega.cli.processes PLAN``. It imports little of the
-standard library and nothing of the service, so it takes only 15 MB, and errors of the service
-cannot end it. The parent holds the listening socket, so that no connection is refused while a child
-restarts. It also holds the lock that keeps the embedded PostgreSQL in use.
+The parent is a separate program, ``python -m bottega.cli.processes PLAN``. The parent imports
+little of the standard library and nothing of the service, so it uses only 15 MB, and errors of the
+service cannot end it. The parent owns the listening socket, so that no connection is refused while
+a child restarts. The parent also owns the lock that keeps the embedded PostgreSQL running.
 
 Each child has a socket to the parent. The child writes a byte when it works, and a second byte when
-it is ready. The child ends when the parent's end of the socket is closed, so that no child outlives
-a killed parent.
+it is ready. When the parent's end of the socket is closed, the child ends, so no child outlives a
+killed parent.
 
-SIGHUP replaces the children one after the other. A new child starts beside the old one. When the
-new child is ready, the old child gets SIGHUP, finishes its work, and ends.
+SIGHUP replaces the children one after the other. A new child starts while the old child runs. When
+the new child is ready, the old child gets SIGHUP, finishes its work, and ends.
 """
 
 import contextlib
@@ -30,23 +30,23 @@ from typing import Any
 from bottega.clock import monotonic, stamp
 
 _STABLE_S = 60.0
-"""Life in seconds after which a dead child restarts at once; after shorter ones, pauses double."""
+"""Seconds after which a child that dies restarts at once; if it dies earlier, pauses double."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _START_S = 60.0
-"""Longest time that the start of a successor may take, in seconds."""
+"""Maximum time for the start of a successor, in seconds."""
 _LEAVE_S = 720.0
-"""Seconds that a replaced child may take to end; then it is killed."""
+"""Seconds until a replaced child that has not ended is killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A process to keep running.
+    """A process that the parent keeps running.
 
     Attributes:
         name: name in the log.
-        arguments: arguments of the ``bottega`` command.
-        pid: id of the child's first process, if this process runs already.
-        link: descriptor of the socket to this process.
+        arguments: arguments for the ``bottega`` command.
+        pid: id of the child's first process, if the process already runs.
+        link: descriptor of the socket to the process.
     """
 
     name: str
@@ -60,13 +60,13 @@ class Plan:
     """The tasks of a parent.
 
     Attributes:
-        children: processes that it keeps running.
+        children: processes that the parent keeps running.
         announcement: text for standard error when all children work.
         listener: descriptor of the listening socket, for all children.
         metrics: name of the variable for a process's name, and the folder with the metrics of all
-            processes; ``None``: each process keeps its own metrics. A restarted process continues
-            the counters of its name.
-        database: folder and descriptor of the embedded database that is in use.
+            processes; ``None``: each process has only its own metrics. A restarted process
+            continues the counters of its name.
+        database: folder of the embedded database, and descriptor of its lock.
         logs_json: true: the log has lines of JSON.
         ends_with_terminal: true: SIGHUP ends the parent if the terminal was closed.
     """
@@ -80,7 +80,7 @@ class Plan:
     ends_with_terminal: bool = False
 
     def execute(self) -> None:
-        """Replace this program by the parent; never returns."""
+        """Replace this program by the parent process; this function never returns."""
         inherited = [self.listener, *(child.link for child in self.children if child.link)]
         if self.database is not None:
             inherited.append(self.database[1])
@@ -92,7 +92,7 @@ class Plan:
 
     @classmethod
     def read(cls, text: str) -> "Plan":
-        """Parse the plan in a command line's argument."""
+        """Parse a plan from an argument of the command line."""
         found = json.loads(text)
         return cls(**{**found, "children": [Child(**each) for each in found["children"]]})
 
@@ -102,9 +102,9 @@ class _Process:
     """A running child.
 
     Attributes:
-        said: number of bytes that it has written; 1: it works; 2: it is ready.
-        is_heard: true: more bytes may follow.
-        due: time at which it is killed; ``None``: it is not to be killed.
+        said: number of bytes that the child has written; 1: it works; 2: it is ready.
+        is_heard: true: the child may write more bytes.
+        due: time at which the child is killed; ``None``: it may run on.
     """
 
     pid: int
@@ -123,7 +123,7 @@ class _Process:
 
 @dataclass(slots=True)
 class _Slot:
-    """A child, with its current process and the successor that will replace the process."""
+    """A child with its current process, and the process that will replace it."""
 
     child: Child
     current: _Process | None = None
@@ -135,7 +135,7 @@ class _Slot:
 
 @dataclass(slots=True)
 class Supervisor:
-    """The parent of the plan's processes; it works until SIGINT or SIGTERM."""
+    """The parent of the plan's processes, until SIGINT or SIGTERM."""
 
     plan: Plan
     _slots: list[_Slot] = field(default_factory=list)
@@ -149,7 +149,8 @@ class Supervisor:
     def run(self) -> int:
         """Keep the children running; return the exit status.
 
-        If a child ends before it ever worked, end all children, and return its exit status.
+        If a child ends before it worked, end all children, and return the exit status of this
+        child.
         """
         signals = _signals()
         self._slots = [_Slot(child) for child in self.plan.children]
@@ -166,7 +167,7 @@ class Supervisor:
         return self._status
 
     def _wait(self, signals: socket.socket) -> None:
-        """Wait for signals and for bytes of children, until the next restart or kill is due."""
+        """Wait for signals and for bytes from children, until the next restart or kill is due."""
         links = {each.link: each for each in self._running.values() if each.is_heard}
         due = self._due_times()
         wait_s = max(0.0, min(due) - monotonic()) if due else None
@@ -226,7 +227,7 @@ class Supervisor:
                 self._log("info", "processes.replaced")
 
     def _is_replaced(self, slot: _Slot) -> bool:
-        """Start a child's successor, or let a ready one take over; return true once it did."""
+        """Return true if a ready successor has replaced the child; first start a missing one."""
         if slot.successor is None:
             slot.successor = self._start(slot)
             if slot.successor is None:
@@ -244,13 +245,13 @@ class Supervisor:
         return True
 
     def _give_up(self, slot: _Slot, why: str) -> None:
-        """Stop the replacement; children without a successor stay."""
+        """Stop the replacement; children without a successor keep running."""
         self._log("error", "process.not_replaced", process=slot.child.name, error=why)
         slot.successor = None
         self._to_replace.clear()
 
     def _reap(self) -> None:
-        """Handle processes that have ended, and kill processes that should have ended."""
+        """Handle ended processes, and kill processes that should have ended."""
         now = monotonic()
         for process in self._running.values():
             if process.due is not None and now >= process.due:
@@ -263,7 +264,9 @@ class Supervisor:
                 return
             if not pid:
                 return
-            if pid in self._running:  # else the process is an orphan: a child of a killed child
+            if (
+                pid in self._running
+            ):  # otherwise the process is an orphan: a child of a killed child
                 self._ended(self._running.pop(pid), os.waitstatus_to_exitcode(status))
 
     def _ended(self, process: _Process, status: int) -> None:
@@ -281,7 +284,7 @@ class Supervisor:
                 self._restart(slot, process, status)
 
     def _restart(self, slot: _Slot, process: _Process, status: int) -> None:
-        """Restart a child after a pause; if it never worked, stop all: it has logged the reason."""
+        """Restart a child after a pause; if it never worked, stop all children (see the log)."""
         if self._stopping:
             return
         if not slot.worked:
@@ -351,7 +354,7 @@ def _works(slot: _Slot) -> bool:
 
 
 def spawn(command: Sequence[str], environment: dict[str, str]) -> int:
-    """Start a process that a terminal's Ctrl-C does not reach; return its pid."""
+    """Start a process that does not get a terminal's Ctrl-C; return the process id."""
     nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
     return os.posix_spawn(
         command[0], list(command), environment, file_actions=[nothing], setsid=True, setsigmask=()
@@ -359,14 +362,14 @@ def spawn(command: Sequence[str], environment: dict[str, str]) -> int:
 
 
 def forget_gauges(name: str, folder: str) -> None:
-    """Remove the gauges of an ended process; its counters stay."""
+    """Remove the gauges of an ended process; the counters stay."""
     for path in glob.glob(os.path.join(glob.escape(folder), f"gauge_live*_{glob.escape(name)}.db")):
         with contextlib.suppress(FileNotFoundError):
             os.remove(path)
 
 
 def _signals() -> socket.socket:
-    """Return a socket from which the numbers of received signals can be read."""
+    """Return a socket that delivers the numbers of received signals."""
     ours, theirs = socket.socketpair()
     for each in (ours, theirs):
         each.setblocking(False)
@@ -379,7 +382,7 @@ def _signals() -> socket.socket:
 
 
 def ends_with_terminal() -> bool:
-    """Return true if this process ends when its terminal closes; false under ``nohup``."""
+    """Return true if this process ends when the terminal closes; false under ``nohup``."""
     return has_terminal() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
 
 
@@ -398,11 +401,11 @@ def _write(line: str) -> None:
 
 
 class ParentLink:
-    """A child's link to its parent: it reports readiness, and ends the child with the parent.
+    """A child's link to its parent, which reports readiness and ends the child with the parent.
 
     Args:
         descriptor: descriptor of the child's end of the socket.
-        patience_s: seconds after the parent's end until this process is killed, if it hangs.
+        patience_s: seconds after the parent's end until this process is killed if it still runs.
     """
 
     def __init__(self, descriptor: int, patience_s: float) -> None:
@@ -426,7 +429,7 @@ class ParentLink:
 
 
 def main() -> int:
-    """Run as the parent that the command line describes; return the exit status."""
+    """Run as the parent with the plan of the command line; return the exit status."""
     plan = Plan.read(sys.argv[1])
     if plan.database is not None:
         os.set_inheritable(plan.database[1], False)

@@ -1,4 +1,4 @@
-"""Scenarios of the demo, as data: teams of agents and their tasks."""
+"""Scenarios of the demo as data: teams of agents and their tasks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any, Literal
 ScenarioName = Literal["software", "research", "learning", "support"]
 
 USER = "me"
-"""The user whom the demo's runs name."""
+"""User of the demo's runs."""
 _MARK = {"created_by": "bottega demo"}
 _SHARED = {"metadata": _MARK, "memory_scope": "tenant"}
 """Fields of all agents. All users of the tenant share the memory, because it has no secrets."""
@@ -18,9 +18,9 @@ class Scenario:
     """A team with a coordinator, and its task.
 
     Attributes:
-        task: the input of the run.
+        task: input of the run.
         agents: request bodies of the agents; sub-agents come before their callers.
-        graph: request body of a graph; ``None``: answers do not flow between the agents.
+        graph: request body of the graph; ``None``: the team has no graph.
     """
 
     coordinator: str
@@ -40,7 +40,7 @@ class Scenario:
 
 
 def is_ours(agent: dict[str, Any]) -> bool:
-    """Return true if the demo created this agent, so that it may update it."""
+    """Return true if the demo created this agent, so that the demo may update it."""
     return bool(agent["metadata"] == _MARK)
 
 
@@ -52,11 +52,11 @@ def _team(
     *answers: str,
     **subagents: Any,
 ) -> list[dict[str, Any]]:
-    """Build request bodies of the specialists and their lead.
+    """Return the request bodies of the specialists and their lead.
 
     Args:
         specialists: description and system message of each specialist, by name.
-        answers: texts that the lead's answer must contain for a success.
+        answers: texts that a successful answer of the lead must contain.
     """
     texts = {**specialists, coordinator: (description, system_message)}
     agents: list[dict[str, Any]] = [
@@ -137,7 +137,7 @@ _EDITORS = {
 }
 
 RIGHT = ("collector", "writer", "checker")
-"""The right order of the desk's agents, which the lead does not know."""
+"""Right order of the desk's agents; the lead does not know this order."""
 
 LEARNING = Scenario(
     coordinator="desk-lead",

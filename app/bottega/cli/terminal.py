@@ -1,4 +1,4 @@
-"""Functions that all commands share: settings, event loop, database, and safe texts."""
+"""Functions for all commands: settings, event loop, database, and safe texts."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 def start(log: TextIO | None = None, **overrides: object) -> "Settings":
-    """Return the settings with the command line's values, and configure the log.
+    """Return the settings, changed by the command line's options, and configure the log.
 
     Args:
         log: output of the log; ``None``: standard error.
@@ -51,7 +51,7 @@ def start(log: TextIO | None = None, **overrides: object) -> "Settings":
 
 
 def announce(settings: "Settings", text: str, style: str = "") -> None:
-    """Write a message about the service's start to standard error, in the form of its log."""
+    """Write a message about the service's start to standard error, in the form of the log."""
     from bottega.logs import is_json
 
     if is_json(settings.log_format):
@@ -63,7 +63,7 @@ def announce(settings: "Settings", text: str, style: str = "") -> None:
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end, on uvloop if it is installed."""
+    """Run a coroutine to its end, with uvloop if it is installed."""
     try:
         import uvloop
     except ImportError:  # this platform has no uvloop
@@ -72,7 +72,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 def listen(settings: "Settings") -> socket.socket:
-    """Bind the port; call this before you start other parts of the service.
+    """Bind the port. Call this function before you start other parts of the service.
 
     Raises:
         UnavailableError: ``port_taken``.
@@ -90,14 +90,14 @@ def listen(settings: "Settings") -> socket.socket:
 
 @contextmanager
 def database(settings: "Settings") -> Iterator[str]:
-    """Yield the URL of the configured database, or of the embedded server, migrated."""
+    """Yield the URL of the configured or embedded database; the embedded one is migrated first."""
     with used_database(settings) as (url, _):
         yield url
 
 
 @contextmanager
 def database_as_it_is(settings: "Settings") -> Iterator[str]:
-    """Yield the URL of :func:`database`, without creating or migrating an embedded server."""
+    """Yield the same URL as :func:`database`, but never create or migrate an embedded server."""
     if settings.server_url is not None:
         yield settings.server_url
         return
@@ -114,11 +114,11 @@ def database_as_it_is(settings: "Settings") -> Iterator[str]:
 
 @contextmanager
 def used_database(settings: "Settings") -> Iterator[tuple[str, tuple[str, int] | None]]:
-    """Yield the URL of :func:`database`, and folder and lock of the embedded server, if used."""
+    """Yield the same URL as :func:`database`, and folder and lock of an embedded server."""
     if settings.server_url is not None:
         yield settings.server_url, None
         return
-    # Until the event loop handles signals: no signal may leave the embedded server running.
+    # Until the event loop handles signals, so that no signal leaves the embedded server running.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     from bottega.db import embedded, migrate
@@ -131,7 +131,7 @@ def used_database(settings: "Settings") -> Iterator[tuple[str, tuple[str, int] |
 
 @contextmanager
 def _with_folder(folder: Path) -> Iterator[None]:
-    """Add the embedded server's folder to an error that asks for another database."""
+    """Add the embedded server's folder to an error about the database."""
     try:
         yield
     except UnavailableError as error:
@@ -143,7 +143,7 @@ def _with_folder(folder: Path) -> Iterator[None]:
 
 
 def store_bootstrap_key(settings: "Settings", url: str) -> None:
-    """Store ``BOTTEGA_BOOTSTRAP_KEY`` as a key, if it is set and there is no key yet."""
+    """Store ``BOTTEGA_BOOTSTRAP_KEY`` as a key, if it is set and the key is new."""
     if settings.bootstrap_key is None:
         return
     from bottega.tenants import operator
@@ -166,11 +166,11 @@ def print_rows(
 ) -> None:
     """Print rows as a table; in a pipe, tabs separate the columns, and there is no header.
 
-    A table is wider than the terminal if its words need more room.
+    A table may be wider than the terminal.
 
     Args:
         names: header of each column.
-        prose: names of the columns that are wrapped; others stay whole for copying.
+        prose: names of the columns that may be wrapped; values in other columns can be copied.
     """
     if not sys.stdout.isatty():
         for row in rows:
@@ -192,13 +192,15 @@ _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e"
     "\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
 )
-"""Characters that control a terminal, reverse or hide text, or cannot be encoded."""
+"""Characters that control a terminal, change the direction of text, hide text, or cannot be
+encoded.
+"""
 
 
 def safe(value: Any) -> Any:
     """Replace each unsafe character in the texts of a JSON value. Pure.
 
-    One character replaces each, so that offsets stay right; a carriage return becomes a space.
+    One character replaces each, so offsets stay correct; a carriage return becomes a space.
     """
     match value:
         case str():

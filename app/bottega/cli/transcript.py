@@ -1,4 +1,4 @@
-"""A run as growing text: the agent's words as they arrive, and other work in lines."""
+"""A run as text: the agent's words as they arrive, and a line for each other event."""
 
 import json
 import sys
@@ -25,7 +25,7 @@ from bottega.events.types import (
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Tokens and cost of model calls together.
+    """Total tokens and cost of model calls.
 
     Attributes:
         tokens: input and output tokens.
@@ -72,12 +72,12 @@ _ENDS = {
 
 @dataclass(slots=True)
 class AgentWork:
-    """Work of an agent: of the run's own agent, in a call of a sub-agent, or in a task.
+    """Work of the run's own agent, of a called sub-agent, or of an asynchronous task.
 
     Attributes:
-        depth: number of the agents above it.
-        is_task: true if this is an asynchronous task, whose end is an event of the task, not of its
-            agent.
+        depth: number of agents above this agent.
+        is_task: true if this is an asynchronous task; an event of the task shows its end, not an
+            event of the agent.
     """
 
     agent: str
@@ -90,7 +90,7 @@ class AgentWork:
 
 @dataclass(slots=True)
 class ActivityView:
-    """The work of a run's agents, kept up to date from the run's events.
+    """The work of a run's agents, updated from the run's events.
 
     Attributes:
         work: work by task id; ``None`` is the id of the run's own agent.
@@ -99,7 +99,7 @@ class ActivityView:
     work: dict[str | None, AgentWork] = field(default_factory=dict)
 
     def describe(self, event: Event) -> str | None:
-        """Describe an event in a line of text; ``None``: the event has no news."""
+        """Describe an event in a line of text; ``None``: the event is not shown."""
         kind, data = event["type"], event["data"]
         if kind == "agent.started":
             return self._start(event)
@@ -123,7 +123,7 @@ class ActivityView:
     def _start(self, event: Event) -> str | None:
         """Record an agent's start, and describe it.
 
-        ``None`` for tasks, whose start was described when they were dequeued.
+        ``None`` for tasks, because the event of a task's slot described the start.
         """
         work = self.work.get(event["task_id"])
         if work is None:
@@ -133,7 +133,7 @@ class ActivityView:
     def _node(self, event: Event) -> str | None:
         """Describe the work of a graph's node.
 
-        ``None`` for nodes that are agents, whose own events follow, under the node's name.
+        ``None`` for agent nodes, because the agent's own events follow, with the node's name.
         """
         kind, data = event["type"], event["data"]
         if kind == "node.skipped":
@@ -165,7 +165,7 @@ class ActivityView:
 
 
 def _name(task: SubagentDispatched) -> str:
-    """Return a task's name: its agent, else the parent's title for it, else its prompt's start."""
+    """Return a task's name: the agent, or the parent's title, or the beginning of the prompt."""
     if task.agent not in (None, "subagent"):
         return str(task.agent)
     text = " ".join(task.prompt.split())
@@ -194,7 +194,7 @@ def _line(kind: str, data: dict[str, Any], agent: str) -> str | None:
 
 
 AWAITED = {"children": "its child runs", "model": "its model", "time": "its next try"}
-"""Reasons of waits, in words. A wait for people is not among them: its interrupts describe it."""
+"""Reasons for waits, in words, except waits for people, which interrupts describe."""
 
 
 def _notice(kind: str, data: dict[str, Any], agent: str) -> str | None:
@@ -217,7 +217,7 @@ def _notice(kind: str, data: dict[str, Any], agent: str) -> str | None:
 
 
 def _end(work: AgentWork, event: Event) -> str | None:
-    """Describe the end of an agent's work, once; a task's end is the task's own event."""
+    """Describe the end of an agent's work once; for a task, the event of the task is its end."""
     of_task = event["type"].startswith("subagent.")
     if work.is_task is not of_task or work.is_over:
         return None
@@ -236,7 +236,7 @@ def _end(work: AgentWork, event: Event) -> str | None:
 class Transcript:
     """Writer of a run's events.
 
-    If ``out`` is a terminal, it gets the words of the run's own agent as they arrive. If not, it
+    If ``out`` is a terminal, it gets the words of the run's own agent as they arrive. Otherwise it
     gets only the answer, so that a pipe contains only the answer.
 
     Attributes:
@@ -260,7 +260,7 @@ class Transcript:
             self.note(line, self._activity.depth(event["task_id"]))
 
     def note(self, text: str, depth: int = 0) -> None:
-        """Write a line about work, as opposed to the agent's words."""
+        """Write a line about an event."""
         self._end_line()
         self.notes.print(
             "  " * depth + one_line(text),
@@ -272,7 +272,7 @@ class Transcript:
         )
 
     def end(self, run: dict[str, Any]) -> None:
-        """Write the answer, if its words were not written yet, or the error; then the cost."""
+        """Write the error or, if it was not written yet, the answer; then the cost."""
         output = text_of(run["output"])
         if output.strip() and output.strip() != self._written.strip():
             self._write(output)
@@ -297,7 +297,7 @@ class Transcript:
                 self._end_line()
 
     def _catch_up(self) -> None:
-        """Write the words that are not written yet; if the model began again, write all words."""
+        """Write the words that were not written yet; if the model began again, write all words."""
         if not self._words.startswith(self._written):
             self.note("(the model begins again)")
             self._written = ""
@@ -315,7 +315,7 @@ class Transcript:
 
 
 def text_of(content: Any) -> str:
-    """Return the content of a message or run as text; of a DAG, each answer under its agent."""
+    """Return the content of a message or run as text; for a DAG, each answer with its agent."""
     match content:
         case None:
             return ""
