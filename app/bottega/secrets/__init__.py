@@ -1,1 +1,1 @@
-"""Secrets of tenants: encrypted rows, rules about hosts, and look-up of values during runs."""
+"""Secrets of tenants: encrypted rows, rules about hosts, and look-up of values for runs."""

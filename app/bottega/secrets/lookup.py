@@ -1,4 +1,4 @@
-"""Look-up of secrets' values in a process: tenants' stored secrets first, then the environment."""
+"""Look-up of secret values: first the tenants' stored secrets, then the environment."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ from bottega.tools.http import Secrets
 from bottega.tools.secrets import DEFAULT, TenantSecrets
 
 _MOST_TENANTS = 500
-"""Number of recently used tenants whose secrets stay in memory although no run needs them."""
+"""Number of tenants whose secrets stay in memory after their last run, most recently used first."""
 _LOOK_S = 10.0
 
 log = structlog.get_logger(__name__)
@@ -38,7 +38,7 @@ class StoredSecret:
     """A stored secret.
 
     Attributes:
-        value: the opened value; ``None``: this process has no key that opens it.
+        value: the decrypted value; ``None``: this process has no key to decrypt it.
     """
 
     version: int
@@ -51,11 +51,11 @@ Stored = Mapping[str, StoredSecret]
 
 
 class _Known(Redactor):
-    """Redactor of a tenant's secrets, with the secrets that were read.
+    """A tenant's secrets in this process, with the redactor that removes them from texts.
 
     Attributes:
-        until: the values that it removes from texts, each with the time at which this ends.
-        tenant: the tenant's name; ``None``: not known yet.
+        until: values that the redactor removes, each with the time at which it stops doing so.
+        tenant: the tenant's name; ``None``: not read yet.
     """
 
     def __init__(self) -> None:
@@ -73,13 +73,12 @@ class SecretRules:
     """Rules of the operator about secrets.
 
     Attributes:
-        keyring: returns the keys that open stored secrets; ``None``: there are no keys.
+        keyring: returns the keys that decrypt stored secrets; ``None``: there are no keys.
         environment: reads the operator's secrets from the environment.
         hosts: returns the hosts of an operator's secret, by tenant and name; ``None``: not set.
-        allowed: returns the hosts and networks that may be reached although they are not
-            public.
-        is_open: returns true if the server has no API keys; then an operator's secret without
-            hosts may be sent to any host.
+        allowed: returns the private hosts and networks that requests may reach.
+        is_open: returns true if the server has no API keys; then any host may get an operator's
+            secret without hosts.
     """
 
     keyring: Callable[[], Keyring | None]
@@ -90,7 +89,7 @@ class SecretRules:
 
 
 class SecretLookup:
-    """The secrets of all tenants; a tenant's secrets are read at their first use and after changes.
+    """The secrets of all tenants; this reads a tenant's secrets at first use and after changes.
 
     Args:
         read: returns the rows of a tenant's stored secrets.
@@ -105,8 +104,8 @@ class SecretLookup:
         self._rules = rules
         self._read = read
         self._ticks = ticks
-        # Weak references: a run may hold a redactor for hours, and meanwhile no second redactor of
-        # its tenant may exist.
+        # Weak references: a run may use a redactor for hours, and during this time no second
+        # redactor of its tenant may exist.
         self._known: WeakValueDictionary[UUID, _Known] = WeakValueDictionary()
         self._of_names: WeakValueDictionary[str, _Known] = WeakValueDictionary()
         self._lately: LRUCache[UUID, _Known] = LRUCache(_MOST_TENANTS)
@@ -115,11 +114,11 @@ class SecretLookup:
         self._environment_read_at = -math.inf
 
     def watch(self, listener: NotifyListener) -> None:
-        """Make :meth:`run` read changed secrets as soon as the database notifies of the change."""
+        """Make :meth:`run` read changed secrets as soon as the database reports the change."""
         listener.subscribe(CHANNEL, self._forget)
 
     async def run(self) -> None:
-        """Read changed secrets until cancelled, because this process must redact them at once.
+        """Read changed secrets until cancelled, so that this process redacts them at once.
 
         This also drops values that were replaced or deleted some time ago.
         """
@@ -133,13 +132,13 @@ class SecretLookup:
                 if known.read_at == -math.inf:
                     try:
                         await self.stored(tenant_id)
-                    except Exception:  # the next use reads again, and reports the error
+                    except Exception:  # the next use reads the secrets again, and reports the error
                         log.exception("secrets.read_failed")
 
     def redactor(self, tenant_id: UUID) -> Redactor:
-        """Return the redactor of a tenant's secrets, as far as this process has read them.
+        """Return the redactor of the tenant's secrets that this process has read.
 
-        The redactor follows changes as long as it is in use. It has no other tenant's secrets.
+        A redactor in use follows changes of secrets. It has no secrets of other tenants.
         """
         return self._of(tenant_id)
 
@@ -153,7 +152,7 @@ class SecretLookup:
         return self._named(tenant_id, tenant)
 
     def of_name(self, tenant: str) -> Redactor | None:
-        """Return the redactor of the tenant with this name; ``None``: there is none in use."""
+        """Return the redactor of the tenant with this name; ``None``: no redactor is in use."""
         return self._of_names.get(tenant)
 
     def _named(self, tenant_id: UUID, tenant: str) -> _Known:
@@ -178,17 +177,18 @@ class SecretLookup:
         if known.tenant is not None:
             present |= set(self._environment().values(known.tenant))
         until = {each: at for each, at in known.until.items() if at > now or each in present}
-        # Replaced or deleted values are still removed, because servers may still repeat them.
+        # Replaced or deleted values are still removed for some time, because servers may repeat
+        # them.
         until |= dict.fromkeys(present, now + 30.0)
         if until.keys() != known.until.keys():
             known.keep(until)
         known.until = until
 
     async def state(self, tenant_id: UUID | None, *, fresh: bool = False) -> object:
-        """Return an object that is another one after any secret of tenant or environment changed.
+        """Return an object that changes whenever a secret of the tenant or the environment changes.
 
         Args:
-            tenant_id: ``None``: only the environment's secrets count.
+            tenant_id: ``None``: consider only the environment's secrets.
             fresh: as in :meth:`stored`.
         """
         if fresh:
@@ -199,8 +199,7 @@ class SecretLookup:
     async def stored(self, tenant_id: UUID, *, fresh: bool = False) -> Stored:
         """Return a tenant's stored secrets.
 
-        While the database is unavailable, values that were read before stay valid; without such
-        values, this waits.
+        While the database is unavailable, earlier values stay valid; if there are none, this waits.
 
         Args:
             fresh: read the secrets now, even if no change is known.
@@ -215,7 +214,7 @@ class SecretLookup:
         return known.stored
 
     def bound(self, tenant_id: UUID, tenant: str, url: str) -> Secrets:
-        """Return a function that looks up a tenant's secrets by name, for sending them to a URL.
+        """Return a function that looks up a tenant's secrets by name, to send them to a URL.
 
         The function raises InvalidInputError: ``unknown_secret``, ``secret_unreadable``,
         ``secret_not_for_host``, ``secret_needs_https``, ``secret_host_unset``.
@@ -250,7 +249,7 @@ class SecretLookup:
         return secret
 
     def operator_has(self, tenant: str, name: str) -> bool:
-        """Return true if the operator has set a secret of this name for the tenant."""
+        """Return true if the operator has set a secret with this name for the tenant."""
         try:
             self._of_operator(tenant, name)
         except InvalidInputError:
@@ -288,7 +287,7 @@ class SecretLookup:
                 await asyncio.sleep(0.2)
                 continue
             self._keep(tenant_id, known, rows)
-            # If a notification came during the reading, the next use reads the secrets again.
+            # If a notification arrived during the query, the next use reads the secrets again.
             known.read_at = asked_at if changes == known.changes else -math.inf
             return
 
@@ -313,7 +312,7 @@ class SecretLookup:
         return StoredSecret(row["version"], tuple(from_json(row["hosts"])), value)
 
     def _forget(self, tenant: str | None) -> None:
-        """Mark a tenant's secrets as changed; ``None``: those of all tenants."""
+        """Mark a tenant's secrets as changed; ``None``: the secrets of all tenants."""
         changed = [*self._known.values()] if tenant is None else [self._known.get(UUID(tenant))]
         for known in changed:
             if known is not None:

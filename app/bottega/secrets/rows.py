@@ -1,6 +1,6 @@
-"""Stored secrets of tenants: store, list, read, delete, and seal them with another key.
+"""Stored secrets of tenants: store, list, read, delete, and encrypt secrets with another key.
 
-Each change notifies the processes that have values in memory, see :mod:`bottega.secrets.lookup`.
+A change notifies the processes with values in memory, see :mod:`bottega.secrets.lookup`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,9 +23,9 @@ from bottega.tools.guard import AllowList, host_address
 
 CHANNEL = "bottega_secrets"
 MOST_SECRETS = 100
-"""Most secrets of a tenant, because each text of its runs is searched for all its secrets."""
+"""Maximum number of a tenant's secrets: redaction searches each text for all of them."""
 MOST_NAMES = 1000
-"""Most names of a tenant's secrets, including the names of deleted secrets."""
+"""Maximum number of names of a tenant's secrets, including deleted secrets."""
 
 _AT_ONCE = 100
 _rows = secrets.c
@@ -46,7 +46,7 @@ async def put(
     hosts: Sequence[str],
     if_version: int | None,
 ) -> tuple[RowMapping, bool]:
-    """Store a secret, or its next version; return its row, and true if the secret is new.
+    """Store a secret or a new version of it; return the row, and true if the secret is new.
 
     Raises:
         VersionConflictError: ``if_version`` is not the current version.
@@ -118,7 +118,7 @@ async def delete(
 async def hosts_of(
     tx: AsyncConnection, tenant_id: UUID, names: Iterable[str]
 ) -> Mapping[str, Sequence[str]]:
-    """Return the hosts of the stored secrets among these names, by name."""
+    """Return the hosts of stored secrets by name, for those of these names that exist."""
     query = select(_rows.name, _rows.hosts).where(
         _rows.tenant_id == tenant_id, _rows.name.in_(set(names)), _rows.value.is_not(None)
     )
@@ -126,19 +126,19 @@ async def hosts_of(
 
 
 async def read(pool: asyncpg.Pool, tenant_id: UUID) -> Sequence[Mapping[str, Any]]:
-    """Return the rows of all secrets of a tenant, with their sealed values."""
+    """Return the rows of all secrets of a tenant, with encrypted values."""
     async with acting_as(pool, tenant_id) as connection:
         rows: Sequence[Mapping[str, Any]] = await connection.fetch(_READ, tenant_id)
         return rows
 
 
 class Resealed(NamedTuple):
-    """Result of sealing a page of secrets again.
+    """Result of encrypting a page of secrets again.
 
     Attributes:
-        last: the last secret of the page; ``None``: there are no more pages.
-        changed: number of secrets that were sealed with another key than the first.
-        unreadable: number of secrets that no key opens.
+        last: the last secret of the page; ``None``: this was the last page.
+        changed: number of secrets that were encrypted with another key than the first one.
+        unreadable: number of secrets that no key can decrypt.
     """
 
     last: Place | None
@@ -149,11 +149,11 @@ class Resealed(NamedTuple):
 async def seal_again(
     tx: AsyncConnection, actor: str, keyring: Keyring, after: Place | None
 ) -> Resealed:
-    """Seal the next page of all tenants' secrets with the first key; versions do not change.
+    """Encrypt a page of all tenants' secrets with the first key; versions do not change.
 
     Args:
-        tx: a transaction that sees all tenants.
-        after: the last secret of the page before.
+        tx: a transaction with access to all tenants.
+        after: the last secret of the previous page.
     """
     own = tuple_(_rows.tenant_id, _rows.name)
     query = select(_rows.tenant_id, _rows.name, _rows.version, _rows.value)
@@ -197,7 +197,7 @@ async def _refuse_excess(tx: AsyncConnection, tenant_id: UUID, *, is_new: bool) 
 
 
 def _refuse_other(name: str, version: int | None, if_version: int | None) -> None:
-    """Refuse a change if the current version is not ``if_version``; ``version`` None: no secret."""
+    """Refuse a change if the current version is not ``if_version``; None: there is no secret."""
     if if_version in (None, version):
         return
     current = "deleted or was never stored" if version is None else f"at version {version}"
@@ -245,7 +245,7 @@ def refuse_environment(
     """Refuse to send a secret of the operator's environment to a URL.
 
     Args:
-        hosts: hosts of the secret in ``BOTTEGA_SECRET_HOSTS``; ``None``: this has no such entry.
+        hosts: hosts of the secret in ``BOTTEGA_SECRET_HOSTS``; ``None``: there is no such entry.
         may_be_unset: true: a secret without an entry may be sent to any host.
 
     Raises:
@@ -269,7 +269,7 @@ def refuse_environment(
 
 
 def as_compared(host: str) -> str:
-    """Return a host's name or address in the form in which hosts are compared.
+    """Return a host's name or address in the form for comparisons.
 
     Raises:
         InvalidInputError: the text is neither a name nor an address.

@@ -1,7 +1,7 @@
 """The audit log: a row for each action of administration, and for each cancellation of a run.
 
-The transaction of an action also writes its row, so that both are stored, or neither is. The
-application's role may only add and read rows.
+The transaction of an action also writes the action's row, so that both are stored, or neither is.
+The application's role may only add and read rows.
 """
 
 from collections.abc import Mapping
@@ -50,8 +50,8 @@ async def page(
     """List a page of the log by time, after the row with the id ``after`` (ids grow with time).
 
     Args:
-        noted_after: list only entries that were noted after this time.
-        noted_before: list only entries that were noted before this time.
+        noted_after: list only entries that were written after this time.
+        noted_before: list only entries that were written before this time.
     """
     log = audit_log.c
     query = select(audit_log).where(log.tenant_id == tenant_id)

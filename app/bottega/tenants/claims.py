@@ -9,11 +9,11 @@ from bottega.tenants.limits import RequestLimits
 
 
 class Source(BaseModel):
-    """Source of one fact about a person: a claim of the token, or a fixed value.
+    """Source of one field of a person: a claim of the token, or a fixed value.
 
     Attributes:
-        claim: name of the claim; if no claim has this name, a path with dots.
-        values: translations of the claim's values; other values are ignored.
+        claim: name of the claim, or a path with dots if no claim has this name.
+        values: replacements for the claim's values; other values are ignored.
         value: the fixed value.
     """
 
@@ -53,7 +53,7 @@ def _claim(claims: Mapping[str, Any], name: str) -> Any:
 
 
 class ClaimMapping(BaseModel):
-    """Sources of the facts about a person in a token."""
+    """Sources of a person's fields in a token."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

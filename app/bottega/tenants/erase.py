@@ -1,8 +1,8 @@
-"""Removal of all data of a session or a tenant, and steps of an end user's erasure.
+"""Removal of all data of a session or a tenant, and parts of an end user's erasure.
 
-The rows are removed in pages. Each page has its own transaction, which also logs the removed rows.
-So locks are short, and after a crash a repeated call continues. The tables are found by their
-columns, so that new tables are included automatically.
+Rows are removed in pages. Each page is a transaction, which also logs the number of removed rows.
+So locks are short, and after a crash a repeated call continues. The functions find tables by their
+columns, so new tables are included automatically.
 """
 
 from collections import Counter
@@ -57,7 +57,7 @@ from bottega.tenants import audit
 CHANNEL = "bottega_erased"
 """Channel of notifications that data was removed; the payload is the tenant's id."""
 RUNS_AT_ONCE = 100
-"""Most runs of a page, because all their ids must fit into one notification."""
+"""Maximum number of runs in a page, because all their ids must fit into one notification."""
 ROWS_AT_ONCE = 5000
 
 Removed = Counter[str]
@@ -77,13 +77,13 @@ FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
 WHERE c.relkind = 'r' AND c.relnamespace = 'public'::regnamespace AND a.attname = :column
 ORDER BY c.relname
 """)
-# Tables whose rows are removed separately: a run's head before all its other rows, episodes after
-# the rows that refer to them, and a session's memory after the lock of the session's row, which is
-# the lock order of a run that publishes.
+# Tables whose rows are removed separately. A run's head is removed before all other rows of the
+# run, episodes after the rows that refer to them. A session's memory is removed after the session's
+# row was locked; a run that publishes uses the same lock order.
 _NOT_OF_RUNS = {"run_heads", "episodes", "lessons", "session_memory"}
-# Tables without rows of the session at that time, because its episodes and runs are removed before.
+# Tables that then have no rows of the session, because episodes and runs are removed before.
 _NOT_OF_SESSIONS = {"runs", "episodes", "episode_search", "episode_vectors"}
-# Tables with counts of rows. They are removed last, with the tenant's own row.
+# Tables with counts of rows. Their rows are removed last, with the tenant's own row.
 _COUNTS = ("storage_changes", "tenant_storage", "metric_rollups", "tenant_queues")
 # The spending of removed unfinished runs must still count against the budgets.
 _SPENT = text("""
@@ -91,7 +91,7 @@ _SPENT = text("""
     CROSS JOIN jsonb_array_elements(spent_by(tenant_id, id)) AS s
     WHERE tenant_id = :tenant AND id = ANY(CAST(:runs AS uuid[])) AND ended_at IS NULL
 """)
-# Common words and background values may come from removed episodes, so both are measured again.
+# Common words and background values may come from removed episodes, so workers measure them again.
 _FORGET_WORDS = text("""
     UPDATE tenant_memory SET common = '{}', shares = '{}', sampled_rows = 0,
            background_of = NULL, background_mean = '{}', background = '{}', background_rows = 0
@@ -106,9 +106,9 @@ async def erase_session(
 ) -> Removed:
     """Remove a session with its memory and runs. A later use of the id begins a new session.
 
-    Forks of its runs are removed, too, because they contain copies of the runs' events. Turns that
-    a fork of the session shares become the fork's own. A worker loses its run in the transaction
-    that removes the run: it can write no further step, and is notified at once.
+    Forks of the session's runs are removed, too, because they contain copies of the runs' events.
+    If a fork of the session shares turns, these turns then belong to the fork. A worker loses a run
+    in the transaction that removes the run: it is notified and can write no further step.
 
     Raises:
         NotFoundError: the session is unknown, or another tenant's.
@@ -164,7 +164,7 @@ async def erase_sessions(
 async def erase_episodes(
     tx: AsyncConnection, tenant_id: UUID, which: ColumnElement[bool], removed: Removed
 ) -> int:
-    """Remove at most a page of a tenant's episodes with their dependent rows; return the number."""
+    """Remove at most a page of a tenant's episodes with dependent rows; return their number."""
     found = select(episodes.c.id).where(episodes.c.tenant_id == tenant_id, which)
     ids = (await tx.scalars(found.limit(ROWS_AT_ONCE))).all()
     if ids:
@@ -180,7 +180,7 @@ async def erase_tenant(begin: Begin, name: str, actor: str) -> Removed:
     """Remove all data of a tenant, and then the tenant itself, except ``default``.
 
     Keys are removed first, so that no new request is accepted. The audit log of ``default`` records
-    the begin and the end of the removal.
+    the beginning and the end of the removal.
 
     Args:
         begin: opens a transaction that sees all tenants.
@@ -242,13 +242,14 @@ async def _erase_rows(begin: Begin, tenant_id: UUID) -> Removed:
 async def erase_runs(
     tx: AsyncConnection, tenant_id: UUID, which: ColumnElement[bool], session_id: str | None = None
 ) -> tuple[Removed, BindParameter[Any]]:
-    """Remove at most a page of a tenant's runs with their rows; skip runs that others have locked.
+    """Remove at most a page of a tenant's runs with their rows; skip locked runs.
 
     Args:
-        session_id: the session that is removed, so that its forks keep the turns that they share.
+        session_id: the removed session, whose forks keep the turns that they share.
 
     Returns:
-        The removed rows by table, and what the unfinished runs spent, for ``count_spending``.
+        The number of removed rows by table, and the unfinished runs' spending for
+        ``count_spending``.
     """
     removed: Removed = Counter()
     ids = await _locked(tx, and_(runs.c.tenant_id == tenant_id, which))
@@ -259,7 +260,7 @@ async def erase_runs(
         ids = [each for each in ids if each not in kept]
     if not ids:
         return removed, literal([], JSONB)
-    # Without the run's head, its worker can store no more rows.
+    # Without the run's head, the worker can store no more rows.
     heads = and_(run_heads.c.tenant_id == tenant_id, run_heads.c.run_id.in_(ids))
     await delete_rows(tx, run_heads, heads, removed)
     spent = literal(await tx.scalar(_SPENT, {"tenant": tenant_id, "runs": ids}), JSONB)
@@ -273,7 +274,7 @@ async def erase_runs(
 async def remove_runs(
     tx: AsyncConnection, tenant_id: UUID, ids: Sequence[UUID], removed: Removed
 ) -> None:
-    """Remove runs that are locked and have no heads, with all their rows except episodes."""
+    """Remove locked runs without heads, with all their rows except episodes."""
     of_them = and_(tenant_column == tenant_id, run_column.in_(ids))
     for each in await _tables_of_runs(tx):
         await delete_rows(tx, each, of_them, removed)
@@ -299,8 +300,8 @@ async def _tables_of_runs(tx: AsyncConnection) -> list[TableClause]:
 async def _locked(tx: AsyncConnection, which: ColumnElement[bool]) -> Sequence[UUID]:
     """Lock a page of runs and return their ids.
 
-    This waits only for the first lock. So it cannot deadlock with transactions that lock many rows
-    in another order.
+    The function waits only for the first lock. So it cannot deadlock with transactions that lock
+    many rows in another order.
     """
     query = select(runs.c.id).where(which)
     first = (await tx.scalars(query.limit(1).with_for_update())).all()
@@ -311,18 +312,18 @@ async def _locked(tx: AsyncConnection, which: ColumnElement[bool]) -> Sequence[U
 async def forget_answers(
     tx: AsyncConnection, tenant_id: UUID, ids: Sequence[UUID | str], removed: Removed
 ) -> None:
-    """Remove stored answers of requests that created objects; the answers contain the objects."""
+    """Remove the stored responses to requests that created objects: they contain the objects."""
     await delete_rows(tx, idempotency_keys, answers_with(tenant_id, ids), removed)
 
 
 def answers_with(tenant_id: UUID, ids: Sequence[UUID | str]) -> ColumnElement[bool]:
-    """Return the condition for the stored answers of requests that created these objects."""
+    """Return the condition for stored responses to requests that created these objects."""
     kept = idempotency_keys.c
     return and_(kept.tenant_id == tenant_id, kept.about.in_([str(each) for each in ids]))
 
 
 async def tables_with(tx: AsyncConnection, wanted: ColumnElement[Any]) -> list[TableClause]:
-    """List the tables that have a column; a table comes before the tables that it refers to."""
+    """List the tables with a column; a table comes before the tables that it refers to."""
     rows = (await tx.execute(_WITH_COLUMN, {"column": str(wanted)})).all()
     refers_to = {row.name: row.refers_to for row in rows}
     order = reversed([*TopologicalSorter(refers_to).static_order()])

@@ -1,11 +1,11 @@
 """API keys: creating, listing and revoking them, and a cache of keys in each API process.
 
-A key is shown once, and only its hash is stored. One round of SHA-256 is enough, because 32 random
-bytes cannot be guessed.
+A key is shown once, and the database stores only a hash. One round of SHA-256 is enough, because
+nobody can guess 32 random bytes.
 
 Few requests query the database, because the cache trusts a valid key for a few seconds. A
 background task checks the keys in use periodically, and at once after a notification of changed
-keys. Even if the task fails, an answer of the database is used for at most ``BELIEVED_S``.
+keys. Even if the task fails, a process uses an answer of the database for at most ``BELIEVED_S``.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ INCLUDED: Mapping[Scope, frozenset[Scope]] = {
     "approve": frozenset(("approve",)),
     "admin": frozenset(SCOPES),
 }
-"""The scopes that each scope includes; it also includes itself."""
+"""All scopes that each scope includes; a scope includes itself."""
 Role = Literal["viewer", "runner", "approver", "builder", "admin"]
 ROLES: Mapping[Role, Sequence[Scope]] = {
     "viewer": ("read",),
@@ -68,7 +68,7 @@ ROLES: Mapping[Role, Sequence[Scope]] = {
 }
 """Named sets of scopes."""
 MOST_KEYS = 1000
-"""Most keys of a tenant that are not revoked."""
+"""Maximum number of a tenant's keys, without revoked keys."""
 
 _PUBLIC = string.ascii_lowercase + string.digits
 _keys = api_keys.c
@@ -87,7 +87,7 @@ class Key:
         prefix: the public part that identifies the key to people.
         scopes: the key's rights; at least one scope.
         expires_at: time from which the key is invalid; ``None``: never.
-        require_user: requests with the key must name the end user that they act for.
+        require_user: requests with the key must have an end user.
     """
 
     tenant_id: UUID
@@ -100,7 +100,7 @@ class Key:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> "Key":
-        """Build a key from a row of ``find_key`` or ``live_keys``."""
+        """Make a key from a row of ``find_key`` or ``live_keys``."""
         stored = from_json(row["limits"])
         limits = NO_LIMITS
         if stored:
@@ -117,7 +117,7 @@ def includes(scopes: Iterable[Scope], needed: Scope) -> bool:
 
 
 def hashed(key: str) -> bytes:
-    """Return the stored form of a key."""
+    """Return the hash of a key, as the database stores it."""
     return hashlib.sha256(key.encode()).digest()
 
 
@@ -132,7 +132,7 @@ async def create(
     require_user: bool = False,
     limits: StoredLimits = NO_LIMITS,
 ) -> tuple[RowMapping, str]:
-    """Create a key; return its row, and the key itself, which is never returned again.
+    """Create a key; return the key's row, and the key itself, which no other call returns.
 
     Args:
         scopes: at least one scope, in any order.
@@ -217,13 +217,14 @@ async def revoke(tx: AsyncConnection, tenant_id: UUID, actor: str, key_id: UUID)
 
 CHANNEL = "bottega_keys"
 BELIEVED_S = 4.0
-"""Seconds for which keys and secrets are used after they were read, unless a notification reports a
-change. With the query's time, it is below 5 s."""
+"""Seconds for which a process uses keys and secrets after reading them, unless a notification
+reports a change. Together with the time of the query, this is below 5 s.
+"""
 _PATIENCE_S = 2.0
 _MOST_KEYS = 10_000
 _STRANGERS_WAITING = 200
 _OPEN, _TOKENS = b"", b"tokens"
-"""Names of two queries in ``_asking`` that look up no key."""
+"""Names of two queries in ``_asking`` that are not about a single key."""
 _REQUIRED = "SELECT keys_required() AS required"
 
 T = TypeVar("T")
@@ -253,11 +254,11 @@ class _Entry:
 class KeyCache:
     """Access control of this process.
 
-    A server is *open* as long as no key was ever made. Then all clients may do everything.
+    A server is *open* while no key was ever created. Then all clients may do everything.
 
     Args:
-        local: only this machine can reach the server, so the server may be open.
-        believed_s: seconds for which an answer of the database is used.
+        local: true: only this machine can reach the server, so the server may be open.
+        believed_s: seconds for which the process uses an answer of the database.
         refresh_s: seconds between two checks of the keys in use.
         clock: wall clock, for expiry.
         ticks: monotonic clock, for all other times.
@@ -285,7 +286,7 @@ class KeyCache:
         self._ticks = ticks
         self._may_be_open = local
         self._open_seen_at = -math.inf
-        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # in the order of their last use
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # ordered by last use
         # An unknown key is refused for two seconds without another query.
         self._refused: TTLCache[bytes, None] = TTLCache(_MOST_KEYS, 2.0, timer=ticks)
         self._asking: dict[bytes, asyncio.Future[None]] = {}
@@ -470,7 +471,7 @@ class KeyCache:
             self._nudge.clear()
             async with asyncio.timeout(_PATIENCE_S), self._pool.acquire() as connection:
                 await self._refresh(connection)
-            # A short pause, so that many simultaneous changes of keys cause few checks.
+            # A short pause, so that many simultaneous changes of keys cause only a few checks.
             await asyncio.sleep(0.02)
             await happens(self._nudge, self._refresh_s)
 
@@ -537,7 +538,7 @@ def _is_key(identity: Identity) -> TypeIs[tuple[UUID, UUID]]:
 
 
 async def _patiently(asking: "asyncio.Future[T]") -> T:
-    """Wait for a query with a time limit; a late query goes on, as only the database can cancel it.
+    """Wait for a query with a timeout; a late query continues until the database ends it.
 
     Raises:
         TimeoutError: the query took too long.
@@ -547,6 +548,6 @@ async def _patiently(asking: "asyncio.Future[T]") -> T:
 
 
 def _retrieve_error(asked: "asyncio.Future[Any]") -> None:
-    """Retrieve the exception, which avoids asyncio's warning if all callers have left."""
+    """Retrieve the exception, so that asyncio logs no warning if all callers have left."""
     if not asked.cancelled():
         asked.exception()

@@ -31,19 +31,19 @@ class RequestLimits(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     agents: _Names | None = None
-    """Names of the only agents that the key's runs may involve."""
+    """Names of the agents that runs of the key may use; no others are allowed."""
     models: _Names | None = None
-    """Names of the only models that the agents of the key's runs may have."""
+    """Names of the models that agents in runs of the key may use; no others are allowed."""
     addresses: _Networks | None = None
-    """Networks (CIDR) of the only addresses from which requests may come."""
+    """Networks (CIDR) from which requests may come; the key refuses all other addresses."""
     requests_per_s: Annotated[float, Field(gt=0, le=100_000)] | None = None
-    """Requests per second to each API process; twice as many may come at once."""
+    """Requests per second to each API process; a burst may have twice as many requests."""
     tokens_per_day: Annotated[int, Field(strict=True, gt=0, le=2**53), WHOLE] | None = None
     """Tokens of all the key's runs in a day (UTC). Tokens of the tenant's own model servers do not
     count."""
 
     def need_no_limit_of_runs(self) -> None:
-        """Refuse a key that limits runs, because runs that no request starts escape its limits.
+        """Refuse a key that limits runs, because the limits do not apply to runs without a request.
 
         Raises:
             ForbiddenError: ``beyond_limits``.
@@ -93,14 +93,14 @@ class RequestLimits(BaseModel):
 
 
 class Payer(NamedTuple):
-    """API key whose tokens per day a run counts against, with the limit."""
+    """API key that pays for a run's tokens, with the key's limit per day."""
 
     key: str
     tokens_per_day: int
 
 
 class StoredLimits(RequestLimits):
-    """Limits of a key that exists.
+    """Limits of a stored key.
 
     Attributes:
         payer: the key whose rate and daily tokens count: this key, or the key that made it.
@@ -116,7 +116,7 @@ class StoredLimits(RequestLimits):
         return pinned
 
     def narrowed(self, new: RequestLimits) -> "StoredLimits":
-        """Return the limits of a new key that a key with these limits makes.
+        """Return a new key's limits, narrowed to the limits of this key, which creates it.
 
         Raises:
             InvalidInputError: the new limits are wider than these.

@@ -1,10 +1,10 @@
 """Sign-in of people by OpenID Connect, with tokens of the operator's identity provider.
 
-A token is a JSON Web Token that the issuer signed with an asymmetric key. A mapping of its claims
-(``BOTTEGA_OIDC_CLAIMS``) gives tenant, user and roles; the mapping is data, never code. The
-issuer's discovery document gives the URL of its keys (OpenID Connect Discovery 1.0). When a token
-names an unknown key, the keys are read again, but at most every ten seconds, so that tokens with
-unknown keys cost the issuer little.
+A token is a JSON Web Token that the issuer signed with an asymmetric key. A mapping of the token's
+claims (``BOTTEGA_OIDC_CLAIMS``) determines tenant, user and roles; the mapping is data, never code.
+The issuer's discovery document contains the URL of the issuer's keys (OpenID Connect Discovery
+1.0). When a token names an unknown key, the process reads the keys again, but at most every ten
+seconds, so that such tokens cause little load for the issuer.
 """
 
 import asyncio
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     import jwt  # loaded with the first token, see bottega.tenants.tokens
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512")
-"""Accepted algorithms, all asymmetric: with others, the issuer's public key could sign tokens."""
+"""Accepted algorithms. All are asymmetric, because a public key must not be able to sign tokens."""
 SKEW_S = 60.0
-"""Seconds that clocks may differ, in checks of ``exp`` and ``nbf``."""
+"""Allowed difference of clocks in seconds, in checks of ``exp`` and ``nbf``."""
 _LOOK_AGAIN_S = 10.0
-"""Least seconds between two readings of the issuer's keys."""
+"""Minimum time in seconds between two readings of the issuer's keys."""
 _PATIENCE_S = 5.0
 _MOST_BYTES = 256 * 1024
 _MOST_KEYS = 50
@@ -57,11 +57,11 @@ class Person:
     """A signed-in person.
 
     Attributes:
-        user: the mapped user; the audit log has the person under this name.
-        name: name to show; if the token has none: the user.
-        scopes: scopes of all roles together; ``()``: no role, so only ``GET /v1/me`` is allowed.
+        user: the mapped user; the name of the person in the audit log.
+        name: name to show; the user if the token has no name.
+        scopes: scopes of all roles; ``()``: the person has no role and may only ``GET /v1/me``.
         expires_at: end of the token, in seconds of Unix time.
-        limits: limits that the mapping gives; rate and daily tokens count for each person alone.
+        limits: limits of the mapping; rate and daily tokens are counted for each person separately.
     """
 
     tenant_id: UUID
@@ -117,13 +117,13 @@ class SignIn:
         return self._endpoints
 
     async def redeemed(self, grant: Mapping[str, str], origin: str) -> tuple[str, Person]:
-        """Redeem an authorization code; return a token that this server accepts, and its person.
+        """Redeem an authorization code; return a token that this server accepts, and the person.
 
-        The token is the access token. If the access token is for another service, or no JSON Web
-        Token, it is the id token.
+        Return the access token or, if this token is for another service or is no JSON Web Token,
+        the id token.
 
         Args:
-            grant: fields of the request to the issuer: code, verifier, URL of the page, client.
+            grant: fields of the issuer's token request: code, verifier, URL of the page, client.
             origin: origin of the page, because some issuers answer only requests with an origin.
 
         Raises:
@@ -205,7 +205,7 @@ class SignIn:
         return self._tenants[name]
 
     async def _key(self, head: Mapping[str, Any]) -> "jwt.PyJWK":
-        """Return the issuer's key that a token's head names by its id."""
+        """Return the issuer's key that the id in a token's header names."""
         if head.get("alg") not in ALGORITHMS:
             raise ValueError("its algorithm is not accepted")
         if "crit" in head:
@@ -236,7 +236,7 @@ class SignIn:
 
 
 async def read_issuer(issuer: str) -> tuple[Endpoints, "Mapping[str, jwt.PyJWK]"]:
-    """Read an issuer's endpoints, and its public keys for signatures, by id.
+    """Read an issuer's endpoints, and the public keys of its signatures by id.
 
     Raises:
         httpx2.HTTPError, ValueError, LookupError, TypeError: the issuer does not answer correctly.
@@ -267,7 +267,7 @@ async def _json(
     form: Mapping[str, str] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Any:
-    """Return a JSON answer of the issuer, by https, or by http only from this machine."""
+    """Return a JSON response of the issuer, over https, or over http only from this machine."""
     address = httpx2.URL(url)
     if address.scheme != "https" and address.host not in ("127.0.0.1", "localhost", "::1"):
         raise ValueError(f"{url} is not https")

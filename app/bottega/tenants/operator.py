@@ -39,13 +39,13 @@ _keys = api_keys.c
 
 @asynccontextmanager
 async def transactions(url: str) -> AsyncIterator[Begin]:
-    """Yield a function that opens a transaction that sees all tenants; one may be open at a time.
+    """Yield a function that opens a transaction with access to all tenants, one at a time.
 
-    At the end of the block, notifications of these transactions are sent to the server's processes.
+    At the end of the block, the notifications of the transactions are sent to the processes.
 
     Raises:
-        UnavailableError: the database is unreachable or not migrated, or this login may not act as
-            the role that sees all tenants.
+        UnavailableError: the database is unreachable or not migrated, or this login may not use the
+            role with access to all tenants.
     """
 
     trust = ConnectionGeneration(SilenceTimeouts())
@@ -70,7 +70,7 @@ async def transactions(url: str) -> AsyncIterator[Begin]:
 
 @asynccontextmanager
 async def transaction(url: str) -> AsyncIterator[AsyncConnection]:
-    """Open a single transaction that sees all tenants."""
+    """Open a single transaction with access to all tenants."""
     async with transactions(url) as begin, begin() as tx:
         yield tx
 
@@ -78,7 +78,7 @@ async def transaction(url: str) -> AsyncIterator[AsyncConnection]:
 async def provider_of(
     url: str, tenant: str, name: str
 ) -> tuple[UUID | None, dict[str, Any] | None]:
-    """Return a tenant's id, and its own definition of a provider; ``None``: it does not exist.
+    """Return a tenant's id, and the tenant's definition of a provider; ``None``: it does not exist.
 
     Args:
         tenant: name of the tenant.
@@ -108,7 +108,7 @@ async def create_key(
     require_user: bool = False,
     limits: StoredLimits = NO_LIMITS,
 ) -> tuple[RowMapping, str]:
-    """Create a key; return its row, and the key itself, which is never returned again.
+    """Create a key; return the key's row, and the key itself, which no other call returns.
 
     Args:
         tenant: name of the tenant; the tenant is created if it does not exist.
@@ -167,7 +167,7 @@ async def revoke_key(url: str, prefix_or_id: str) -> RowMapping:
 
 
 async def keys_required(url: str) -> bool:
-    """Return true if a key was ever made, so that requests need keys. Every login may call this.
+    """Return true if a key was ever created, so requests need keys. Every login may call this.
 
     Raises:
         UnavailableError: the database is unreachable or not migrated.
@@ -186,7 +186,7 @@ async def temporary_key(
 ) -> AsyncIterator[str | None]:
     """Create a key of the default tenant for the duration of the block, then delete it.
 
-    Yield ``None`` if no key was ever made, because then requests need no key.
+    Yield ``None`` if no key was ever created, because then requests need no key.
     """
     if not await keys_required(url):
         yield None
@@ -226,11 +226,11 @@ async def delete_tenant(url: str, name: str) -> Removed:
 async def retain(
     url: str, name: str, changes: Mapping[str, float | None], reset: Collection[str] = ()
 ) -> dict[str, float | None]:
-    """Change a tenant's retention; return all its own values, in days by kind.
+    """Change a tenant's retention; return the tenant's own values, in days by kind.
 
     Args:
         changes: days by kind; ``None``: for ever.
-        reset: kinds whose own value is removed, so that the settings apply.
+        reset: kinds for which the tenant's value is removed, so that the settings apply.
 
     Raises:
         NotFoundError: there is no tenant of that name.
@@ -258,12 +258,11 @@ async def prune(
     own: bool = True,
     dry_run: bool = False,
 ) -> dict[str, Removed]:
-    """Remove data that tenants no longer keep; return the numbers of removed rows by tenant.
+    """Remove data that is too old; return the numbers of removed rows by tenant.
 
     Args:
         days: see :func:`retention.due`.
-        tenant: name of the only tenant; ``None``: all tenants.
-        own: see :func:`retention.due`.
+        tenant: name of a tenant; ``None``: all tenants. own: see :func:`retention.due`.
         dry_run: only count the rows.
 
     Raises:
@@ -301,7 +300,7 @@ async def _id_of(tx: AsyncConnection, name: str) -> UUID:
 
 
 async def store_bootstrap_key(url: str, key: str) -> bool:
-    """Store a key that the operator has chosen, as an admin key of the default tenant.
+    """Store the operator's own key as an admin key of the default tenant.
 
     Return true if the key is new. A revoked key stays revoked.
     """

@@ -1,8 +1,8 @@
 """Rate limit of a client's requests: the generic cell rate algorithm (GCRA).
 
-A client's state is one number: the time at which its debt is paid. Each request adds its cost, a
-time, to the debt. A request is refused if the debt would exceed the burst. A long body costs more.
-Its cost is added while it arrives, so the debt may then exceed the burst.
+A client's state is one number: the time at which the client's debt is paid. Each request adds a
+cost, in seconds, to the debt. A request is refused if the debt would exceed the burst. A long body
+costs more. This cost is added while the body arrives, so the debt may then exceed the burst.
 """
 
 import math
@@ -17,14 +17,14 @@ _MOST_CLIENTS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Requests per second in the long run, and the largest burst."""
+    """Number of requests per second on average, and the size of the largest burst."""
 
     per_s: float
     burst: int
 
     @classmethod
     def of(cls, per_s: float, seconds: int = 2) -> "Rate":
-        """Return a rate whose burst is the number of requests that it allows in ``seconds``."""
+        """Return a rate with a burst of as many requests as it allows in ``seconds``."""
         return cls(per_s, max(1, math.ceil(seconds * per_s)))
 
     @property
@@ -39,7 +39,7 @@ class Decision:
 
     Attributes:
         paid_at: the client's state, for the next decision.
-        remaining: further requests that may come at once.
+        remaining: number of further requests that may come at once.
         whole_s: seconds until the full burst is available.
         retry_after_s: seconds until a refused request may be repeated; 0 if it was allowed.
     """
@@ -78,7 +78,7 @@ Who = TypeVar("Who", bound=Hashable)
 
 
 class RateLimits(Generic[Who]):
-    """The states of the latest clients of this process; each process allows the full rate."""
+    """The states of this process's most recent clients; each process allows the full rate."""
 
     def __init__(self, rate: Rate, clock: Callable[[], float]) -> None:
         self.rate = rate
@@ -86,7 +86,7 @@ class RateLimits(Generic[Who]):
         self._paid_at: LRUCache[Who, float] = LRUCache(_MOST_CLIENTS)
 
     def take(self, who: Who, rate: Rate | None = None) -> Decision:
-        """Decide on a client's request that arrives now, and count it.
+        """Decide on a client's current request, and count it.
 
         ``rate`` replaces the usual rate for this client.
         """
@@ -96,11 +96,11 @@ class RateLimits(Generic[Who]):
         return decision
 
     def look(self, who: Who) -> Decision:
-        """Decide on a client's request that arrives now, without counting it."""
+        """Decide on a client's current request, without counting it."""
         now = self._clock()
         return decide(self.rate, self._paid_at.get(who, now), now)
 
     def charge(self, who: Who, requests: int) -> None:
-        """Charge a client whose request was allowed for ``requests`` further requests."""
+        """Add the cost of ``requests`` further requests to a client's debt."""
         owes_until = max(self._paid_at.pop(who, 0.0), self._clock())
         self._paid_at[who] = owes_until + requests / self.rate.per_s

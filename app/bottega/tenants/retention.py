@@ -1,10 +1,9 @@
-"""Retention: removal of old finished runs, audit entries and archived episodes; and storage sums.
+"""Retention: removal of old runs, audit entries and archived episodes; and sums of storage.
 
 Rows are removed in pages. Each page has its own transaction, which skips rows that other processes
 have locked. So several processes may remove rows at once, and after a crash a later call continues.
 
-The quota, ``GET /v1/scheduler`` and ``GET /v1/metrics/series`` read the sums of the tenants'
-storage.
+The storage quota, ``GET /v1/scheduler`` and ``GET /v1/metrics/series`` read these sums.
 """
 
 import asyncio
@@ -33,7 +32,7 @@ from bottega.tenants.erase import RUNS_AT_ONCE, Removed
 RUNS = "runs"
 KINDS = (RUNS, "audit", "episodes")
 _ANSWERS_KEPT = timedelta(days=2)
-"""Longer than the answers of requests with an ``Idempotency-Key`` are kept."""
+"""Time longer than stored responses to requests with an ``Idempotency-Key`` are kept."""
 
 Begin = Callable[[UUID], AbstractAsyncContextManager[AsyncConnection]]
 """Function that opens a transaction for a tenant's rows."""
@@ -52,12 +51,12 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """Kind of old data that a tenant no longer keeps.
+    """Kind of a tenant's data that is old enough to be removed.
 
     Attributes:
         tenant: name of the tenant.
         kind: one of :data:`KINDS`.
-        before: data is removed if its run ended, or its entry was written, before this time.
+        before: data is removed if the run ended, or the entry was written, before this time.
     """
 
     tenant_id: UUID
@@ -69,10 +68,10 @@ class Due:
 async def days_kept(
     tx: AsyncConnection, tenant_id: UUID, days: Mapping[str, float | None]
 ) -> dict[str, float | None]:
-    """Return for how many days a tenant keeps each kind; ``None``: for ever.
+    """Return the number of days for which a tenant keeps each kind of data; ``None``: for ever.
 
     Args:
-        days: the operator's values, for kinds for which the tenant has no value of its own.
+        days: the operator's values, for kinds without a value of the tenant.
     """
     own = await tx.execute(_OWN_DAYS, {"tenant": tenant_id})
     return {**days, **{row.kind: row.days for row in own}}
@@ -85,12 +84,12 @@ async def due(
     tenant: str | None = None,
     own: bool = True,
 ) -> list[Due]:
-    """Return the kinds of old data that tenants have and no longer keep.
+    """Return the kinds of data that are due for removal, by tenant.
 
     Args:
-        days: days for which data is kept, by kind; ``None``: for ever.
-        tenant: name of the only tenant; ``None``: all tenants.
-        own: the tenants' own days replace these.
+        days: days for which data is kept, by kind; ``None``: for ever. tenant: name of a tenant;
+            ``None``: all tenants.
+        own: true: the tenants' own values replace ``days``.
     """
     found = await tx.execute(_DUE, {"days": dict(days), "tenant": tenant, "own": own})
     return [Due(*row) for row in found]
@@ -101,8 +100,8 @@ async def remove(
 ) -> Removed:
     """Remove old data of a tenant, or only count it; return the numbers of rows by table.
 
-    After each page, it pauses for as long as the page took, at most a second. So other work has at
-    least half of the database's time.
+    After each page, the function pauses for as long as the page took, at most a second. So other
+    work gets at least half of the database's time.
     """
     removed: Removed = Counter()
     async for page in _pages(begin, what, count_only, clock):
@@ -131,7 +130,7 @@ async def _pages(
 async def _runs(
     tx: AsyncConnection, what: Due, after: Place, count_only: bool, answers: bool
 ) -> tuple[Removed, Place | None]:
-    """Remove a page of finished runs; return the counts, and where the next page begins, if any."""
+    """Remove a page of finished runs; return the counts and the start of the next page, if any."""
     about = {"before": what.before, "at": after[0], "id": after[1], "most": RUNS_AT_ONCE}
     ids, last_at, last_id = (await tx.execute(_LOCK, about)).one()
     page: Removed = Counter()
@@ -165,7 +164,7 @@ async def _others(tx: AsyncConnection, what: Due, count_only: bool) -> Removed:
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """Background work that removes old data; any number of processes may do it at once.
+    """Background work that removes old data; several processes may do this work at once.
 
     Attributes:
         days: days for which data is kept, by kind; ``None``: for ever.
@@ -179,11 +178,11 @@ class Pruning:
         return WorkLoop("retention", self.prune, poll_s=600.0)
 
     async def prune(self) -> float:
-        """Remove all old data, a page per tenant in turn; return the seconds until the next time.
+        """Remove all old data, one page per tenant in turn; return the seconds until the next call.
 
         If removal fails for a tenant, the next call tries again.
         """
-        # By the pool, because the engine may have no connection yet, and usually nothing is due.
+        # Use the pool, because the engine may have no connection yet, and usually nothing is due.
         rows = await self.database.pool.fetch(_DUE_NOW, to_json(self.days).decode())
         left = {due: _pages(self.database.begin, due, False) for due in (Due(*row) for row in rows)}
         removed: dict[Due, Removed] = {due: Counter() for due in left}
@@ -210,15 +209,15 @@ _SUM = "SELECT sum_storage($1)"
 
 @dataclass(frozen=True, slots=True)
 class StorageSums:
-    """Background work that adds up storage; all processes together do it once per five seconds."""
+    """Background work that sums up storage; one process does this every five seconds."""
 
     pool: asyncpg.Pool
 
     async def __call__(self) -> None:
-        """Add up the bytes that tenants stored and deleted, until cancelled."""
+        """Sum up the bytes that tenants stored and deleted, until cancelled."""
         await WorkLoop("storage", self.add_up, poll_s=_SUMS_POLL_S).run()
 
     async def add_up(self) -> float:
-        """Add up a page of changes; return the seconds until the next page may be due."""
+        """Sum up a page of changes; return the seconds until the next page may be due."""
         has_more = await self.pool.fetchval(_SUM, _SUMS_POLL_S)
         return 0.0 if has_more else float("inf")

@@ -1,11 +1,11 @@
-"""Signed tokens: tokens of end users, and tickets with which browsers open streams.
+"""Signed tokens: tokens of end users, and tickets that open streams in browsers.
 
 A token is a JSON Web Token (RFC 7519) signed with HMAC-SHA-256. All API processes share the signing
 keys, so each process verifies a token without a query. When a process checks the keys in use, it
-also reads the revocations of tokens and keys, so it knows these within seconds.
+also reads the revocations of tokens and keys, so it refuses revoked tokens within seconds.
 
-The id of a token, its ``jti``, contains a second signature for the token's tenant. So a tenant can
-revoke its own tokens, and no others, although no token is stored.
+The id of a token (``jti``) contains a second signature for the token's tenant. So a tenant can
+revoke only its own tokens, although the database stores no tokens.
 """
 
 import hmac
@@ -38,18 +38,19 @@ ACTIONS: tuple[Action, ...] = get_args(Action)
 Stream = Literal["websocket", "sse"]
 """Kind of stream that a ticket opens."""
 LONGEST_S = 86_400
-"""Longest life of a token, in seconds."""
+"""Maximum lifetime of a token, in seconds."""
 TICKET_S: Mapping[Stream, float] = {"websocket": 60.0, "sse": 3600.0}
-"""Lives of tickets, in seconds. A WebSocket's ticket works once; an event stream's works again
-when its client reconnects.
+"""Lifetimes of tickets, in seconds. A ticket for a WebSocket works once; a ticket for an event
+stream works again when the client reconnects.
 """
 
 _ALGORITHM = "HS256"
 _SECRET_BYTES = 32
 _LONGEST = 7900
-"""Most characters of a token, because a request's header field may have at most 8,000 bytes."""
+"""Maximum number of characters of a token: a request's header field has at most 8,000 bytes."""
 _REVOKED = 100_000
-"""Most revocations that a process remembers; each is remembered for a token's longest life."""
+"""Maximum number of revocations in a process's memory; each stays for a token's maximum lifetime.
+"""
 _PLACE = Place(UUID(int=0), "signing key", 1)
 _STATE = "SELECT * FROM token_state($1, $2)"
 _END = """
@@ -65,7 +66,7 @@ ON CONFLICT (tenant_id, jti) DO UPDATE SET revoked = true, ended_at = now()
 
 
 class TokenIdentity(NamedTuple):
-    """Identity of a token, whose streams end with it; a signed-in person has an empty ``jti``."""
+    """Identity of a token, with which its streams end; a signed-in person has an empty ``jti``."""
 
     tenant_id: UUID
     key_id: UUID | None
@@ -75,9 +76,7 @@ class TokenIdentity(NamedTuple):
 
 @lru_cache(1000)
 def _read_limits(text: str) -> StoredLimits:
-    """Parse limits. Cached, because parsing takes up to 0.2 ms and all tokens of a key have equal
-    limits.
-    """
+    """Parse limits, with a cache: parsing takes up to 0.2 ms, and tokens repeat their limits."""
     return StoredLimits.model_validate_json(text)
 
 
@@ -88,17 +87,17 @@ _Limits = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A verified token, and what it permits.
+    """A verified token with its rights.
 
     Attributes:
-        key_id: the key that made the token, which ends with the key; ``None``: there were no keys.
-        prefix: public part of this key.
+        key_id: the key that made the token; the token ends with this key. ``None``: no key existed.
+        prefix: public part of the key.
         expires_at: end of the token's life, in seconds of Unix time.
-        user: the end user for whom all its requests act; ``None``: it is a ticket of a key.
-        actions: actions that the token allows; a ticket has those of the token that requested it.
-        agents: names of the only agents that it may run; ``None``: all.
-        graphs: names of the only graphs that it may run; ``None``: all.
-        sessions: names of the only sessions in which it may run; ``None``: all.
+        user: the end user for whom the token's requests act; ``None``: a ticket of a key.
+        actions: allowed actions; a ticket has the actions of the token that requested the ticket.
+        agents: names of the agents that the token may run; ``None``: all.
+        graphs: names of the graphs that the token may run; ``None``: all.
+        sessions: names of the sessions in which the token may start runs; ``None``: all.
         scopes: scopes of the key that requested a ticket.
         require_user: requests with the key must name an end user.
         limits: limits of the key.
@@ -129,7 +128,7 @@ class Token:
 
     @property
     def identity(self) -> tuple[UUID, UUID] | TokenIdentity | None:
-        """Identity with whose end the token's streams end: for a ticket, that of its requester."""
+        """Identity whose end ends the token's streams; for a ticket, the requester's identity."""
         if self.opens is None:
             return TokenIdentity(self.tenant_id, self.key_id, self.jti, self.expires_at)
         if self.parent is not None and self.parent_expires_at is not None:
@@ -180,28 +179,28 @@ class Token:
 
 
 _CLAIMS = TypeAdapter(Token)
-"""Form of a token's payload, without fields that have their default value."""
+"""Form of a token's payload, without fields with default values."""
 
 
 def is_token(text: str) -> bool:
-    """Return true if a bearer's text has the form of a token; keys never have it."""
+    """Return true if a bearer text has the form of a token; keys never have this form."""
     return text.startswith("eyJ") and text.count(".") == 2
 
 
 def head_of(text: str) -> Mapping[str, Any]:
-    """Return the head of a token, without verifying the token.
+    """Return the header of a token, without verifying the token.
 
     Raises:
-        jwt.PyJWTError: the token has no valid head.
+        jwt.PyJWTError: the token has no valid header.
     """
     import jwt  # at the first token, because the library takes 10 MB of memory
 
-    # Pass on only the head, because the library would also decode the rest of the token.
+    # Pass only the header, because the library would also decode the rest of the token.
     return jwt.get_unverified_header(f"{text.partition('.')[0]}..")
 
 
 def is_ours(text: str) -> bool:
-    """Return true if the token's head has the algorithm of this server's own tokens."""
+    """Return true if the token's header has the algorithm of this server's own tokens."""
     import jwt
 
     with suppress(jwt.PyJWTError):
@@ -213,7 +212,7 @@ class TokenSigner:
     """Signer and verifier of tokens in this process.
 
     Args:
-        keyring: seals the signing keys in the database; ``None``: they are stored unsealed.
+        keyring: encrypts the signing keys in the database; ``None``: no encryption.
     """
 
     def __init__(self, keyring: Keyring | None = None, clock: Clock = utcnow) -> None:
@@ -233,7 +232,7 @@ class TokenSigner:
     async def refresh(self, connection: asyncpg.Connection) -> None:
         """Read the signing keys, and the revocations since the last call.
 
-        If there is no signing key yet, or the newest is old, this makes a new one.
+        If there is no signing key yet, or the newest key is too old, create a new key.
         """
         secret: bytes = os.urandom(_SECRET_BYTES)
         if self._keyring is not None:
@@ -252,7 +251,7 @@ class TokenSigner:
     def _learn(self, name: str, stored: bytes) -> None:
         if name in self._keys:
             return
-        with suppress(CannotOpenError):  # this process lacks the key that sealed the signing key
+        with suppress(CannotOpenError):  # this process cannot decrypt the signing key
             self._keys[name] = self._opened(stored)
             self._newest = max(self._newest, name)  # names are ordered by time
 
@@ -326,7 +325,7 @@ class TokenSigner:
         return is_over or self._is_revoked(tenant_id, key_id, name)
 
     def is_of(self, tenant_id: UUID, jti: str) -> bool:
-        """Return true if this server made a token with this id for this tenant."""
+        """Return true if this server created a token with this id for this tenant."""
         name, _, tag = jti.partition(".")
         expected = [_tag(key, tenant_id, name) for key in self._keys.values()]
         return any(hmac.compare_digest(tag.encode(), each.encode()) for each in expected)
@@ -343,13 +342,13 @@ class TokenSigner:
         await audit.note(tx, tenant_id, actor, "token.revoke", jti)
 
     def until(self, seconds: float, key_expires_at: datetime | None) -> float:
-        """Return the end of a new token's life, which is not after the end of its key."""
+        """Return the expiry time of a new token, which is never after its key's expiry."""
         until = self._clock().timestamp() + seconds
         return until if key_expires_at is None else min(until, key_expires_at.timestamp())
 
 
 async def use_once(connection: asyncpg.Connection, token: Token) -> bool:
-    """Record the use of a ticket that works once; return false if it was used before."""
+    """Record the use of a one-time ticket; return false if the ticket was used before."""
     row = (token.tenant_id, token.jti, TICKET_S["websocket"])
     return bool(await connection.fetchval(_END, *row))
 

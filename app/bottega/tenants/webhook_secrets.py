@@ -1,7 +1,7 @@
-"""Webhook secrets of tenants: each is shown once, and stays valid a day after the next is created.
+"""Webhook secrets of tenants. A secret is shown once, and is valid for a day after the next one.
 
 Secrets are stored as plain text, because signing needs it. ``BOTTEGA_WEBHOOK_SECRET`` is the first
-secret of the tenant ``default``; it ends a day after the tenant creates its first own secret.
+secret of the tenant ``default``; it expires a day after the tenant creates its first secret.
 """
 
 import secrets
@@ -19,7 +19,7 @@ from bottega.errors import ConflictError
 from bottega.tenants import audit
 
 MOST_VALID = 5
-"""Most valid secrets of a tenant."""
+"""Maximum number of valid secrets of a tenant."""
 
 _OVERLAP = text("interval '1 day'")
 _rows = webhook_secrets.c
@@ -53,7 +53,7 @@ async def page(tx: AsyncConnection, tenant_id: UUID, *, has_first: bool) -> list
     """List the valid secrets, the newest first, without the secrets themselves.
 
     Args:
-        has_first: the settings have the first secret of the tenant ``default``.
+        has_first: the settings contain the first secret of the tenant ``default``.
     """
     valid = or_(_rows.expires_at.is_(None), _rows.expires_at > func.now())
     query = (
@@ -79,10 +79,10 @@ async def can_sign(tx: AsyncConnection, tenant_id: UUID, *, has_first: bool) -> 
 
 
 async def rotate(tx: AsyncConnection, tenant_id: UUID, actor: str) -> tuple[RowMapping, str]:
-    """Create the tenant's next secret; return its row, and, only this time, the secret.
+    """Create the tenant's next secret; return the row, and, only this time, the secret itself.
 
     The previous secret stays valid for a day, and expired secrets are removed. So the first secret,
-    from the settings, is still valid as long as no stored secret is a day old.
+    from the settings, is valid until a stored secret is a day old.
 
     Raises:
         ConflictError: ``too_many``.
