@@ -1,7 +1,7 @@
 """A team with a graph: each answer reaches the agents that depend on it.
 
-Needs a model: ``OPENAI_API_KEY``, or ``OPENAI_BASE_URL`` of any server that speaks OpenAI's API
-(``bottega demo-model --port 8401`` is one).
+The program needs a model: set ``OPENAI_API_KEY``, or ``OPENAI_BASE_URL`` for any OpenAI-compatible
+server, such as ``bottega demo-model --port 8401``.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ SPECIALISTS = {
 
 
 def build_team() -> tuple[BaseAgent, SharedMemoryGraph]:
-    """Return the coordinator of three specialists, and what they share."""
+    """Return the coordinator of three specialists, and the graph that they share."""
     graph = SharedMemoryGraph()
     graph.add_edge("requirements", "designer")
     graph.add_edge("requirements", "implementer")
@@ -61,7 +61,7 @@ async def main(wish: str) -> None:
 
 
 async def show(coordinator: BaseAgent, wish: str) -> None:
-    """Print what a team does, then its answer."""
+    """Print the work of a team, then its answer."""
     async for event in coordinator.stream(wish):
         match event:
             case SubAgentStarted():

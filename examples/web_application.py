@@ -4,8 +4,8 @@ Run it with ``uvicorn --app-dir examples web_application:app``, then
 
     curl -N 'http://127.0.0.1:8000/ask?question=What+is+17*23%3F' -H 'X-User: ada'
 
-Needs a model: ``OPENAI_API_KEY``, or ``OPENAI_BASE_URL`` of any server that speaks OpenAI's API.
-A real application takes the user from its own login, never from a header.
+The application needs a model: set ``OPENAI_API_KEY``, or ``OPENAI_BASE_URL`` for any
+OpenAI-compatible server. A real application gets the user from its own login, never from a header.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What an editor does: find the helper among the tools of an MCP server, and ask it about a file.
+"""Find the helper among the tools of an MCP server, and ask it about a file, as an editor does.
 
 python ask.py FILE QUESTION
 """

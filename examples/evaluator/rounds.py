@@ -1,4 +1,4 @@
-"""Let a writer and a reviewer take turns on a text, and print what each of them wrote.
+"""Let a writer and a reviewer take turns on a text, and print the text of each turn.
 
 python rounds.py QUESTION
 """

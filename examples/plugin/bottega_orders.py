@@ -1,7 +1,7 @@
 """A plugin for a service: a tool, a hook and a guard.
 
-Install it beside the service (``pip install ./examples/plugin``) and restart. An agent gets the
-tool and the hook if its ``metadata`` says so: ``{"orders": true}``.
+Install the plugin in the service's environment (``pip install ./examples/plugin``) and restart the
+service. An agent gets the tool and the hook if its ``metadata`` has ``{"orders": true}``.
 """
 
 import logging
@@ -18,10 +18,10 @@ ORDERS = {"ada": ["a kettle", "two cups"], "bob": ["a lamp"]}  # a real plugin a
 
 @tool(name="open_orders", description="Lists the customer's open orders.", idempotent=True)
 def open_orders(context: ToolContext) -> list[str]:
-    """Return the orders of the run's own end user: the model cannot ask for those of others."""
+    """Return the orders of the run's end user; the model cannot request orders of other users."""
     if context.user is None:
         raise ValueError("the run has no user: start it with `user`")
-    context.annotate(source="orders")  # shown with what the agent publishes in its graph
+    context.annotate(source="orders")  # shown with the agent's publication in the graph
     return ORDERS.get(context.user, [])
 
 
@@ -31,11 +31,11 @@ def report(status: AgentStatus) -> None:
 
 
 def configure_agent(agent: BaseAgent, definition: Mapping[str, Any]) -> None:
-    """Equip an agent; a worker calls it for every agent of every run."""
+    """Add the tool and the hook to an agent; a worker calls this for every agent of every run."""
     if definition["metadata"].get("orders"):
         agent.register_tool(open_orders)
         agent.on(AgentEvent.QUERY_END).when(lambda status: not status.replayed).do(report)
 
 
 prompt_guard = PromptGuard(deny=[r"card\s+number"], max_prompt_chars=20_000)
-"""Refuses prompts for asynchronous sub-agents that ask for what no agent may know."""
+"""Refuses prompts for asynchronous sub-agents that ask for card numbers."""

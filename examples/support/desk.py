@@ -1,4 +1,4 @@
-"""A customer's chat of two messages. What costs the shop money waits until a person decides."""
+"""A customer's chat of two messages. Refunds wait until a person decides."""
 
 import json
 import os
