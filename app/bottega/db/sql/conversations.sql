@@ -1,8 +1,8 @@
--- Conversations: runs of one agent in a session, in order. Each continues the last completed run.
+-- Conversations: runs of one agent in a session, in order. A run continues the last completed run.
 
--- Called by accept_run before it locks the session, because ends of runs and deletions lock runs
--- first. If the new run interrupts the runs under way, cancel them. If it steers a run under way,
--- send that run the input, and return that run with "message_id", or a refusal.
+-- Called by accept_run before the session is locked, because ends of runs and deletions lock runs
+-- first. If the new run interrupts the runs under way, cancel these runs. If the new run steers a
+-- run under way, send the input to this run, and return the run with "message_id", or a refusal.
 CREATE OR REPLACE FUNCTION meet_busy_run(p_tenant uuid, p_new jsonb) RETURNS jsonb
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -13,7 +13,7 @@ DECLARE
     v_before uuid;
     v_sent jsonb;
 BEGIN
-    -- Runs are accepted into a conversation one by one.
+    -- A conversation accepts one run at a time.
     PERFORM pg_advisory_xact_lock(hashtextextended(p_tenant || to_jsonb(v_key)::text, 0));
     IF p_new ->> 'conversation' <> 'continue'
        OR p_new ->> 'if_busy' IS NULL OR p_new ->> 'if_busy' NOT IN ('interrupt', 'steer')
@@ -47,7 +47,7 @@ BEGIN
                 ELSE p_new -> 'input' END,
             p_new ->> 'principal',
             ARRAY(SELECT (f #>> '{}')::uuid FROM jsonb_path_query(p_new, '$.made_files[*]') AS f));
-        -- Try the next run if this run ended before it was locked.
+        -- Try the next run if this run ended before its row was locked.
         EXIT WHEN coalesce(v_sent ->> 'refused', '') NOT IN ('final', 'unknown');
     END LOOP;
     RETURN v_sent || CASE WHEN v_sent ? 'refused' THEN jsonb_build_object('run_id', v_run)
@@ -55,8 +55,8 @@ BEGIN
             || jsonb_build_object('message_id', v_sent -> 'id') END;
 END $$;
 
--- Called by accept_run, which holds the session. Lock and return the conversation of a run, and the
--- oldest run of this conversation that is not over.
+-- Called by accept_run with the session locked. Lock and return the conversation of a run, and the
+-- oldest unfinished run of this conversation.
 CREATE OR REPLACE FUNCTION join_conversation(
     p_tenant uuid, p_new jsonb, OUT conversation uuid, OUT blocker uuid
 ) LANGUAGE plpgsql AS $$
@@ -84,7 +84,7 @@ BEGIN
     blocker := unfinished_in(p_tenant, conversation);
 END $$;
 
--- Return the oldest unfinished run of a conversation, for which the conversation's other runs wait.
+-- Return the oldest unfinished run of a conversation. The conversation's other runs wait for it.
 CREATE OR REPLACE FUNCTION unfinished_in(p_tenant uuid, p_conversation uuid) RETURNS uuid
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -92,8 +92,8 @@ BEGIN
               AND ended_at IS NULL ORDER BY id LIMIT 1);
 END $$;
 
--- Return a run for which other runs wait, in the form of the field blocked_by of those runs: with
--- its pending interrupts, the oldest first.
+-- Return a run in the form of the field blocked_by of the runs that wait for this run: with its
+-- pending interrupts, sorted by age.
 CREATE OR REPLACE FUNCTION blocked_by(p_tenant uuid, p_run uuid) RETURNS jsonb
 LANGUAGE sql STABLE AS $$
     SELECT jsonb_build_object('run_id', p_run, 'interrupts', ARRAY(
@@ -103,12 +103,11 @@ LANGUAGE sql STABLE AS $$
     WHERE p_run IS NOT NULL
 $$;
 
--- Trigger on runs. When a run of a conversation has ended, make it the last turn if it completed,
--- and make the next run due. If the next run is locked, it is being cancelled, and the end of that
--- run makes the run after it due.
+-- Trigger on runs. After the end of a conversation's run, make the next run due. A completed run
+-- becomes the last turn. A locked next run is being cancelled. Its end makes the run after it due.
 CREATE OR REPLACE FUNCTION pass_turn() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    -- Because of the lock, no run is accepted into the conversation meanwhile.
+    -- While this row is locked, the conversation accepts no run.
     PERFORM FROM conversations WHERE tenant_id = NEW.tenant_id AND id = NEW.conversation_id
     FOR UPDATE;
     IF NEW.status = 'completed' THEN
@@ -123,7 +122,7 @@ CREATE OR REPLACE TRIGGER pass_turn AFTER UPDATE OF ended_at ON runs FOR EACH RO
 WHEN (OLD.ended_at IS NULL AND NEW.ended_at IS NOT NULL AND NEW.conversation_id IS NOT NULL)
 EXECUTE FUNCTION pass_turn();
 
--- Make a run due, if it was blocked and no other transaction holds its row.
+-- Make a blocked run due. Do nothing if another transaction has locked the run's row.
 CREATE OR REPLACE FUNCTION release_run(p_tenant uuid, p_run uuid) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -136,9 +135,10 @@ BEGIN
     END IF;
 END $$;
 
--- Called by a worker. Return the turns before a run, newest first, and gists of a few older turns.
--- The turns of the last prompt stay as long as all turns fit into p_most tokens. After that, only
--- the turns that fit into half of p_most stay, so that the beginning of prompts changes rarely.
+-- Called by a worker. Return the turns before a run, sorted from new to old, and gists of a few
+-- older turns. If the last prompt's turns and all newer turns fit into p_most tokens, return these
+-- turns. Otherwise return the turns that fit into half of p_most: so the beginning of prompts
+-- rarely changes.
 CREATE OR REPLACE FUNCTION earlier_turns(
     p_tenant uuid, p_base uuid, p_most bigint, p_gists integer
 ) RETURNS TABLE (
@@ -181,7 +181,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Called by a worker. Return a turn before a run, by its number, in the form of earlier_turns.
+-- Called by a worker. Return an earlier turn by its number, in the form of earlier_turns.
 CREATE OR REPLACE FUNCTION earlier_turn(p_tenant uuid, p_base uuid, p_number integer)
 RETURNS TABLE (run_id uuid, tokens bigint, events bigint, asked jsonb, answer jsonb, ending text)
 LANGUAGE plpgsql AS $$
@@ -201,8 +201,8 @@ BEGIN
       AND (turn ->> 'number')::integer = p_number;
 END $$;
 
--- Called by a worker. Return the lines of runs' logs with answers of each run's own agent (p_dag:
--- of its graph's agents), results of tools, messages of users and decisions of people.
+-- Called by a worker. Return lines of runs' logs: answers of the run's agent (p_dag: of its graph's
+-- agents), results of tools, messages of users and decisions of people.
 CREATE OR REPLACE FUNCTION lines_of_turns(p_tenant uuid, p_runs uuid[], p_dag boolean)
 RETURNS TABLE (run_id uuid, line text) LANGUAGE plpgsql AS $$
 BEGIN

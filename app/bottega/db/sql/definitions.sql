@@ -51,8 +51,8 @@ REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_defi
 CREATE OR REPLACE TRIGGER change_definitions_out AFTER DELETE ON mcp_servers
 REFERENCING OLD TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
 
--- Called for a run with unknown versions. Return the epoch, and what the run pins: the graph, the
--- reachable agents, and the tenant's providers and MCP servers that these agents may name.
+-- Called for a run with unknown versions. Return the epoch and the pinned definitions: the graph,
+-- the reachable agents, and the tenant's providers and MCP servers that these agents may use.
 -- p_version: version of the agent, or of the graph if there is no agent; NULL: the current version.
 CREATE OR REPLACE FUNCTION read_pins(
     p_tenant uuid, p_agent text, p_graph text, p_version integer, p_draft jsonb DEFAULT NULL
@@ -77,7 +77,7 @@ BEGIN
               AND v.version = coalesce((node ->> 'version')::integer, g.version)
             WHERE level <= 3  -- one level more than permitted, so that the caller can refuse it
         ), graphs_in AS (
-            -- Each graph has a node or more, so more graphs than this have too many nodes anyway.
+            -- Each graph has at least one node, so more graphs than this would have too many nodes.
             SELECT *, jsonb_array_length(definition -> 'nodes') AS size,
                    jsonb_path_query_array(definition, '$.nodes[*] ? (@.graph != null)') AS subgraphs
             FROM wanted LIMIT 2002
@@ -168,8 +168,8 @@ BEGIN
                     CROSS JOIN LATERAL (SELECT named.value #>> '{}') AS text(model)))));
 END $$;
 
--- Called by a façade (p_way) for an agent. Return the schema of the agent's arguments (null: it has
--- none), or no row if the façade does not show the agent.
+-- Called by a façade (p_way) for an agent. Return the schema of the agent's arguments (null: no
+-- schema), or no row if the façade does not offer the agent.
 CREATE OR REPLACE FUNCTION exposed_input(p_tenant uuid, p_agent text, p_way text)
 RETURNS SETOF jsonb LANGUAGE plpgsql AS $$
 BEGIN
@@ -181,7 +181,7 @@ BEGIN
 END
 $$;
 
--- Called by a worker when an MCP server says that its tools changed. Mark the stored list as stale.
+-- Called by a worker when an MCP server reports changed tools. Mark the stored tools as stale.
 CREATE OR REPLACE FUNCTION note_stale_tools(p_tenant uuid, p_name text, p_url text)
 RETURNS void LANGUAGE plpgsql AS $$
 BEGIN

@@ -1,8 +1,8 @@
--- Episodes age, are consolidated and are deleted. Functions that move or remove rows that are
--- written once are SECURITY DEFINER: they act for the transaction's tenant, and skip rows not due.
+-- Episodes age, are consolidated and are deleted. Functions that change or delete write-once rows
+-- are SECURITY DEFINER: they act for the transaction's tenant, and skip rows that are not due.
 
--- Called before objects are uploaded. Register their keys as deleted in one hour, so that an upload
--- whose process is killed leaves nothing. Keys of other tenants are ignored.
+-- Called before an upload of objects. Register the objects' keys for deletion in one hour, so that
+-- the upload of a killed process leaves nothing. Keys of other tenants are ignored.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION claim_objects(p_keys text[]) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -12,7 +12,7 @@ LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 $$;
 
 -- Called after an upload. Replace bodies in the database by the keys of their objects. If another
--- process has moved a body meanwhile, its key stays, and the caller's object is deleted later.
+-- process has already moved a body, its key stays, and the caller's object is deleted later.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION move_bodies(p_ids uuid[], p_moved jsonb) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -54,8 +54,8 @@ END $$;
 CREATE OR REPLACE TRIGGER note_deleted_objects AFTER DELETE ON episode_bodies
 REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION note_deleted_objects();
 
--- Called by workers. Return keys of objects that are to be deleted, 5 minutes after that was known,
--- because a transaction that names such an object may be about to commit.
+-- Called by workers. Return keys of objects to delete, 5 minutes after their registration, because
+-- a transaction that refers to such an object may be about to commit.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION due_deleted_objects(p_most integer) RETURNS SETOF text
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -80,8 +80,8 @@ LANGUAGE sql AS $$
 $$;
 
 -- Called by maintenance. Make mature episodes aged, or aged episodes archived, if they are older
--- than p_before, and those of their bodies that must be in the object store are there. Return the
--- count. Locked rows are skipped until the next call.
+-- than p_before and all bodies for the object store are there. Return the number of changed
+-- episodes. Locked rows are skipped until the next call.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION age_episodes(
     p_ids uuid[], p_state text, p_before timestamptz, p_moved jsonb
@@ -98,7 +98,7 @@ BEGIN
     PERFORM move_bodies(v_ids, p_moved);
     WITH aged AS (
         UPDATE episode_state s SET state = p_state, task_key = NULL
-        -- Look up an episode's bodies by key: an anti-join may compare all the tenant's bodies.
+        -- Read an episode's bodies by key: an anti-join may compare all the tenant's bodies.
         WHERE s.tenant_id = v_tenant AND s.episode_id = ANY (v_ids) AND (
             SELECT b.part FROM episode_bodies b
             WHERE b.tenant_id = v_tenant AND b.episode_id = s.episode_id
@@ -113,8 +113,8 @@ BEGIN
     RETURN cardinality(v_ids);
 END $$;
 
--- Called by consolidation. Dismiss the oldest episodes that have no similar episode near in time.
--- SECURITY DEFINER, because with a policy the comparison of times could not use its index.
+-- Called by consolidation. Dismiss the oldest episodes without a similar episode of about the same
+-- time. SECURITY DEFINER, because with a policy the comparison of times could not use its index.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION dismiss_lonely_episodes(
     p_before timestamptz, p_window interval, p_limit integer
@@ -125,7 +125,7 @@ LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
         SELECT o.episode_id FROM episode_state o
         WHERE o.tenant_id = current_setting('bottega.tenant')::uuid
           AND o.task_key IS NOT NULL AND o.at < p_before
-          -- A look-up for each episode: an anti-join may compare each with all the others.
+          -- Look up each episode alone: an anti-join may compare all episodes with each other.
           AND (
             SELECT n.episode_id FROM episode_state n
             WHERE n.tenant_id = current_setting('bottega.tenant')::uuid
@@ -136,8 +136,8 @@ LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
         ORDER BY o.at, o.episode_id LIMIT p_limit FOR UPDATE SKIP LOCKED))
 $$;
 
--- Called by consolidation. Replace mature episodes of one user, session and agent by one episode,
--- with the mean of their vectors. Return false if an episode is locked or has changed.
+-- Called by consolidation. Replace mature episodes of one user, session and agent by one episode
+-- with the mean of the vectors. Return false if an episode is locked or has changed.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION consolidate_episodes(
     p_episode jsonb, p_ids uuid[], p_before timestamptz, p_moved jsonb
@@ -182,7 +182,7 @@ BEGIN
         DELETE FROM episode_work
         WHERE tenant_id = v_tenant AND episode_id = v_id AND work = 'embed';
     END IF;
-    -- Of each node and sub-agent the last part, if possible one that was not good.
+    -- Insert the last part of each node and sub-agent, preferably a part that was not good.
     INSERT INTO episode_parts (tenant_id, part, episode_id, number, content)
     SELECT DISTINCT ON (part) v_tenant, part, v_id, number, content FROM episode_parts
     WHERE tenant_id = v_tenant AND episode_id = ANY (p_ids)
@@ -194,8 +194,8 @@ BEGIN
     RETURN true;
 END $$;
 
--- Called before episodes change. Lock them and their consolidated episodes until the transaction
--- ends: wait for a consolidation that has begun, and keep other consolidations from starting.
+-- Called before changes of episodes. Lock the episodes and their consolidated episodes until the
+-- end of the transaction: wait for a consolidation under way, and let no other consolidation begin.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION hold_episodes(p_ids uuid[]) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -215,7 +215,7 @@ BEGIN
         WHERE s.tenant_id = v_tenant AND s.episode_id = n.id FOR UPDATE) AS held;
 END $$;
 
--- Return states of episodes, each by its key, as the planner may believe that a tenant has few.
+-- Return states of episodes, read one by one: the planner may expect few episodes of a tenant.
 CREATE OR REPLACE FUNCTION states_of(p_tenant uuid, p_ids uuid[]) RETURNS SETOF episode_state
 LANGUAGE sql STABLE AS $$
     SELECT s.* FROM unnest(p_ids) AS n(id) CROSS JOIN LATERAL (
@@ -223,8 +223,8 @@ LANGUAGE sql STABLE AS $$
         WHERE o.tenant_id = p_tenant AND o.episode_id = n.id LIMIT 1) AS s
 $$;
 
--- Called when a part of a consolidated episode is deleted or changes. Delete consolidated episodes
--- and make their parts active again; the next consolidation may combine the parts that are left.
+-- Called when a part of a consolidated episode is deleted or changed. Delete consolidated episodes
+-- and make their parts active again. The next consolidation may combine the remaining parts.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION dissolve_episodes(p_gone uuid[]) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -256,16 +256,16 @@ BEGIN
     DELETE FROM episodes WHERE tenant_id = v_tenant AND id = ANY (p_gone);
 END $$;
 
--- Called before feedback on a run or the result of its checks is stored: episodes are locked first.
+-- Called before a run's feedback or result of checks is stored, because episodes are locked first.
 CREATE OR REPLACE FUNCTION hold_episode_of(p_tenant uuid, p_run uuid) RETURNS void
 LANGUAGE sql AS $$
     SELECT hold_episodes(ARRAY(
         SELECT id FROM episodes WHERE tenant_id = p_tenant AND run_id = p_run))
 $$;
 
--- Called after feedback on a run or the result of its checks is stored, in that transaction. Give
--- the run's episode, if there is one, its verdict: feedback counts more than checks. Searches find
--- the verdict's reason and the failed checks from now on. Let learning process the run again.
+-- Called in the transaction that has stored feedback on a run or its checks' result. Give the run's
+-- episode, if any, a verdict: feedback counts more than checks. From now on, searches find the
+-- verdict's reason and the failed checks. Let learning process the run again.
 CREATE OR REPLACE FUNCTION label_episode_of(p_tenant uuid, p_run uuid) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -317,7 +317,7 @@ BEGIN
       AND signature <> ALL (coalesce(v_signatures, '{}'));
     INSERT INTO episode_failures (tenant_id, signature, episode_id)
     SELECT p_tenant, signature, v_id FROM unnest(v_signatures) AS signature ON CONFLICT DO NOTHING;
-    -- The parts of a consolidated episode have equal outcomes, so dissolve it if one changes.
+    -- The parts of a consolidated episode have equal outcomes. Dissolve the episode if one changes.
     PERFORM dissolve_episodes(ARRAY[c.id])
     FROM episode_state s
     JOIN episodes c ON c.tenant_id = p_tenant AND c.id = s.consolidated_into
@@ -327,15 +327,15 @@ BEGIN
       AND (outcome <> v_outcome OR terms <> v_terms);
     UPDATE episode_vectors SET outcome = v_outcome
     WHERE tenant_id = p_tenant AND episode_id = v_id AND outcome <> v_outcome;
-    -- Learn again, because the label decides whether the run's patterns helped.
+    -- Learn again, because the label decides if the run's patterns helped.
     UPDATE run_learning SET status = 'pending', tries = 0, next_at = now(), error = NULL,
         updated_at = now()
     WHERE tenant_id = p_tenant AND run_id = p_run;
     PERFORM send_signal('bottega_memory');
 END $$;
 
--- Called by DELETE of an episode. Mark it, and if it is consolidated its parts, as deleted and
--- remove them from search. Return false if it was marked before, NULL if it does not exist.
+-- Called by DELETE of an episode. Mark an episode, and the parts of a consolidated one, as deleted,
+-- and remove both from search. Return false if it was already marked, NULL if it does not exist.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION mark_episode_deleted(p_id uuid, p_at timestamptz) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -364,8 +364,8 @@ BEGIN
             THEN false END;
 END $$;
 
--- Called by maintenance. Erase a page of the episodes that were marked as deleted before p_before;
--- return the count.
+-- Called by maintenance. Erase a page of the episodes that were marked as deleted before p_before.
+-- Return the number of erased episodes.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION purge_episodes(p_before timestamptz, p_limit integer) RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$

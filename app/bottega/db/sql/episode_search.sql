@@ -1,12 +1,12 @@
--- Search for episodes, by words and by vectors. Under a policy, operators that are not leakproof
+-- Search for episodes by words and by vectors. Under a policy, operators that are not leakproof
 -- (distances, matches of words) cannot use their indexes. So episode_candidates is SECURITY DEFINER
--- and names the tenant in each statement.
+-- and has the tenant as a condition in each statement.
 
--- Called for stored texts and for queries. Fold a text: without accents and, unless it is ASCII, in
--- lower case. In scripts without spaces, each pair of neighbouring characters is a word.
+-- Called for stored texts and for queries. Fold a text: remove accents and, in a text that is not
+-- ASCII, use lower case. In scripts without spaces, each pair of neighbouring characters is a word.
 CREATE OR REPLACE FUNCTION episode_plain(p_text text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
-    -- Scripts without spaces between words: Thai to Burmese, Khmer, kana, Han.
+    -- Ranges of scripts without spaces between words: Thai to Burmese, Khmer, kana, Han.
     v_unspaced constant text :=
         '\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf'
         '\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff';
@@ -14,8 +14,8 @@ DECLARE
     v_text text := p_text;
     v_second text;
 BEGIN
-    -- Without typographic signs, most texts are ASCII. Most other texts have only the sign with
-    -- which summaries mark a gap; replace() finds it far faster than translate().
+    -- Without typographic signs, most texts are ASCII. Most other texts have only the sign that
+    -- marks a gap in summaries. replace() finds this sign far faster than translate().
     IF octet_length(v_text) <> length(v_text) THEN
         v_text := replace(v_text, U&'\2026', ' ');
     END IF;
@@ -37,15 +37,14 @@ BEGIN
         || regexp_replace(v_second, v_pair || '|[' || v_unspaced || ']', '\1 ', 'g');
 END $$;
 
--- Called for stored texts and for queries. Cut endings off words in Latin letters and merge words
--- with equal stems. A wrong cut does little harm: if a text and a query share a word, both lose the
--- same ending.
+-- Called for stored texts and for queries. Cut endings off words in Latin letters, and merge words
+-- with equal stems. A wrong cut does little harm: text and query lose the same endings.
 CREATE OR REPLACE FUNCTION episode_stems(p_words tsvector) RETURNS tsvector
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     -- The pattern matches the reversed text of the vector, where each word follows :' and begins
-    -- with its ending. So almost no position starts a match; a pattern for the text itself would
-    -- take four times as long. A stem keeps at least three letters.
+    -- with its ending. So almost no position starts a match. A pattern for the text itself would
+    -- take four times as long. A stem has at least three letters.
     v_endings constant text :=
         ':''(?:s?(?:noita|tnem|gni|re|[aeiouy]+)|[ie]noiza?|[eio]tnema?|ssen|[dn]e|yl|s(?!s))'
         '([a-z]{3})';
@@ -58,15 +57,15 @@ CREATE OR REPLACE FUNCTION quoted_lexeme(p_lexeme text) RETURNS text LANGUAGE sq
     SELECT '''' || replace(replace(p_lexeme, '\', '\\'), '''', '''''') || ''''
 $$;
 
--- Return the texts by which an episode is found, with its verdict's reason among the errors.
+-- Return the searchable texts of an episode, with the verdict's reason among the errors.
 CREATE OR REPLACE FUNCTION judged_summary(p_summary jsonb, p_verdict jsonb) RETURNS jsonb
 LANGUAGE sql IMMUTABLE AS $$
     SELECT p_summary || jsonb_build_object('errors', concat_ws(
         E'\n', nullif(p_summary ->> 'errors', ''), p_verdict ->> 'reason'))
 $$;
 
--- Called when an episode is stored. Return the words by which it is found, weighted by part, and a
--- word that only its tenant has, so that an index scan never visits other tenants' episodes.
+-- Called when an episode is stored. Return the episode's searchable words, weighted by section, and
+-- a word that only its tenant has, so that an index scan never visits other tenants' episodes.
 CREATE OR REPLACE FUNCTION episode_terms(p_tenant uuid, p_summary jsonb) RETURNS tsvector
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
@@ -82,7 +81,7 @@ BEGIN
     RETURN array_to_tsvector(ARRAY['=' || p_tenant]) || episode_stems(v_terms);
 END $$;
 
--- Return the rank of an episode's words for a query, in the classes that episode_words returns.
+-- Return the rank of an episode's words for a query's classes of words (see episode_words).
 CREATE OR REPLACE FUNCTION episode_rank(
     p_terms tsvector, p_weights double precision[], p_classes tsquery[]
 ) RETURNS double precision LANGUAGE sql IMMUTABLE AS $$
@@ -90,8 +89,8 @@ CREATE OR REPLACE FUNCTION episode_rank(
     FROM unnest(p_weights, p_classes) AS c(weight, words)
 $$;
 
--- Return the planner's estimate of the rows of episode_search that meet the conditions; at least 1,
--- because the planner's estimate is 0 for conditions that exclude each other.
+-- Return the planner's estimate of the rows of episode_search that meet the conditions. Return at
+-- least 1, because the planner's estimate is 0 for conditions that exclude each other.
 CREATE OR REPLACE FUNCTION episode_estimate(p_tenant uuid, p_conditions text)
 RETURNS double precision
 LANGUAGE plpgsql AS $$
@@ -103,8 +102,8 @@ BEGIN
     RETURN greatest((v_plan -> 0 -> 'Plan' ->> 'Plan Rows')::double precision, 1);
 END $$;
 
--- Called by episode_candidates. Return how many episodes a tenant has: below a thousand the exact
--- number, because a count is then cheaper than a plan; above it, the planner's estimate.
+-- Called by episode_candidates. Return a tenant's number of episodes: the exact number below 1,000,
+-- because a count is then cheaper than a plan, and otherwise the planner's estimate.
 CREATE OR REPLACE FUNCTION episode_rows(p_tenant uuid) RETURNS double precision
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -115,8 +114,8 @@ BEGIN
         ELSE greatest(v_rows, episode_estimate(p_tenant, '')) END;
 END $$;
 
--- Called by consolidation. Return a vector with a byte for each number: 128 plus 127 times its
--- share of the largest amount. Cosines change by 0.002; by 0.004 for the built-in embedder.
+-- Called by consolidation. Return a vector with one byte per number: 128 + 127 * number / largest
+-- absolute number. Cosines change by 0.002, or by 0.004 for the built-in embedder.
 CREATE OR REPLACE FUNCTION packed_vector(p_vector halfvec) RETURNS bytea
 LANGUAGE sql IMMUTABLE STRICT AS $$
     SELECT decode(string_agg(lpad(to_hex(byte), 2, '0'), '' ORDER BY place), 'hex')
@@ -126,7 +125,7 @@ LANGUAGE sql IMMUTABLE STRICT AS $$
         FROM unnest(p_vector::real[]) WITH ORDINALITY AS e(number, place)) AS bytes
 $$;
 
--- Called by searches and by consolidation. Return a packed vector, of length 1.
+-- Called by searches and by consolidation. Return the vector of packed bytes, with the length 1.
 CREATE OR REPLACE FUNCTION unpacked_vector(p_packed bytea) RETURNS halfvec
 LANGUAGE sql IMMUTABLE STRICT AS $$
     SELECT l2_normalize(ARRAY(
@@ -134,9 +133,9 @@ LANGUAGE sql IMMUTABLE STRICT AS $$
         FROM generate_series(0, octet_length(p_packed) - 1) AS place)::halfvec)
 $$;
 
--- Called by episode_candidates. Return ids of the episodes nearest to a vector; of aged episodes
--- only those within a distance. Walk the index if that is cheaper than measuring all the tenant's
--- episodes. If the walk finds too few, because other tenants' episodes lie nearer, measure all.
+-- Called by episode_candidates. Return ids of the episodes nearest to a vector. Aged episodes must
+-- be within a distance. Walk the index if this is cheaper than measuring all the tenant's episodes.
+-- If the walk finds too few, because other tenants' episodes are nearer, measure all episodes.
 CREATE OR REPLACE FUNCTION episode_nearest(
     p_tenant uuid, p_embedder text, p_vector halfvec, p_where text, p_further text,
     p_aged_before timestamptz, p_farthest double precision, p_most integer, p_rows double precision
@@ -156,7 +155,7 @@ DECLARE
         ' AND s.episode_id = v.episode_id' || p_further || ')' END;
     v_found uuid[];
 BEGIN
-    -- For fewer rows the walk never pays, because its estimates (plans) cost more than measuring.
+    -- For fewer rows, the walk never pays: its estimates (plans) cost more than measuring.
     IF p_rows > 2 * 22 * p_most OR p_further <> '' THEN
         v_one_by_one := 5 * episode_estimate(p_tenant, p_where || p_further);
         v_each := least(v_one_by_one, p_rows);
@@ -164,7 +163,7 @@ BEGIN
             p_tenant, p_where || p_further || format(' AND at >= %L', p_aged_before));
     END IF;
     IF 2 * 22 * v_steps < v_each THEN
-        -- A larger index needs a wider search to find as many of the nearest episodes.
+        -- A larger index needs a wider search for the same quality of results.
         PERFORM set_config('hnsw.iterative_scan', 'relaxed_order', true),
                 set_config('hnsw.ef_search', least(400, 160 + v_all / 16000)::integer::text, true),
                 set_config('hnsw.max_scan_tuples', '20000', true),
@@ -200,9 +199,9 @@ BEGIN
     RETURN v_found;
 END $$;
 
--- Called by every search. Return candidates for a query: episodes of the transaction's tenant
--- within a scope, the nearest by vector and the best by words. Each has both measures, and the
--- positions (from 1) of the query's words that occur in it. Aged episodes must be close.
+-- Called by every search. Return candidates for a query: the transaction's tenant's episodes within
+-- a scope that are nearest by vector or best by words. Each candidate has both measures, and the
+-- positions (from 1) of its words in the query. Aged episodes must be close.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION episode_candidates(
     p_scope jsonb, p_words text[], p_vector halfvec, p_embedder text, p_by text, p_where jsonb,
@@ -244,24 +243,24 @@ BEGIN
     IF p_words <> '{}' THEN
         SELECT * INTO v_rare, v_rare_rows, v_known, v_weights, v_classes, v_telling
         FROM episode_words(v_tenant, p_words, v_rows, v_scope);
-        -- The same as episode_rank, but faster for the many rows of the query below.
+        -- This expression equals episode_rank, but is faster for the many rows of the query below.
         v_rank := (
             SELECT string_agg(format('%s * ts_rank(terms, %L::tsquery)', weight, words), ' + ')
             FROM unnest(v_weights, v_classes) AS c(weight, words));
     END IF;
-    -- If the table has other tenants' episodes, the tenant's word saves reads; else it costs time.
+    -- If the table has other tenants' episodes, the tenant's word saves reads. Else it costs time.
     v_of := (SELECT ('''=' || v_tenant || '''')::tsquery FROM pg_class
              WHERE oid = 'episode_search'::regclass
                AND (reltuples <= 0 OR v_rows < reltuples / 2));
-    -- If the vectors found enough, a word of thousands of episodes only ranks, and finds none.
+    -- If the vectors found enough, a word of thousands of episodes is used only for the rank.
     FOREACH v_any IN ARRAY CASE WHEN cardinality(v_near) >= p_most AND v_rare_rows > 3000 THEN '{}'
         ELSE array_remove(ARRAY[v_rare, v_known], NULL) END
     LOOP
-        -- The planner expects too many episodes with rare words: it would read all episodes by time
-        -- until it has found enough.
+        -- The planner expects too many episodes with rare words, and would read all episodes by
+        -- time until it has found enough.
         PERFORM set_config('enable_indexscan', v_by_time, true);
         v_by_time := 'on';
-        -- setweight for no words only copies the value, so that a long value is unpacked only once.
+        -- setweight without words only copies the value: a long value is unpacked only once.
         EXECUTE 'SELECT coalesce(array_agg(episode_id), ''{}'') FROM (
             SELECT episode_id, row_number() OVER (
                 PARTITION BY at < $3 ORDER BY ' || v_rank || ' DESC, episode_id) AS place
@@ -284,7 +283,7 @@ BEGIN
            END,
            episode_rank(s.terms, v_weights, v_classes)::real,
            shared.words
-    -- Each row by its key, because the planner may believe that a tenant has a single row.
+    -- Read each row by its key, because the planner may expect a single row of a tenant.
     FROM (SELECT DISTINCT unnest(v_near || v_named)) AS found(id)
     CROSS JOIN LATERAL (
         SELECT * FROM episode_search s
@@ -296,7 +295,7 @@ BEGIN
         SELECT v.task, v.result, v.whole FROM episode_vectors v
         WHERE v.tenant_id = v_tenant AND v.episode_id = found.id AND v.embedder = p_embedder
         LIMIT 1) AS v ON true
-    -- setweight only copies the value, so that a long value is unpacked only once.
+    -- setweight only copies the value here, so that a long value is unpacked only once.
     LEFT JOIN LATERAL (
         WITH bare AS MATERIALIZED (SELECT setweight(s.terms, 'A', '{}') AS terms)
         SELECT array_agg(w.place::integer ORDER BY w.place) AS words
@@ -307,8 +306,8 @@ BEGIN
         THEN 1 - (v.task <=> p_vector) >= p_aged_cosine END;
 END $$;
 
--- Called by every search of a client or a run. Do the same as episode_candidates in a transaction
--- of one statement, and without a plan for each array of words and ids.
+-- Called by every search of a client or run. Do the same as episode_candidates in a transaction of
+-- one statement, without a separate plan for each array of words and ids.
 CREATE OR REPLACE FUNCTION search_episodes(
     p_scope jsonb, p_words text[], p_vector halfvec, p_embedder text, p_by text, p_where jsonb,
     p_aged_before timestamptz, p_aged_cosine double precision, p_most integer, p_tenant uuid

@@ -1,8 +1,8 @@
--- Choice of a query's words: words that find episodes, that rank them, and that tell their topic.
+-- Choice of a query's words: words that find episodes, rank episodes, or mark a topic.
 
--- Called by episode_words. Return two shares of each word: the greater of its shares in a scope's
--- newest 100 episodes and in the tenant's stored sample; and the latter. Ten added episodes without
--- words keep a word that occurs once or twice in a small memory from being common.
+-- Called by episode_words. Return two shares of each word: its share in the tenant's stored sample;
+-- and the maximum of this share and its share in a scope's newest 100 episodes. Ten added episodes
+-- without words ensure that a word that occurs once or twice in a small memory is not common.
 CREATE OR REPLACE FUNCTION episode_word_shares(
     p_tenant uuid, p_words text[], p_rows double precision, p_scope text
 ) RETURNS TABLE (
@@ -14,7 +14,7 @@ DECLARE
 BEGIN
     SELECT * INTO v_index FROM tenant_memory i
     WHERE i.tenant_id = p_tenant AND i.sampled_rows >= 200;
-    -- A scope of one owner's episodes has its own common words.
+    -- A scope with only one owner's episodes has other common words.
     IF FOUND AND p_scope !~ ' = ' THEN
         RETURN QUERY
         SELECT w.word, s.share::double precision, v_index.sampled_rows::double precision,
@@ -40,9 +40,9 @@ BEGIN
     USING p_tenant, p_words, p_rows, v_index.common, v_index.shares, p_scope ~ ' = ';
 END $$;
 
--- Called by episode_candidates. Choose a query's words: rare words find some 1,000 episodes (if the
--- rarest has more, rare_rows). Known words (16 of the sample, 16 not in it) rank them in classes.
--- telling finds each word, in order; null if a fifth of the tenant's 200 or more episodes have it.
+-- Called by episode_candidates. Choose a query's words. Rare words find about 1,000 episodes (if
+-- the rarest word has more: rare_rows). Known words (16 of the sample, 16 others) rank episodes in
+-- classes. telling: a query per word, in order; null: of 200 or more episodes, a fifth has it.
 CREATE OR REPLACE FUNCTION episode_words(
     p_tenant uuid, p_words text[], p_rows double precision, p_scope text,
     OUT rare tsquery, OUT rare_rows double precision, OUT known tsquery,

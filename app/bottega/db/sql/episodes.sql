@@ -1,6 +1,6 @@
 -- Episodes: store and read them.
 
--- Called by every function that finds or reads episodes. Return SQL conditions for a scope, on any
+-- Called by every function that finds or reads episodes. Return SQL conditions for a scope, for a
 -- table with the columns user_id, session_id and agent. An unknown scope is an error.
 CREATE OR REPLACE FUNCTION episode_scope(p_scope jsonb) RETURNS text
 LANGUAGE plpgsql IMMUTABLE AS $$
@@ -24,8 +24,8 @@ BEGIN
     RETURN v_conditions || coalesce(' AND agent = ' || quote_literal(p_scope ->> 'agent'), '');
 END $$;
 
--- Called when a run ends, by imports and by consolidation. Store a whole episode, in the caller's
--- transaction; a second call with the same id changes nothing. Return the id.
+-- Called at a run's end, by imports and by consolidation. Store a whole episode in the caller's
+-- transaction. A second call with the same id changes nothing. Return the id.
 CREATE OR REPLACE FUNCTION store_episode(p_tenant uuid, p_episode jsonb) RETURNS uuid
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -93,7 +93,7 @@ BEGIN
         INSERT INTO episode_work (tenant_id, episode_id, work) VALUES (p_tenant, e.id, 'embed');
     END IF;
     IF e.run_id IS NOT NULL AND coalesce(e.kind, 'episode') = 'episode' THEN
-        -- From a run without patterns, nothing is left to learn once it has its reflection.
+        -- A run without patterns has nothing more to learn after its reflection.
         INSERT INTO run_learning (tenant_id, run_id, episode_id, status, result)
         SELECT p_tenant, e.run_id, e.id, CASE WHEN learnt THEN 'done' ELSE 'pending' END,
                CASE WHEN learnt THEN jsonb_build_object(
@@ -105,7 +105,7 @@ BEGIN
     RETURN e.id;
 END $$;
 
--- Called by the functions below. Return the ids of the given episodes that are within the scope.
+-- Called by the functions below. Return the ids of those given episodes that are in the scope.
 CREATE OR REPLACE FUNCTION episodes_within(p_scope jsonb, p_ids uuid[]) RETURNS uuid[]
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -121,8 +121,8 @@ BEGIN
     RETURN v_ids;
 END $$;
 
--- Return the state, feedback, label and stored parts of episodes within the scope. Unknown and
--- deleted episodes are left out.
+-- Return the states, feedback, labels and stored parts of the scope's episodes. Unknown and deleted
+-- episodes are not returned.
 CREATE OR REPLACE FUNCTION read_episode_states(p_scope jsonb, p_ids uuid[]) RETURNS TABLE (
     id uuid, state text, access_count integer, last_access timestamptz, consolidated_into uuid,
     deleted_at timestamptz, feedback jsonb, bodies jsonb, label text, label_source text,
@@ -143,8 +143,8 @@ BEGIN
              '[]')
          FROM episode_bodies b WHERE b.tenant_id = v_tenant AND b.episode_id = e.id),
         s.label, s.label_source, s.verdict
-    -- Each row is read by its key, here and below: the planner may believe that a tenant has one
-    -- row, and read all rows for each. It makes no join of a subquery with LIMIT.
+    -- Here and below, a subquery with LIMIT reads each row by its key. In a join, the planner may
+    -- expect only one row of a tenant, and read all rows for each row.
     FROM (SELECT DISTINCT unnest(v_ids)) AS wanted(id)
     CROSS JOIN LATERAL (
         SELECT * FROM episodes e WHERE e.tenant_id = v_tenant AND e.id = wanted.id LIMIT 1) AS e
@@ -157,8 +157,8 @@ BEGIN
     WHERE s.state <> 'deleted';
 END $$;
 
--- Return what an episode's reflection says now: {"insights"} as people left them, the oldest first.
--- If some are not by the reflection's author, "by" says so.
+-- Return an episode's present insights: {"insights"}, with people's changes, sorted from old to
+-- new. If an insight is not by the reflection's author, "by" says it.
 CREATE OR REPLACE FUNCTION lessons_of(p_tenant uuid, p_episode uuid, p_by text) RETURNS jsonb
 LANGUAGE sql STABLE AS $$
     SELECT jsonb_build_object('insights', coalesce(jsonb_agg(l.text ORDER BY l.id), '[]'))
@@ -168,8 +168,8 @@ LANGUAGE sql STABLE AS $$
     WHERE l.tenant_id = p_tenant AND l.episode_id = p_episode AND l.state = 'active'
 $$;
 
--- Return episodes within the scope, without their bodies. There is no plan for each array of ids,
--- which would add half to the cost.
+-- Return the scope's episodes, without their bodies. No separate plan is made for each array of
+-- ids, because plans would raise the cost by half.
 CREATE OR REPLACE FUNCTION read_episodes(
     p_scope jsonb, p_ids uuid[], p_tenant uuid DEFAULT NULL
 ) RETURNS TABLE (
@@ -210,7 +210,7 @@ BEGIN
         WHERE x.tenant_id = v_tenant AND x.episode_id = s.id LIMIT 1) AS x ON true;
 END $$;
 
--- Return the bodies and parts of an episode within the scope; of bodies that are objects, the keys.
+-- Return the bodies and parts of an episode in the scope; for a body in the object store, the key.
 CREATE OR REPLACE FUNCTION read_episode_bodies(p_scope jsonb, p_id uuid) RETURNS TABLE (
     part text, content jsonb, object_key text
 ) LANGUAGE plpgsql STABLE AS $$
@@ -257,8 +257,8 @@ LANGUAGE sql IMMUTABLE AS $$
     FROM jsonb_each(p_where) WHERE key IN ('failure_signature', 'part', 'min_trust', 'tags')
 $$;
 
--- Called by the list of episodes. Return ids by conditions within a scope, ordered by time, after a
--- given position. Row-level security applies.
+-- Called by the list of episodes. Return ids of a scope's episodes that meet the conditions, sorted
+-- by time, after a position. Row-level security applies.
 CREATE OR REPLACE FUNCTION episode_list(
     p_scope jsonb, p_where jsonb, p_at timestamptz, p_id uuid, p_descending boolean, p_most integer
 ) RETURNS SETOF uuid LANGUAGE plpgsql AS $$
@@ -274,8 +274,8 @@ BEGIN
     USING current_setting('bottega.tenant')::uuid, p_most;
 END $$;
 
--- Trigger on tables whose rows are written once. Raise SQLSTATE BT002. A body may move, whole,
--- between the database and the object store.
+-- Trigger on tables with write-once rows. Raise SQLSTATE BT002. A whole body may move between the
+-- database and the object store.
 CREATE OR REPLACE FUNCTION refuse_episode_change() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     RAISE EXCEPTION '% are written once and never changed', TG_TABLE_NAME
@@ -311,15 +311,15 @@ END $$;
 CREATE OR REPLACE TRIGGER make_lessons AFTER INSERT ON episode_reflections
 FOR EACH ROW EXECUTE FUNCTION make_lessons();
 
--- Return the verdict, without an outcome, of people who denied or edited a run's calls; null: none.
+-- Return the verdict, without an outcome, of people who denied or edited a run's calls, or null.
 CREATE OR REPLACE FUNCTION decision_in(p_metadata jsonb) RETURNS jsonb LANGUAGE sql IMMUTABLE AS $$
     SELECT jsonb_build_object('reason', p_metadata #> '{approval,reason}', 'by', 'approval')
     WHERE p_metadata ? 'approval'
 $$;
 
--- Called when an episode has a new verdict. Make a lesson of its reason, once, except of a success,
--- and withdraw the lesson of an earlier verdict, unless a person has edited, pinned or removed it.
--- p_for_all: the reason's text is the agent's own, so it serves all users of the agent.
+-- Called when an episode has a new verdict. If it is no success, make one lesson of its reason.
+-- Withdraw an earlier verdict's lesson, unless a person has edited, pinned or removed this lesson.
+-- p_for_all: the reason's text comes from the agent, so the lesson is for all users of the agent.
 CREATE OR REPLACE FUNCTION learn_from_verdict(
     p_tenant uuid, p_episode uuid, p_verdict jsonb, p_for_all boolean DEFAULT false
 ) RETURNS void LANGUAGE plpgsql AS $$
@@ -341,7 +341,7 @@ BEGIN
         WHERE tenant_id = p_tenant AND episode_id = p_episode AND reason = v_text);
 END $$;
 
--- Called at a run's start. Return the latest pinned lessons within the scope (null: none), and the
+-- Called at a run's start. Return the scope's latest pinned lessons (null: no lessons), and the
 -- latest texts for all runs that begin with the agent.
 CREATE OR REPLACE FUNCTION pinned_lessons(p_tenant uuid, p_scope jsonb, p_agent text)
 RETURNS TABLE (id uuid, text text, episode_id uuid, pinned boolean) LANGUAGE plpgsql STABLE AS $$
@@ -358,8 +358,8 @@ BEGIN
     GROUP BY l.text ORDER BY 1 DESC LIMIT 3;
 END $$;
 
--- Called when a run, a session or an episode is erased. Delete episodes of the transaction's tenant
--- and all rows that belong to them. Return the count of deleted rows by table.
+-- Called when a run, session or episode is erased. Delete episodes of the transaction's tenant and
+-- all rows of these episodes. Return the numbers of deleted rows by table.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION erase_episodes(p_ids uuid[]) RETURNS jsonb
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$

@@ -1,6 +1,6 @@
--- Functions that begin the attempts of claimed runs, and that return what their worker needs.
+-- Functions that begin the attempts of claimed runs, and return the worker's data.
 
--- Called by claim, which holds the runs. Begin an attempt of each: write row, head and event.
+-- Called by claim with the runs locked. Begin an attempt of each run: write row, head and event.
 CREATE OR REPLACE FUNCTION begin_attempts(p_worker uuid, p_tenants uuid[], p_runs uuid[])
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -29,7 +29,7 @@ BEGIN
             turn = coalesce(r.turn, CASE WHEN r.conversation_id IS NOT NULL THEN (
                 SELECT jsonb_build_object('base', o.last_run) FROM conversations o
                 WHERE o.tenant_id = r.tenant_id AND o.id = r.conversation_id) END),
-            -- A child run's wait in the queue ends at its parent's deadline; so does the child run.
+            -- A child run and its wait in the queue end at the parent's deadline at the latest.
             deadline = coalesce(r.deadline, least(
                 v_now + make_interval(secs => r.timeout_s),
                 CASE WHEN r.parent_run_id IS NOT NULL
@@ -54,8 +54,8 @@ BEGIN
     FROM claimed c;
 END $$;
 
--- Called by a worker with its claim. Return the data that it needs to execute a run, without the
--- definitions of the agents, which the worker may have already.
+-- Called by a worker with its claim. Return the data that the worker needs for a run, without the
+-- agents' definitions, which the worker may already have.
 CREATE OR REPLACE FUNCTION claimed_run(p_tenant uuid, p_run uuid) RETURNS jsonb
 LANGUAGE plpgsql STRICT AS $$
 DECLARE
@@ -94,7 +94,7 @@ BEGIN
             jsonb_path_query_array(r.attempts, '$[*] ? (@.cause == "crash")')));
 END $$;
 
--- Called by a worker. Return definitions in the order of the arguments; p_kinds: agent, graph,
+-- Called by a worker. Return definitions in the order of the arguments. p_kinds: agent, graph,
 -- provider or mcp_server.
 CREATE OR REPLACE FUNCTION pinned_definitions(
     p_tenants uuid[], p_kinds text[], p_names text[], p_versions integer[]

@@ -1,9 +1,9 @@
--- Files of users. Their bytes are in the object store, in pieces; see episode_lifecycle.sql for how
--- an object that no row names is deleted.
+-- Files of users. A file's bytes are pieces in the object store. See episode_lifecycle.sql for the
+-- deletion of objects that belong to no row.
 
--- Called after the upload of a file's pieces, whose keys were claimed. Insert the file's row, and
--- return null; or return the limit that the file would exceed, or user_erasing: the user of its
--- session is being erased. Uploads of a tenant wait for each other.
+-- Called after the upload of a file's pieces, whose keys were claimed. Insert the file's row and
+-- return null; or return the limit that the file would exceed, or user_erasing if the user of its
+-- session is being erased. Uploads of one tenant wait for each other.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION add_file(p_file jsonb, p_most_bytes bigint, p_most_files bigint)
 RETURNS text
@@ -30,7 +30,7 @@ BEGIN
         RETURN 'user_erasing';
     END IF;
     IF v_user IS NOT NULL THEN
-        -- The session cannot be deleted before the file is visible, so both are deleted together.
+        -- The session cannot be deleted before the file is visible. So both are deleted together.
         PERFORM FROM sessions s WHERE hold_user(v_tenant, v_user)
             AND s.tenant_id = v_tenant AND s.id = p_file->>'session_id' FOR KEY SHARE;
         IF NOT FOUND THEN
@@ -55,9 +55,10 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Return true if a run (NULL: a new run) of a user (NULL: none) in a session (NULL: none) may use a
--- file. A user's file serves the user's runs. Else a session's file serves the session's runs and
--- their forks, a run's file the run and its repetitions, and any other file serves all runs.
+-- Return true if a run (NULL: a new run) of a user (NULL: no user) in a session (NULL: no session)
+-- may use a file. All runs of a user may use the user's files. Otherwise a session's runs and their
+-- forks may use its files, a run and its repetitions may use its files, and all runs may use other
+-- files.
 CREATE OR REPLACE FUNCTION file_serves(f files, p_user text, p_session text, p_run uuid)
 RETURNS boolean
 LANGUAGE sql STABLE AS $$
@@ -78,7 +79,7 @@ LANGUAGE sql STABLE AS $$
     FROM file_owner(f) AS o
 $$;
 
--- Return the user and the session of a file: its own, else those of its session or of its run.
+-- Return a file's own user and session, or the user and session of the file's session or run.
 CREATE OR REPLACE FUNCTION file_owner(f files, OUT user_id text, OUT session_id text)
 LANGUAGE sql STABLE AS $$
     SELECT coalesce(f.user_id, s.user_id, r.user_id), coalesce(f.session_id, r.session_id)
@@ -100,8 +101,8 @@ END $$;
 CREATE OR REPLACE TRIGGER note_deleted_files AFTER DELETE ON files
 REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION note_deleted_files();
 
--- Called by workers. Return files of all tenants that no run has used since p_before, and that
--- belong to no session: at most p_most, by time and id, after a given time and id.
+-- Called by workers. Return files of all tenants without a session and without a use since
+-- p_before: at most p_most files, sorted by time and id, after a given time and id.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION unused_files(
     p_before timestamptz, p_after timestamptz, p_after_id uuid, p_most integer

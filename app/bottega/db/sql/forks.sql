@@ -1,7 +1,7 @@
 -- Sessions that begin with the turns of another session. No turn is copied: rows of forked_turns
--- name the turns' runs. A run belongs to one session, and other sessions may name it.
+-- refer to the turns' runs. A run belongs to one session, and other sessions may refer to it.
 
--- Return the runs that a session shows: its own runs, and the runs with which it began.
+-- Return the runs that a session shows: its own runs, and the runs of its forked turns.
 CREATE OR REPLACE FUNCTION runs_of_session(p_tenant uuid, p_session text) RETURNS SETOF runs
 LANGUAGE sql STABLE AS $$
     SELECT r.* FROM runs r
@@ -11,8 +11,8 @@ LANGUAGE sql STABLE AS $$
     WHERE t.tenant_id = p_tenant AND t.session_id = p_session
 $$;
 
--- Give a new session the conversations of another session, as they are, or as they were after a
--- run. Return NULL, or why that is not possible: unknown_run, not_final, not_completed.
+-- Give a new session the conversations of another session, as they are now or were after a run.
+-- Return NULL, or the reason of a refusal: unknown_run, not_final, not_completed.
 CREATE OR REPLACE FUNCTION fork_session(
     p_tenant uuid, p_session text, p_run uuid, p_fork text
 ) RETURNS text LANGUAGE plpgsql AS $$
@@ -45,15 +45,15 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Called by fork_session. Lock and return runs and all turns before them: a removal of these runs
--- waits for the end of the fork, and then gives the runs to the new session.
+-- Called by fork_session. Lock and return runs and all earlier turns. A removal of these runs waits
+-- for the end of the fork, and then gives the runs to the new session.
 CREATE OR REPLACE FUNCTION turns_until(p_tenant uuid, p_last uuid[]) RETURNS uuid[]
 LANGUAGE plpgsql AS $$
 DECLARE
     v_turns uuid[] := '{}';
     v_next uuid;
 BEGIN
-    -- A loop, because the planner guesses the rows of a recursive query, and its plan may be bad.
+    -- Use a loop, because the planner guesses the rows of a recursive query, with a bad plan.
     FOREACH v_next IN ARRAY p_last LOOP
         WHILE v_next IS NOT NULL LOOP
             v_turns := v_turns || v_next;
@@ -65,8 +65,8 @@ BEGIN
                  ORDER BY id FOR KEY SHARE);
 END $$;
 
--- Called by fork_session. Copy the publications of a session's agents as the first run after p_run
--- saw them; if there was no such run, copy the present ones.
+-- Called by fork_session. Copy the publications that the first run after p_run saw. If there was no
+-- such run, copy the session's present publications.
 CREATE OR REPLACE FUNCTION fork_memory(p_tenant uuid, p_session text, p_run uuid, p_fork text)
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -88,8 +88,8 @@ BEGIN
         published_at timestamptz);
 END $$;
 
--- Called when a session is removed, for some of its runs, which are locked. If other sessions began
--- with a run, give the run and its files to one of these sessions. Return the runs given away.
+-- Called at a session's removal, for some of its runs, which are locked. If another session began
+-- with a run, give the run and its files to this session. Return the runs that were given away.
 CREATE OR REPLACE FUNCTION give_turns_away(p_tenant uuid, p_session text, p_runs uuid[])
 RETURNS SETOF uuid LANGUAGE plpgsql AS $$
 BEGIN

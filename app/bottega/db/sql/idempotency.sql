@@ -1,8 +1,8 @@
--- Stored answers to requests with an Idempotency-Key: a repeated request creates no second object.
+-- Stored answers to requests with an Idempotency-Key. A repeated request creates no new object.
 
--- Called before an object is created. Return NULL for the first request with a key; else the first
--- one's {"answer": ...}, or {"refused": reason}: it is in progress, or was another request.
--- Requests with the same key exclude each other until the end of the transaction.
+-- Called before an object is created. Return NULL for the first request with a key. For a repeated
+-- request, return {"answer": ...}, or {"refused": reason} if the first request is in progress or
+-- was a different request. Requests with the same key wait for each other's transactions.
 CREATE OR REPLACE FUNCTION earlier_answer(p_tenant uuid, p_key text, p_hash bytea) RETURNS jsonb
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -18,7 +18,7 @@ BEGIN
         ELSE jsonb_build_object('answer', v_kept.answer) END;
 END $$;
 
--- Called after an object was created, in the same transaction. Store the answer to its request.
+-- Called after the creation of an object, in the same transaction. Store the request's answer.
 CREATE OR REPLACE FUNCTION keep_answer(p_tenant uuid, p_key text, p_hash bytea, p_answer jsonb)
 RETURNS void LANGUAGE sql AS $$
     INSERT INTO idempotency_keys AS k (tenant_id, key, request_hash, answer, created_at)

@@ -1,6 +1,6 @@
 -- Tool calls that wait for people. The run's row is locked before its interrupts.
 
--- Decide on an interrupt; p_status: resolved or expired. Return {"interrupt", "run"}, or
+-- Store a decision on an interrupt. p_status: resolved or expired. Return {"interrupt", "run"}, or
 -- {"refused": "unknown" | "resolved" | "expired" | "cancelled"}.
 CREATE OR REPLACE FUNCTION resolve_interrupt(
     p_tenant uuid, p_id uuid, p_status text, p_resolution jsonb, p_by jsonb
@@ -28,8 +28,8 @@ BEGIN
     RETURN jsonb_build_object('interrupt', to_jsonb(i), 'run', v_run);
 END $$;
 
--- Called by do_upkeep. Deny at most p_most interrupts on which nobody decided in time. Interrupts
--- of locked runs wait for the next call.
+-- Called by do_upkeep. Deny at most p_most interrupts without a decision in time. Interrupts of
+-- locked runs wait for the next call.
 CREATE OR REPLACE FUNCTION expire_interrupts(p_most integer) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     i record;
@@ -51,7 +51,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Called by a worker. Return the decisions on interrupts of its runs.
+-- Called by a worker. Return the decisions on interrupts of the worker's runs.
 CREATE OR REPLACE FUNCTION decided_interrupts(p_tenants uuid[], p_runs uuid[])
 RETURNS TABLE (run_id uuid, id uuid, decided jsonb) LANGUAGE plpgsql AS $$
 BEGIN

@@ -1,7 +1,7 @@
--- API keys and tokens. All functions look across tenants, because a request has no tenant yet.
+-- API keys and tokens. All functions read all tenants' rows, because a request has no tenant yet.
 
--- Trigger on api_keys. Record that there was a key, so that requests without a key are refused from
--- now on, and notify all API processes.
+-- Trigger on api_keys. Record that a key was created, and notify all API processes. From now on,
+-- requests without a key are refused.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION announce_keys() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -17,7 +17,7 @@ CREATE OR REPLACE TRIGGER announce_keys
 AFTER INSERT OR DELETE OR UPDATE OF scopes, expires_at, revoked_at ON api_keys
 FOR EACH STATEMENT EXECUTE FUNCTION announce_keys();
 
--- Called by API processes. Return whether requests need a key.
+-- Called by API processes. Return true if requests need a key.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION keys_required() RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -35,7 +35,7 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
     WHERE k.key_hash = p_hash AND k.revoked_at IS NULL
 $$;
 
--- Called by API processes every few seconds. Return the given keys that were not revoked.
+-- Called by API processes every few seconds. Return those of the given keys that are not revoked.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION live_keys(p_tenants uuid[], p_ids uuid[])
 RETURNS TABLE (tenant_id uuid, id uuid, prefix text, scopes text[], expires_at timestamptz,
@@ -47,7 +47,7 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
 $$;
 
 -- Called by API processes. Set last_used_at of the given keys, at most once a minute. Locked rows
--- are skipped: another process sets the same.
+-- are skipped, because another process sets the same value.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION note_key_use(p_tenants uuid[], p_ids uuid[]) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -58,21 +58,21 @@ LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
         FOR NO KEY UPDATE OF k SKIP LOCKED)
 $$;
 
--- Called by API processes for a token of somebody who signed in. Return the id of a tenant.
+-- Called by API processes for a signed-in person's token. Return the id of a tenant.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION find_tenant(p_name text) RETURNS uuid
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
     SELECT id FROM tenants WHERE name = p_name
 $$;
 
--- Called by API processes every few seconds. Return the keys that sign tokens (p_new is added if
--- the newest is a month old), the revocations since p_since, and the time of this answer.
+-- Called by API processes every few seconds. Return the keys that sign tokens, the revocations
+-- since p_since, and the time of this answer. Add the key p_new if the newest key is a month old.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION token_state(p_new bytea, p_since timestamptz)
 RETURNS TABLE (kind text, tenant_id uuid, name text, secret bytea, at timestamptz)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 DECLARE
-    -- A revocation that is committed late has an earlier time, so read those of a minute before.
+    -- A revocation with a late commit has an earlier time, so read one minute more.
     v_since timestamptz := coalesce(
         p_since - interval '1 minute', now() - interval '1 day 1 minute');
 BEGIN

@@ -1,7 +1,7 @@
--- Jobs that maintain a tenant's memory, and its numbers.
+-- Jobs that maintain a tenant's memory, and gauges of all memory.
 
--- Called by the nightly job. Return tenants that had episodes before p_tick, had no maintenance job
--- since p_tick, and have no open maintenance job.
+-- Called by the nightly job. Return tenants with episodes from before p_tick, without a maintenance
+-- job since p_tick, and without an open maintenance job.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION tenants_to_maintain(p_tick timestamptz, p_limit integer)
 RETURNS SETOF uuid
@@ -15,8 +15,8 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
 $$;
 
 -- Called for metrics. Return the numbers of episodes by state and outcome, of patterns by state and
--- category: {state: {outcome or category: number}}, and of lessons by state. If a table is large,
--- they are estimates from a sample of its pages, always the same pages.
+-- category ({state: {outcome or category: number}}), and of lessons by state. For a large table,
+-- the numbers are estimates from a sample of the table's pages, always the same pages.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION memory_gauges()
 RETURNS TABLE (episodes jsonb, patterns jsonb, lessons jsonb)
@@ -52,7 +52,7 @@ BEGIN
     );
 END $$;
 
--- Return the share of a table's pages that a sample of p_pages has, at most 1.
+-- Return p_pages divided by the number of a table's pages, at most 1.
 CREATE OR REPLACE FUNCTION sample_share(p_table regclass, p_pages integer) RETURNS double precision
 LANGUAGE sql STABLE AS $$
     SELECT least(1, p_pages * current_setting('block_size')::double precision

@@ -1,7 +1,7 @@
--- Leased work: rows of several tables that wait until they are due; tenants take turns.
+-- Leased work: rows of several tables that become due. Tenants take turns.
 
--- Called by claim_due and next_due_s. Return the table of a kind of work; the key columns of its
--- rows after the tenant; the condition for waiting rows o; a claim's changes besides the lease.
+-- Called by claim_due and next_due_s. Return, for a kind of work: the table; its key columns after
+-- the tenant; the condition for waiting rows o; and a claim's changes besides the lease.
 CREATE OR REPLACE FUNCTION leased_rows(
     p_work text, OUT of_table text, OUT key text[], OUT waits text, OUT changes text
 ) LANGUAGE sql IMMUTABLE AS $$
@@ -22,9 +22,9 @@ CREATE OR REPLACE FUNCTION leased_rows(
     ) AS k(work, of_table, key, waits, counts, starts) WHERE k.work = p_work
 $$;
 
--- Called by all processes. Lease up to p_most due rows and return p_columns; of a tenant at most
--- p_each, counting the rows that the caller has under way (p_busy: the tenant of each). A tenant
--- with more rows under way has its turn later; tenants in p_out have no turn.
+-- Called by all processes. Lease at most p_most due rows and return p_columns. A tenant may have at
+-- most p_each rows, including the caller's rows under way (p_busy: the tenant of each row). Tenants
+-- with more rows under way have later turns. Tenants in p_out have no turn.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION claim_due(
     p_work text, p_columns text[], p_lease_s double precision, p_most integer, p_each integer,
@@ -55,7 +55,7 @@ BEGIN
                 ORDER BY o.next_at LIMIT greatest(0, $3 - b.busy)) AS d
             WHERE h.tenant <> ALL ($5)
         ), c AS (
-            -- Each row by its key, because a join may compare all due rows with each candidate.
+            -- Read each row by its key: a join may compare all due rows with each candidate.
             SELECT o.tenant_id, o.%3$s
             FROM (SELECT * FROM candidate ORDER BY place, next_at) AS c
             CROSS JOIN LATERAL (
@@ -70,7 +70,7 @@ BEGIN
 END $$;
 
 -- Called by all processes. Return the seconds until the next row of a kind of work is due, without
--- the tenants in p_out, at the cost of one index step for each tenant.
+-- the tenants in p_out. The cost is one index step for each tenant.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION next_due_s(p_work text, p_out uuid[]) RETURNS double precision
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$

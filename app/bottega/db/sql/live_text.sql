@@ -1,8 +1,8 @@
--- Text of model calls that are not finished, and progress of tool calls. The functions loop over
--- runs, because a join with their arrays may read all of a tenant's rows.
+-- Live text of open model calls, and progress of tool calls. The functions loop over runs, because
+-- a join with the arrays may read all rows of a tenant.
 
--- Called by workers. Store pieces of text for runs of several tenants. Skip a run that the worker
--- has lost, because the run may be deleted.
+-- Called by workers. Store pieces of text for runs of several tenants. Skip runs that another
+-- worker executes, because such a run may be deleted.
 CREATE OR REPLACE FUNCTION write_live_text(
     p_tenants uuid[], p_runs uuid[], p_tasks uuid[], p_parents uuid[], p_agents text[],
     p_calls integer[], p_attempts integer[], p_at integer[], p_texts text[], p_tools text[]
@@ -20,7 +20,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Called by workers when a call ends. Delete its pieces; locked rows are left to the sweep.
+-- Called by workers after a call's end. Delete the call's pieces. The sweep deletes locked rows.
 CREATE OR REPLACE FUNCTION clear_live_text(
     p_tenants uuid[], p_runs uuid[], p_tasks uuid[], p_calls integer[], p_attempts integer[],
     p_tools text[]
@@ -38,7 +38,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Called by streams. Return, for each run, at most p_most pieces after the given id; n is the run's
+-- Called by streams. Return, for each run, at most p_most pieces after the given id. n is the run's
 -- position in the arrays.
 CREATE OR REPLACE FUNCTION read_live_text(
     p_tenants uuid[], p_runs uuid[], p_after bigint[], p_most integer

@@ -1,8 +1,8 @@
 -- The load of the service: queued and running runs, and the live workers.
 
--- Return a tenant's queued runs by priority, its waiting runs by reason and agent (of 10,000 runs,
--- with the error of one run's last failed model call), its quotas and its storage, as in the API's
--- answer; cost in billionths of a dollar.
+-- Return, in the form of the API, a tenant's queued runs by priority, waiting runs by reason and
+-- agent (at most 10,000 runs, with the error of one run's last failed model call), quotas and
+-- storage. Costs are in billionths of a dollar.
 CREATE OR REPLACE FUNCTION tenant_load(p_tenant uuid) RETURNS jsonb LANGUAGE sql STABLE AS $$
     SELECT jsonb_build_object(
         'runs', (
@@ -53,15 +53,15 @@ CREATE OR REPLACE FUNCTION tenant_load(p_tenant uuid) RETURNS jsonb LANGUAGE sql
                     WHERE s.tenant_id = p_tenant))
 $$;
 
--- Return how many runs of a tenant count in concurrent_runs: the runs that workers execute, and the
--- runs that wait for their child runs.
+-- Return the number of a tenant's runs that count for concurrent_runs: runs that workers execute,
+-- and runs that wait for their child runs.
 CREATE OR REPLACE FUNCTION count_running(p_tenant uuid) RETURNS bigint LANGUAGE sql STABLE AS $$
     SELECT (SELECT count(*) FROM run_heads WHERE tenant_id = p_tenant AND NOT is_child)
         + (SELECT count(*) FROM run_waits
            WHERE tenant_id = p_tenant AND reason = 'children' AND NOT is_child)
 $$;
 
--- Return the live workers, oldest first; state: the part for the transaction's tenant.
+-- Return the live workers, sorted from old to new. state has only the transaction's tenant's part.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION live_workers()
 RETURNS TABLE (id uuid, started_at timestamptz, seen_at timestamptz, version text, pool jsonb,
@@ -71,9 +71,9 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
     FROM workers WHERE leased_until > clock_timestamp() ORDER BY started_at, id LIMIT 1000
 $$;
 
--- Called for metrics. Return the counts of due runs, of waiting runs by their reason and of live
--- workers, and the seconds for which the oldest run that a worker could claim has been due. This
--- reads at most 100,000 rows of a table.
+-- Called for metrics. Return the numbers of due runs, of waiting runs by reason and of live
+-- workers, and the seconds since the oldest claimable run became due. Read at most 100,000 rows of
+-- a table.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION service_gauges()
 RETURNS TABLE (queued bigint, oldest_s double precision, alive bigint, waiting jsonb)

@@ -1,9 +1,9 @@
--- Messages that users send to a run under way, for its root agent. Storing a message and ending the
--- run lock the run's row, so that a message is either refused or read before the end.
+-- Messages of users to the root agent of a run under way. Storing a message and ending the run lock
+-- the run's row, so that a message is either refused or read before the end.
 
--- Called when a message is sent. Store it, once for each p_id; the worker that executes the run is
--- told, and records it. Return {"id"}, or {"refused"}: unknown, final, no_root, too_many_messages,
--- message_too_large.
+-- Called when a message is sent. Store the message, once for each p_id. The run's worker is
+-- notified and records the message. Return {"id"}, or {"refused"}: unknown, final, no_root,
+-- too_many_messages, message_too_large.
 CREATE OR REPLACE FUNCTION send_message(
     p_tenant uuid, p_run uuid, p_content jsonb, p_principal text, p_files uuid[],
     p_id uuid DEFAULT NULL
@@ -45,15 +45,15 @@ BEGIN
     RETURN jsonb_build_object('id', v_id);
 END $$;
 
--- Called by append_steps. Return true if a step may end a run with this outcome: to complete, a run
--- must have read all messages, and nobody may have cancelled it. NULL: the step ends no run.
+-- Called by append_steps. Return true if a step may end a run with this outcome. A run can only
+-- complete if it has read all messages and nobody has cancelled it. NULL: the step ends no run.
 CREATE OR REPLACE FUNCTION may_end(r runs, p_outcome jsonb) RETURNS boolean
 LANGUAGE sql STABLE STRICT AS $$
     SELECT p_outcome ->> 'status' <> 'completed' OR r.cancel_requested_at IS NULL
         AND r.messages <= coalesce((p_outcome ->> 'messages')::integer, 0)
 $$;
 
--- Called by a worker. Return its runs' messages after the first p_known of each run, in order.
+-- Called by a worker. Return runs' messages in order, after the first p_known messages of a run.
 CREATE OR REPLACE FUNCTION messages_after(p_tenants uuid[], p_runs uuid[], p_known integer[])
 RETURNS TABLE (run_id uuid, number integer, id uuid, content jsonb) LANGUAGE plpgsql AS $$
 BEGIN

@@ -1,6 +1,6 @@
--- Lists of runs and sessions by the metadata that clients gave them.
+-- Lists of runs and sessions by metadata from clients.
 
--- Return a query's conditions as SQL with literals, so that the planner knows how common each is.
+-- Return a query's conditions as SQL with literals, so that the planner can estimate their rows.
 CREATE OR REPLACE FUNCTION metadata_conditions(p_conditions jsonb[]) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(string_agg(' AND (' || (
@@ -8,9 +8,8 @@ LANGUAGE sql IMMUTABLE AS $$
     ) || ')', ''), '') FROM unnest(p_conditions) AS c
 $$;
 
--- Called by the list of runs. Return ids of the tenant's runs by metadata. Of each condition, one
--- alternative must hold. SECURITY DEFINER, because with a policy the operator @> could not use its
--- index.
+-- Called by the list of runs. Return ids of the tenant's runs by metadata. One alternative of each
+-- condition must be true. SECURITY DEFINER, because with a policy @> could not use its index.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION runs_by_metadata(
     p_conditions jsonb[], p_status text, p_agent text, p_session text, p_user text,
@@ -35,8 +34,8 @@ BEGIN
           p_most, p_waiting_for;
 END $$;
 
--- Called by the list of sessions. Return ids of the tenant's sessions by metadata, in the way of
--- runs_by_metadata.
+-- Called by the list of sessions. Return ids of the tenant's sessions by metadata, as
+-- runs_by_metadata does for runs.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION sessions_by_metadata(
     p_conditions jsonb[], p_user text, p_after text, p_descending boolean, p_most integer

@@ -1,10 +1,10 @@
--- Limits of model servers, which all workers share: calls at once, requests and tokens per minute.
--- A server is known by its provider's name, and belongs to a tenant or, with is_operators, to the
--- operator. Each worker has a row for each server that it calls, with what it holds of the limits:
--- calls under way, and requests and tokens of the last minute. The sums never exceed a limit.
+-- Limits of model servers, which all workers share: concurrent calls, requests and tokens per
+-- minute. A server has the name of its provider, and belongs to a tenant or, with is_operators, to
+-- the operator. Each worker has a row (a share) for each server that it calls: calls under way, and
+-- requests and tokens of the last minute. The sums of all shares never exceed a limit.
 
 -- Called by claim_shares and the sweep. Return true if the worker of a share may be dead: its lease
--- is over, or it has no lease and was silent for 15 s.
+-- has expired, or it has no lease and was silent for 15 s.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION is_share_lost(p_worker uuid, p_seen_at timestamptz) RETURNS boolean
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -13,9 +13,9 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
         p_seen_at < clock_timestamp() - interval '15 seconds')
 $$;
 
--- Called by workers, with shares in the order of locks. Tenants with few calls under way are served
--- first, among them those that wait longest. Return for each share what it may hold from now on;
--- while other shares wait, also its part of the limit, the calls with which it may go on.
+-- Called by workers, with shares in the order of locks. Tenants with few calls under way come
+-- first; of these, tenants with a long wait. Return the new amounts of each share and, while other
+-- shares wait, the share's part of the limit: the number of calls that the worker may keep.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION claim_shares(p_worker uuid, p_shares jsonb)
 RETURNS TABLE (may_hold bigint[], calls_kept bigint)
@@ -71,7 +71,7 @@ BEGIN
         INTO v_fit FROM generate_series(1, 3) AS i WHERE n.limits[i] IS NOT NULL;
         may_hold := ARRAY(SELECT n.held[i] + CASE
                 WHEN n.limits[i] IS NULL THEN 0
-                -- Grant a block, so that the next calls need not ask the database.
+                -- Grant more than needed, so that the next calls need not ask the database.
                 WHEN v.rivals = 0 AND v_fit > 0 AND v_fit = n.waiting
                 THEN greatest(v_fit * n.needs[i], least(v.free[i], n.limits[i] / 8))
                 ELSE v_fit * n.needs[i] END
@@ -85,7 +85,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Called by the sweep. Forget shares of dead workers; locked rows are left to the next sweep.
+-- Called by the sweep. Delete shares of dead workers. The next sweep deletes locked rows.
 CREATE OR REPLACE FUNCTION forget_model_traffic() RETURNS void LANGUAGE sql AS $$
     DELETE FROM model_shares WHERE ctid = ANY (ARRAY(
         SELECT ctid FROM model_shares WHERE is_share_lost(worker_id, seen_at)

@@ -1,7 +1,7 @@
--- Roles, grants and row-level security. A tenant's transaction acts as bottega_app and names the
--- tenant in bottega.tenant. A transaction for an end user acts as bottega_user, which has the
--- rights of bottega_app, and also names the user in bottega.user. bottega_system sees all tenants.
--- bottega_maintenance can read no rows.
+-- Roles, grants and row-level security. A tenant's transaction has the role bottega_app, and the
+-- setting bottega.tenant is the tenant. A transaction for an end user has the role bottega_user,
+-- with the rights of bottega_app, and the setting bottega.user is the user. bottega_system sees all
+-- tenants. bottega_maintenance can read no rows.
 
 DO $$
 DECLARE
@@ -39,8 +39,8 @@ END $$;
 GRANT USAGE ON SCHEMA public
     TO bottega_app, bottega_user, bottega_system, bottega_maintenance;
 
--- Every table with a tenant_id, and tenants itself: a transaction reaches the rows of its tenant.
--- FORCE binds the table's owner as well.
+-- In tenants and in every table with a tenant_id, a transaction sees only its tenant's rows. FORCE
+-- applies the policy to the table's owner, too.
 DO $$
 DECLARE
     v_table text;
@@ -66,9 +66,9 @@ BEGIN
     END LOOP;
 END $$;
 
--- Rows of end users: a transaction for a user reaches only that user's rows. In a table without the
--- user's name, the run or the session of a row decides. bottega.sessions may have the only
--- permitted sessions, as a JSON array. A transaction that names no user reaches no rows.
+-- Rows of end users: a transaction for a user sees only this user's rows. In a table without the
+-- user's name, the row's run or session decides. bottega.sessions may have the only permitted
+-- sessions, as a JSON array. A transaction of this role without a user sees no rows.
 DO $$
 DECLARE
     v_table text;
@@ -120,7 +120,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Figures over time count all users together, so that no user may read them.
+-- Rollups of metrics include all users, so that no user may read rollups.
 DROP POLICY IF EXISTS of_user ON metric_rollups;
 CREATE POLICY of_user ON metric_rollups AS RESTRICTIVE TO bottega_user USING (false);
 
@@ -145,7 +145,7 @@ GRANT SELECT (id, leased_until) ON workers TO bottega_app;
 GRANT SELECT, INSERT, UPDATE ON last_sweep, last_sum TO bottega_system;
 GRANT SELECT, INSERT, UPDATE, DELETE ON workers, deleted_objects TO bottega_system;
 
--- The right to analyse tables of memory and rebuild their indexes; PostgreSQL 16 does not have it.
+-- The right to analyse tables of memory and rebuild indexes, which PostgreSQL 16 does not have.
 DO $$
 BEGIN
     IF current_setting('server_version_num')::integer >= 170000 THEN

@@ -1,9 +1,9 @@
 -- Removal of old finished runs, entries of the audit log, and archived episodes. The functions act
--- for the transaction's tenant, skip rows that others have locked, and remove one page.
+-- for the transaction's tenant, skip locked rows, and remove one page.
 
--- Called by workers and by `bottega prune`. Return tenants with data that is too old: tenant, kind,
--- and the time before which data is too old; for all tenants, or the named one. p_days has a number
--- of days for each kind; with p_own, a tenant's own number comes before it.
+-- Called by workers and by `bottega prune`. Return tenants with too old data: tenant, kind, and the
+-- time before which data is too old. p_tenant: only this tenant. p_days: number of days for each
+-- kind. p_own: a tenant's own number of days replaces this number.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION due_retention(p_days jsonb, p_tenant text, p_own boolean)
 RETURNS TABLE (tenant_id uuid, name text, kind text, before timestamptz)
@@ -28,8 +28,8 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
     ORDER BY t.name, k.kind
 $$;
 
--- Return true if a finished run must stay for now: it waits for a webhook or a check; or a run that
--- is not over may read it as an earlier turn, or is below it; or its files were used lately.
+-- Return true if a finished run must not be removed yet: a webhook or check is pending; an
+-- unfinished run may read it as an earlier turn, or is below it; or its files were used recently.
 CREATE OR REPLACE FUNCTION run_in_use(r runs, p_before timestamptz) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT EXISTS (SELECT FROM webhooks w WHERE w.tenant_id = r.tenant_id AND w.run_id = r.id
@@ -44,22 +44,22 @@ LANGUAGE sql STABLE AS $$
                    WHERE unfinished_in(r.tenant_id, c.id) IS NOT NULL)
 $$;
 
--- Return the conversations whose prompts may have these runs as turns: the runs' own conversations,
--- and the conversations of sessions that began with them.
+-- Return the conversations that may have these runs as turns in prompts: the runs' own
+-- conversations, and the conversations of sessions that began with these runs.
 CREATE OR REPLACE FUNCTION conversations_of(p_tenant uuid, p_runs uuid[]) RETURNS SETOF uuid
 LANGUAGE sql STABLE AS $$
     SELECT conversation_id FROM runs
     WHERE tenant_id = p_tenant AND id = ANY (p_runs) AND conversation_id IS NOT NULL
     UNION
-    -- By its key: a join may read all of the tenant's conversations.
+    -- Read by key: a join may read all of the tenant's conversations.
     SELECT unnest(ARRAY(SELECT c.id FROM conversations c
                         WHERE c.tenant_id = p_tenant AND c.session_id = t.session_id))
     FROM forked_turns t WHERE t.tenant_id = p_tenant AND t.run_id = ANY (p_runs)
 $$;
 
--- Lock and return a page of runs that ended before a time and may be removed, with the child runs
--- below them. Also return the position of the page's last run among all runs that ended before this
--- time: the next page begins after it.
+-- Lock and return a page of removable runs that ended before a time, with all child runs below.
+-- Also return the position of the page's last run among all runs that ended before this time. The
+-- next page begins after this position.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION lock_expired_runs(
     p_before timestamptz, p_after timestamptz, p_after_id uuid, p_most integer,
@@ -78,8 +78,8 @@ BEGIN
         WHERE r.tenant_id = v_tenant AND r.ended_at < p_before AND r.parent_run_id IS NULL
           AND (r.ended_at, r.id) > (p_after, p_after_id)
         ORDER BY r.ended_at, r.id LIMIT p_most FOR UPDATE SKIP LOCKED) AS p;
-    -- While these conversations are locked, no run joins them. A conversation that another
-    -- transaction has locked may get a run, so its turns stay until the next time.
+    -- While these conversations are locked, they accept no run. A conversation that another
+    -- transaction has locked may get a run, so that its turns are not removed now.
     v_conversations := ARRAY(
         SELECT id FROM conversations
         WHERE tenant_id = v_tenant AND id IN (SELECT conversations_of(v_tenant, v_page))
@@ -96,8 +96,8 @@ BEGIN
     ids := ids || ARRAY(SELECT id FROM runs WHERE tenant_id = v_tenant AND root_run_id = ANY (ids));
 END $$;
 
--- Called with the runs' conversations locked, before the runs are removed. If a conversation loses
--- its last turn, its next run begins without earlier turns.
+-- Called before a removal of runs, with the runs' conversations locked. If a conversation loses its
+-- last turn, the next run begins without earlier turns.
 CREATE OR REPLACE FUNCTION forget_turns(p_tenant uuid, p_runs uuid[]) RETURNS void
 LANGUAGE sql AS $$
     UPDATE conversations SET last_run = NULL
@@ -105,7 +105,7 @@ LANGUAGE sql AS $$
       AND id IN (SELECT conversations_of(p_tenant, p_runs))
 $$;
 
--- Remove a page of the audit log's rows from before a time, or only count all; return the count.
+-- Remove a page of the audit log's rows from before a time, or only count all. Return the number.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION expire_audit(p_before timestamptz, p_most integer, p_count_only boolean)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp
@@ -117,7 +117,7 @@ BEGIN
     IF p_count_only THEN
         RETURN (SELECT count(*) FROM audit_log WHERE tenant_id = v_tenant AND at < p_before);
     END IF;
-    -- Ids grow with time, so only the first ids may be old. Without sorts, they are read in order.
+    -- Ids grow with time, so only the first ids may be old. Without sorts, ids are read in order.
     DELETE FROM audit_log WHERE tenant_id = v_tenant AND at < p_before AND id = ANY (ARRAY(
         SELECT id FROM audit_log WHERE tenant_id = v_tenant
         ORDER BY id LIMIT p_most FOR UPDATE SKIP LOCKED));
@@ -125,8 +125,8 @@ BEGIN
     RETURN v_count;
 END $$;
 
--- Erase a page of archived or quarantined episodes (with the parts of consolidated episodes) whose
--- runs ended before a time; or only count all of them. Return counts of rows by table.
+-- Erase a page of archived or quarantined episodes of runs that ended before a time, with the parts
+-- of consolidated episodes; or only count all these episodes. Return numbers of rows by table.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION expire_episodes(
     p_before timestamptz, p_most integer, p_count_only boolean

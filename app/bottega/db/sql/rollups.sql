@@ -1,16 +1,16 @@
--- Figures over time. A row of metric_rollups has sums over the runs of a tenant that were accepted
--- in one minute, or hour: over all of them, and by agent, version, model and error code. The sums
--- are an object by name: runs, errors, tokens, cost, run_cost, and counts of times by bucket, such
--- as "duration:27". They include a run once it is over: sum_storage calls roll_up.
+-- Rollups of metrics. A row of metric_rollups has sums over a tenant's runs that were accepted in
+-- one minute or hour: over all these runs, or by agent, version, model or error code. The sums are
+-- an object by name: runs, errors, tokens, cost, run_cost, and numbers of times by bucket, such as
+-- "duration:27". The sums include a run after its end: sum_storage calls roll_up.
 
--- Return the bucket of a time: four for each factor of two. Bucket b ends at 2 ^ (b / 4) seconds.
+-- Return the bucket of a time. Bucket b ends at 2 ^ (b / 4) seconds.
 CREATE OR REPLACE FUNCTION time_bucket(p_seconds double precision) RETURNS integer
 LANGUAGE sql IMMUTABLE STRICT AS $$
     SELECT ceil(4 * log(2, greatest(1e-6, least(1e8, p_seconds))::numeric))::integer
 $$;
 
--- Return the quantile p_share of the times with a name, as the middle of its bucket; NULL: there
--- are no times. The middle differs from the exact time by less than a tenth.
+-- Return the quantile p_share of the times with a name: the middle of the quantile's bucket, or
+-- NULL without times. The middle differs from the exact time by less than a tenth.
 CREATE OR REPLACE FUNCTION bucket_quantile(p_sums jsonb, p_name text, p_share double precision)
 RETURNS double precision LANGUAGE sql IMMUTABLE AS $$
     SELECT 2 ^ ((bucket - 0.5) / 4) FROM (
@@ -23,9 +23,9 @@ RETURNS double precision LANGUAGE sql IMMUTABLE AS $$
     WHERE up_to >= ceil(p_share * total) ORDER BY bucket LIMIT 1
 $$;
 
--- Called by sum_storage, by one process at a time. Add ended runs to their minute and hour, and the
--- spending of checks and memory for runs (p_beside): [{"run", "spent"}], spent as in runs. Of the
--- keys of one minute, or hour, 199 have rows of their own; the others share the row "other".
+-- Called by sum_storage, by one process at a time. Add ended runs to the sums of their minute and
+-- hour, and the spending of checks and memory for runs (p_beside: [{"run", "spent"}], see
+-- runs.spent). In a minute or hour, 199 keys have their own rows; the others share the row "other".
 CREATE OR REPLACE FUNCTION roll_up(p_tenant uuid, p_ended uuid[], p_beside jsonb) RETURNS void
 LANGUAGE sql AS $$
     WITH beside AS MATERIALIZED (
@@ -60,7 +60,7 @@ LANGUAGE sql AS $$
             UNION ALL SELECT 'errors', 1 WHERE r.status IN ('failed', 'timeout')
             UNION ALL SELECT 'run_cost', (r.usage #>> '{cost,amount}')::numeric
             UNION ALL
-            -- Waits for people do not count; the deadline was put off by their length.
+            -- Waits for people do not count. They have postponed the deadline by their length.
             SELECT 'duration:' || time_bucket(extract(epoch FROM ended_at - started_at - greatest(
                 interval '0', deadline - started_at - make_interval(secs => timeout_s)))), 1
             UNION ALL
@@ -123,8 +123,8 @@ LANGUAGE sql AS $$
             GROUP BY s.name) AS t)
 $$;
 
--- Called by GET /v1/metrics/series and /v1/metrics/totals. Return the sums with names like p_name
--- of each key and step that has such sums. It reads p_most + 1 rows; n: the number of rows.
+-- Called by GET /v1/metrics/series and /v1/metrics/totals. Return, for each key and step, the sums
+-- with names like p_name, if any. Read at most p_most + 1 rows. n: the number of rows.
 CREATE OR REPLACE FUNCTION read_rollups(
     p_tenant uuid, p_span text, p_by text, p_name text, p_from timestamptz, p_to timestamptz,
     p_step interval, p_most bigint

@@ -1,8 +1,8 @@
 -- Reading a run's log.
 
--- Called by streams. Return the steps of watched runs with events after the given seqs: of each run
--- the steps within p_most events and p_bytes and one more, of all together those within p_total
--- bytes and one more. n: the run's position in the arrays. A row without events: it was deleted.
+-- Called by streams. Return the steps of watched runs with events after the given seqs. The step
+-- that exceeds p_most events or p_bytes is a run's last step here. The step that exceeds p_total
+-- bytes is the last step of all. n: the run's position in the arrays. No events: a deleted run.
 CREATE OR REPLACE FUNCTION read_logs(
     p_tenants uuid[], p_runs uuid[], p_after bigint[], p_most integer, p_bytes bigint,
     p_total bigint
@@ -27,7 +27,7 @@ BEGIN
         FOR first_seq, v_last, at, events IN
             SELECT o.first_seq, o.last_seq, o.at, o.events FROM run_steps o
             WHERE o.tenant_id = v_tenant AND o.run_id = v_run AND o.last_seq > v_after
-              -- A row has at most 100 events. Without this bound, all rows may be sorted.
+              -- A row has at most 100 events. Without this condition, all rows may be sorted.
               AND o.last_seq <= v_after + p_most + 100
             ORDER BY o.last_seq
         LOOP
@@ -50,8 +50,8 @@ BEGIN
 END $$;
 
 -- Called by a stream that begins in the middle of a run. Return each task's newest event that
--- begins or ends a model call, and the starts of calls of MCP tools that have not ended. It reads
--- the events of the current attempt up to the seq p_last.
+-- begins or ends a model call, and the starts of MCP tools' open calls. Only events of the current
+-- attempt, up to the seq p_last, are read.
 CREATE OR REPLACE FUNCTION read_calls(p_tenant uuid, p_run uuid, p_last bigint)
 RETURNS TABLE (
     type text, task_id uuid, parent_task_id uuid, agent text, depth smallint, data jsonb
@@ -82,8 +82,7 @@ BEGIN
           AND o.data ->> 'tool_call_id' = n.data ->> 'tool_call_id');
 END $$;
 
--- Called by streams. Return the seq of a run's last event, and if the run is over or waits for
--- people.
+-- Called by streams. Return the seq of a run's last event, and two flags: over, waits (for people).
 CREATE OR REPLACE FUNCTION run_cursor(p_tenant uuid, p_run uuid)
 RETURNS TABLE (last_seq bigint, over boolean, waits boolean) LANGUAGE plpgsql AS $$
 BEGIN
@@ -116,7 +115,7 @@ BEGIN
             p_tenant, p_run, (p_data ->> 'answer_seq')::bigint)) END);
 END $$;
 
--- Return an event's data as JSON. If the data refers to an answer, "output" has the answer's text.
+-- Return an event's data as JSON. If the data refers to an answer, "output" is the answer's text.
 -- See bottega.events.reader.
 CREATE OR REPLACE FUNCTION with_answer(p_tenant uuid, p_run uuid, p_type text, p_body text)
 RETURNS text LANGUAGE plpgsql STABLE AS $$
@@ -129,7 +128,7 @@ BEGIN
     RETURN p_body;
 END $$;
 
--- Called by workers and streams. Return texts of answers, by run and seq of the event with each.
+-- Called by workers and streams. Return answers' texts, by run and seq of the answer's event.
 CREATE OR REPLACE FUNCTION answers_in_logs(p_tenant uuid, p_runs uuid[], p_seqs bigint[])
 RETURNS TABLE (run_id uuid, seq bigint, output text) LANGUAGE plpgsql AS $$
 BEGIN
@@ -141,7 +140,7 @@ BEGIN
 END $$;
 
 -- Called by the list of runs. Return true if the last model call of a run failed, and another try
--- follows. This reads only the last 1,000 events, even of a longer log.
+-- follows. Only the last 1,000 events of the log are read.
 -- execute: bottega_app
 CREATE OR REPLACE FUNCTION is_retrying(p_tenant uuid, p_run uuid) RETURNS boolean
 LANGUAGE sql STABLE AS $$
@@ -159,9 +158,9 @@ CREATE OR REPLACE FUNCTION folded(p_text text) RETURNS text LANGUAGE sql IMMUTAB
         ELSE regexp_replace(lower(normalize(p_text, NFKD)), '[\u0300-\u036f]', '', 'g') END
 $$;
 
--- Publications in shared memory, in the order of each run's log. At an event, a run's graph held
--- the last publication of each agent up to the event's seq. agent is the node's name in a graph.
--- The publications of the session before the run are in runs.session_base.
+-- Publications in shared memory, in the order of each run's log. At an event, a run's graph has
+-- each agent's last publication up to the event's seq. agent is the node's name in a graph.
+-- runs.session_base has the publications of the session's earlier runs.
 CREATE OR REPLACE VIEW graph_snapshots WITH (security_invoker = true) AS
 SELECT tenant_id, run_id, seq, coalesce(data ->> 'node', agent) AS agent,
        (data ->> 'version')::integer AS version,
@@ -169,7 +168,7 @@ SELECT tenant_id, run_id, seq, coalesce(data ->> 'node', agent) AS agent,
        at AS published_at
 FROM run_events WHERE type = 'memory.published';
 
--- Answers of the runs that are over, including child runs and items of batches.
+-- Answers of finished runs, including child runs and items of batches.
 CREATE OR REPLACE VIEW run_answers WITH (security_invoker = true) AS
 SELECT tenant_id, id AS run_id, agent, graph, session_id, user_id, status, input AS question,
        output AS answer, output_json AS answer_json, ended_at

@@ -1,8 +1,8 @@
--- Functions for requests of clients about runs, and for the end of a run that no worker executes.
+-- Functions for clients' requests about runs, and for the end of a run that no worker executes.
 
--- Called when a run is submitted. Store the run, with the steps that it carries over from a run
--- that it repeats, and queue it. After an unfinished run of its conversation, it is not due yet.
--- Return the row, or {"refused": reason}: a limit, a session of another user, a busy conversation.
+-- Called when a run is submitted. Store the run with the steps copied from a repeated run, and
+-- queue the run. If its conversation has an unfinished run, the new run is not due yet. Return the
+-- row, or {"refused": reason}: a limit, another user's session, or a busy conversation.
 CREATE OR REPLACE FUNCTION accept_run(
     p_tenant uuid, p_new jsonb, p_carried jsonb, p_tasks jsonb
 ) RETURNS jsonb LANGUAGE plpgsql AS $$
@@ -66,7 +66,7 @@ BEGIN
            v_conversation, n.turn, CASE WHEN v_blocker IS NULL AND n.mode <> 'batch' THEN now() END,
            n.batch, n.traceparent,
            n.tracestate,
-           -- The session's memory counts when the run ends, because most runs get it at the claim.
+           -- The session's memory counts at the run's end: most runs get it at the claim.
            pg_column_size(p_new - 'session_base') + pg_column_size(p_carried)
     FROM jsonb_to_record(p_new) AS n(
         mode text, agent text, graph text, session_id text, session_base jsonb, input jsonb,
@@ -111,7 +111,7 @@ BEGIN
         ELSE jsonb_build_object('blocked_by', blocked_by(p_tenant, v_blocker)) END;
 END $$;
 
--- Return the run that a run repeats, as a retry or a fork; NULL: it repeats none.
+-- Return the id of the run that a retry or fork repeats; NULL for other runs.
 CREATE OR REPLACE FUNCTION repeated_run(r runs) RETURNS uuid LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(r.retry_of, (r.fork_of ->> 'run_id')::uuid)
 $$;
@@ -124,9 +124,8 @@ CREATE OR REPLACE FUNCTION shown_run(r runs) RETURNS jsonb LANGUAGE sql STABLE A
         - '{parent_task,root_run_id,child_limit,batch,bytes,assigned_as,given}'::text[]
 $$;
 
--- Called when a run is submitted. Accept it once per Idempotency-Key (NULL: always). If the epoch
--- of the tenant's definitions has changed since the run's versions were read, return {"refused":
--- "stale"}.
+-- Called when a run is submitted. Accept the run once per Idempotency-Key (NULL: always). If the
+-- epoch of the tenant's definitions is newer than the run's versions, return {"refused": "stale"}.
 CREATE OR REPLACE FUNCTION submit_run(
     p_tenant uuid, p_new jsonb, p_epoch uuid, p_key text, p_hash bytea
 ) RETURNS jsonb LANGUAGE plpgsql AS $$
@@ -152,9 +151,9 @@ BEGIN
     RETURN v_answer;
 END $$;
 
--- Called by accept_run. Return the limit that refuses a tenant's run, with the seconds until
--- another try makes sense; NULL if the run is accepted. A run that calls only the tenant's own
--- model servers takes nothing from the daily budgets of the tenant and of its key (the payer).
+-- Called by accept_run. Return the limit that refuses a tenant's run, and the seconds until another
+-- try makes sense; NULL if the run is accepted. A run that calls only the tenant's own model
+-- servers costs nothing of the daily budgets of the tenant and of the key (the payer).
 CREATE OR REPLACE FUNCTION refuse_run(p_tenant uuid, p_pinned jsonb) RETURNS jsonb
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -190,7 +189,7 @@ BEGIN
         RETURN jsonb_build_object('refused', v_limited, 'limit', v_limit, 'retry_after_s',
             extract(epoch FROM (v_today + 1)::timestamp AT TIME ZONE 'UTC' - now()));
     END IF;
-    -- Runs that concurrent_runs permits now do not count, as they wait for no run of the tenant.
+    -- Runs that concurrent_runs permits now do not count: they wait for no run of the tenant.
     v_waiting := (SELECT count(*) FROM (
         SELECT FROM run_queue
         WHERE is_due IN (true, false) AND tenant_id = p_tenant AND NOT is_child
@@ -202,8 +201,8 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Called by the API. End a run that waits, or whose worker is dead. If a worker executes the run,
--- store the request for the worker. Return NULL for an unknown run and 'final' for an ended run.
+-- Called by the API. End a run that waits or has a dead worker. If a worker executes the run, store
+-- the request for this worker. Return NULL for an unknown run and 'final' for an ended run.
 CREATE OR REPLACE FUNCTION cancel_run(p_tenant uuid, p_run uuid)
 RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
@@ -230,9 +229,9 @@ BEGIN
     RETURN 'cancelled';
 END $$;
 
--- Called by cancel_run, hand_back and sweep, which hold the run's row. End a run that no
--- worker executes: its tasks, its final event and its row in the queue. No episode is stored. A
--- notice (RAISE NOTICE) tells the calling process, whose session counts and logs the end.
+-- Called by cancel_run, hand_back and sweep with the run's row locked. End a run that no worker
+-- executes: end tasks, write the final event, delete the row in the queue. No episode is stored. A
+-- notice (RAISE NOTICE) goes to the calling process, which counts and logs the end.
 CREATE OR REPLACE FUNCTION end_unclaimed(
     p_tenant uuid, p_run uuid, p_status text, p_error jsonb
 ) RETURNS void LANGUAGE plpgsql AS $$

@@ -1,6 +1,6 @@
 -- Signals: hints for other processes (see bottega.db.signals).
 
--- Give a signal to the calling process, which sends it by NOTIFY when the transaction is over (see
+-- Give a signal to the calling process, which sends a NOTIFY after the transaction (see
 -- bottega.db.signals). A NOTIFY in this transaction would lock the whole cluster during the commit.
 CREATE OR REPLACE FUNCTION send_signal(p_channel text, p_payload text DEFAULT '') RETURNS void
 LANGUAGE plpgsql AS $$
@@ -8,9 +8,9 @@ BEGIN
     RAISE NOTICE USING ERRCODE = 'BT021', MESSAGE = p_channel, DETAIL = p_payload;
 END $$;
 
--- Return the (at most four) workers that get the next runs, in order. A worker is filled to half of
--- its places (by its last report) before the next worker, because it stores steps of runs together.
--- No other idle worker listens, because PostgreSQL wakes all listening sessions at each NOTIFY.
+-- Return at most four workers that get the next runs, in order. A worker fills half of its places
+-- (by its last report) before the next worker gets runs, because a worker stores steps of its runs
+-- together. Other idle workers do not listen: each NOTIFY wakes all listening sessions.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION next_workers(p_except uuid DEFAULT NULL)
 RETURNS TABLE (id uuid, is_common boolean)
@@ -21,8 +21,8 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
     ORDER BY w.common_places > 0 DESC, w.common_places > cardinality(w.runs) DESC, w.id LIMIT 4
 $$;
 
--- Signal to one worker with a free place that runs are due; if all workers are full, to none. If
--- only places for tenants without a run in the worker are free, the worker is drawn at random.
+-- Send a signal about due runs to one worker with a free place, if there is such a worker. If all
+-- free places are for tenants without a run in the worker, choose a random worker.
 CREATE OR REPLACE FUNCTION wake_worker(p_except uuid DEFAULT NULL) RETURNS void
 LANGUAGE sql AS $$
     SELECT send_signal('bottega_queue', w.id::text) FROM (

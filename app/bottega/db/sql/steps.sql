@@ -1,4 +1,4 @@
--- Writing a run's log. Each row of run_steps holds consecutive events, one JSON object a line:
+-- Functions that write a run's log. A row of run_steps has consecutive events, one per line:
 -- {"type":…,"task_id":…,"parent_task_id":…,"agent":…,"depth":…,"data":…}, without NULLs.
 
 -- Return an event as a line of run_steps.
@@ -12,8 +12,8 @@ CREATE OR REPLACE FUNCTION event_line(
         || ',"data":' || p_data::text || '}'
 $$;
 
--- Store events after the run's events so far, in rows of at most 100 events and 64 KiB, or of one
--- larger event. All readers rely on the limit of 100 events.
+-- Append events to a run's log, in rows of at most 100 events and 64 KiB, or of one larger event.
+-- All readers rely on the limit of 100 events.
 CREATE OR REPLACE FUNCTION put_events(
     p_tenant uuid, p_run uuid, p_attempt integer, p_after bigint, p_at timestamptz, p_lines text[]
 ) RETURNS void LANGUAGE sql AS $$
@@ -25,9 +25,10 @@ CREATE OR REPLACE FUNCTION put_events(
     GROUP BY part, (n - 1) / 100
 $$;
 
--- Store one step of each of several runs. Return for each: stored, due (also: the tenant has due
--- runs), repeated (stored before), refused (the run was lost, or is over), busy (locked: send it
--- alone, to wait) or pending (it would end a run with an unread message or a requested cancel).
+-- Store one step of each of several runs. Return for each step: stored; due (stored, and the tenant
+-- has due runs); repeated (stored before); refused (another attempt, or an ended run); busy
+-- (locked: send it alone); pending (would end a run with an unread message or a requested
+-- cancellation).
 CREATE OR REPLACE FUNCTION append_steps(
     p_tenants uuid[], p_runs uuid[], p_attempts integer[], p_after bigint[], p_counts integer[],
     p_events text[], p_tasks jsonb[], p_interrupts jsonb[], p_sessions text[],
@@ -46,9 +47,8 @@ DECLARE
     v_outcomes jsonb[] := CASE WHEN num_nonnulls(VARIADIC p_outcomes) > 0 THEN p_outcomes END;
     i integer;
 BEGIN
-    -- Because of the setting above, not each tenant's group of steps gets a plan of its own.
-    -- Locks are taken in one order: runs that end, heads, then sessions, then the tenants' tokens.
-    -- No step delays other steps for long.
+    -- With the setting above, the groups of steps of all tenants share a plan. Steps lock rows in
+    -- one order: ending runs, heads, sessions, the tenants' tokens. No step delays others for long.
     PERFORM set_config('lock_timeout', CASE v_all WHEN 1 THEN '1s' ELSE '100ms' END, true);
     FOR v_tenant, v_places IN
         SELECT t, array_agg(n::integer ORDER BY n) FROM unnest(p_tenants) WITH ORDINALITY AS u(t, n)
@@ -76,7 +76,7 @@ BEGIN
             SELECT v_tenant, i.id, p_runs[n], i.task_id, i.agent, i.kind, i.call, i.tool,
                    i.tool_call_id, i.arguments, i.question, nullif(i.schema, 'null'), i.reason,
                    i.confirm_above,
-                   -- The times differ, so that lists have interrupts in the order of the calls.
+                   -- The times differ, so that lists show interrupts in the order of the calls.
                    i.server, i.node, i.who, v_now + (i.position - 1) * interval '1 microsecond',
                    v_now + make_interval(secs => i.expires_s)
             FROM unnest(v_stored) AS n CROSS JOIN ROWS FROM (
@@ -151,8 +151,9 @@ BEGIN
     RETURN v_answers;
 END $$;
 
--- Called by append_steps. Store the events of a tenant's steps if the run's head is as the caller
--- knows it, and not locked; if a run ends, its row may not be locked either. Return the positions.
+-- Called by append_steps. Store the events of those of a tenant's steps whose run has an unlocked
+-- head with the caller's attempt and seq. The row of an ending run must be unlocked, too. Return
+-- positions.
 CREATE OR REPLACE FUNCTION store_steps(
     p_tenant uuid, p_places integer[], p_runs uuid[], p_attempts integer[], p_after bigint[],
     p_counts integer[], p_events text[], p_outcomes jsonb[], p_now timestamptz
@@ -163,7 +164,7 @@ DECLARE
     v_stored integer[];
     i integer;
 BEGIN
-    -- Each row is looked up by its key: a join might read all of the tenant's runs.
+    -- Each row is read by its key: a join might read all of the tenant's runs.
     IF p_outcomes IS NOT NULL THEN
         v_ending := ARRAY(
             SELECT r.id FROM (SELECT n FROM unnest(p_places) AS n ORDER BY p_runs[n]) AS n
@@ -201,8 +202,8 @@ BEGIN
     RETURN v_stored;
 END $$;
 
--- Called by append_steps. Return why a step was not stored. A step's last line distinguishes it
--- from other steps of this attempt, such as the end by a cancellation.
+-- Called by append_steps. Return the reason for which a step was not stored. A step's last line
+-- distinguishes the step from other steps of this attempt, such as the end by a cancellation.
 CREATE OR REPLACE FUNCTION why_not_stored(
     p_tenant uuid, p_run uuid, p_attempt integer, p_after bigint, p_count integer, p_events text,
     p_outcome jsonb
@@ -222,8 +223,8 @@ CREATE OR REPLACE FUNCTION why_not_stored(
 $$;
 
 -- Called by append_steps and end_unclaimed, with the run's row locked. Store the outcome of a run
--- whose final event is stored: its row, tasks and episode. Its pending interrupts are cancelled,
--- and its child runs, except locked child runs, which the sweep finds.
+-- whose final event is stored: change row and tasks, store the episode. Cancel pending interrupts
+-- and unlocked child runs. The sweep finds locked child runs.
 CREATE OR REPLACE FUNCTION end_run(
     p_tenant uuid, p_run uuid, p_last bigint, p_outcome jsonb, p_now timestamptz
 ) RETURNS void LANGUAGE plpgsql AS $$
@@ -275,7 +276,7 @@ BEGIN
     END IF;
 END $$;
 
--- Called when runs of a tenant have ended. Add arrivals for their parent runs that are not over.
+-- Called when runs of a tenant have ended. Add arrivals for the unfinished parents of these runs.
 CREATE OR REPLACE FUNCTION tell_parents(p_tenant uuid, p_runs uuid[]) RETURNS void
 LANGUAGE sql AS $$
     WITH told AS (

@@ -1,10 +1,10 @@
--- The bytes that tenants store: definitions, episodes, files, runs and sessions, without indexes.
--- A change adds a row to storage_changes, which locks no other row; every few seconds, a process
--- adds these rows up. So the sums are some seconds late, and no run waits for another run's count.
--- Rows about a run's end, and about usage for a run that is not in its log, name the run; the same
--- process adds them to the figures over time.
+-- The size in bytes of tenants' definitions, episodes, files, runs and sessions, without indexes. A
+-- change adds a row to storage_changes, without a lock of other rows. Every few seconds, a process
+-- adds up these rows. So the sums are some seconds late, and no run waits for another run's count.
+-- A row about a run's end, or about usage that is not in the run's log, has the run's id; the same
+-- process adds such rows to the rollups of metrics.
 
--- Trigger on the tables whose bytes count; its argument is the kind of data. Note the change.
+-- Trigger on tables with counted bytes. Store the change. The argument is the kind of data.
 CREATE OR REPLACE FUNCTION count_storage() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     v_tenant uuid;
@@ -52,9 +52,9 @@ BEGIN
     END LOOP;
 END $$;
 
--- Called by every process, every few seconds. Add up a page of the noted changes, and roll up the
--- ended runs among them; return true if there are more pages. One process works at a time, and
--- after the last page none for p_every_s seconds.
+-- Called by every process, every few seconds. Add up a page of stored changes, and roll up the
+-- ended runs of this page. Return true if there are more pages. Only one process works at a time.
+-- After the last page, no process works for p_every_s seconds.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION sum_storage(p_every_s double precision) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -89,7 +89,7 @@ BEGIN
     RETURN false;
 END $$;
 
--- Return the limit of a tenant's bytes if the limit is used up; else NULL.
+-- Return the limit of a tenant's bytes if the tenant has used it up, and otherwise NULL.
 CREATE OR REPLACE FUNCTION storage_exceeded(p_tenant uuid) RETURNS bigint LANGUAGE sql STABLE AS $$
     SELECT l.most FROM (SELECT bottega_limit('storage_bytes', NULL) AS most) AS l
     WHERE l.most > 0 AND l.most <= (

@@ -1,8 +1,8 @@
 -- Tasks of runs.
 
--- Called by put_tasks and accept_run. Turn the tasks in a step into rows. A new task that the step
--- ends also began in this step, unless it was cancelled. Times differ by a microsecond to keep the
--- order of the tasks.
+-- Called by put_tasks and accept_run. Return rows for the tasks in a step. A new task that ends in
+-- the step also began in the step, unless it was cancelled. Times differ by a microsecond, so that
+-- the order of the tasks is kept.
 CREATE OR REPLACE FUNCTION task_rows(p_tasks jsonb, p_now timestamptz) RETURNS TABLE (
     id uuid, parent_id uuid, agent text, depth smallint, status text, mode text,
     priority smallint, timeout_ms integer, attempt integer, answer_seq bigint,
@@ -26,9 +26,9 @@ CREATE OR REPLACE FUNCTION task_rows(p_tasks jsonb, p_now timestamptz) RETURNS T
             answer_seq, dispatch_seq, error, usage, duration_ms, metadata, position)) t
 $$;
 
--- Called by append_steps with the run's head locked, so nobody else adds its tasks. Store new
--- tasks, and changes of stored tasks; a null leaves a field as it is. Tasks are handled one by one,
--- since a join may read all the tenant's tasks; ON CONFLICT would write more to the WAL.
+-- Called by append_steps with the run's head locked, so that nobody else adds tasks of the run.
+-- Store new tasks and changes of stored tasks; a null does not change a field. Tasks are stored one
+-- by one: a join may read all the tenant's tasks, and ON CONFLICT would write more to the WAL.
 CREATE OR REPLACE FUNCTION put_tasks(
     p_tenant uuid, p_run uuid, p_tasks jsonb, p_now timestamptz
 ) RETURNS void LANGUAGE plpgsql AS $$
@@ -66,9 +66,9 @@ BEGIN
     END LOOP;
 END $$;
 
--- Called by the API. Request the end of a task and all tasks below it: its run's worker is told; a
--- run that waits for people goes on, and nobody needs to decide on these tasks' calls. Return each
--- task, with true if it was over already; no rows if the run has no such task.
+-- Called by the API. Request the end of a task and all tasks below: notify the run's worker,
+-- continue a run that waits for people, and cancel these tasks' interrupts. Return each task, with
+-- true if it was already over; no rows if the run has no such task.
 CREATE OR REPLACE FUNCTION cancel_task(p_tenant uuid, p_run uuid, p_task uuid)
 RETURNS TABLE (id uuid, was_over boolean) LANGUAGE plpgsql AS $$
 DECLARE
@@ -104,8 +104,8 @@ BEGIN
     PERFORM arrive(p_tenant, p_run, p_at_once => true);
 END $$;
 
--- Called by the API and by workers. Return the last characters of the live text of the present
--- model call of a task, or of the run's own agent (p_task: NULL), as that of a child run.
+-- Called by the API and by workers. Return the last 10,000 characters of the present model call's
+-- live text. p_task: the task of the call; NULL: the run's agent (for a child run).
 CREATE OR REPLACE FUNCTION partial_output(p_tenant uuid, p_run uuid, p_task uuid) RETURNS text
 LANGUAGE sql STABLE AS $$
     WITH pieces AS (
@@ -114,12 +114,12 @@ LANGUAGE sql STABLE AS $$
           AND tool_call_id IS NULL
     )
     SELECT right(string_agg(text, '' ORDER BY id), 10000) FROM pieces
-    -- A repeated try of the call begins its text again, at 0.
+    -- A repeated try of the call begins its text again at 0.
     WHERE place = 1 AND id >= (SELECT max(id) FROM pieces WHERE place = 1 AND at = 0)
 $$;
 
--- Called by the API. Count the dispatched tasks of a run by state, and estimate the milliseconds
--- until all tasks have ended from the time that ended tasks took; NULL: there are no tasks.
+-- Called by the API. Count the dispatched tasks of a run by state. Estimate, from the time of ended
+-- tasks, the milliseconds until all tasks have ended. NULL: there are no tasks.
 CREATE OR REPLACE FUNCTION progress_of_tasks(p_tenant uuid, p_run uuid) RETURNS jsonb
 LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN c.waiting + c.running + c.done + c.failed > 0 THEN jsonb_build_object(

@@ -1,13 +1,13 @@
 -- Limits and tokens of tenants.
 
--- Return a limit of tenants. The service's connections have the limits as settings bottega.NAME.
+-- Return a limit of tenants. The service's connections have limits as settings bottega.NAME.
 CREATE OR REPLACE FUNCTION bottega_limit(p_name text, p_default bigint) RETURNS bigint
 LANGUAGE sql STABLE AS
 $$ SELECT coalesce(nullif(current_setting('bottega.' || p_name, true), '')::bigint, p_default) $$;
 
--- Called when runs end; last in its transaction, since all ends of a tenant's runs lock these rows.
--- Add p_spent (see runs.spent) to the tenant's spending of today, in tokens and billionths of a US
--- dollar; not in a unit with a daily limit, of which draw_budget gets the spending.
+-- Called when runs end, last in the transaction, because all ends of a tenant's runs lock these
+-- rows. Add p_spent (see runs.spent) to the tenant's spending of today, in tokens and billionths of
+-- a US dollar. For a unit with a daily limit, draw_budget adds the spending instead.
 CREATE OR REPLACE FUNCTION count_spending(p_tenant uuid, p_spent jsonb) RETURNS void
 LANGUAGE sql AS $$
     INSERT INTO daily_spending AS d (tenant_id, day, unit, amount)
@@ -15,16 +15,16 @@ LANGUAGE sql AS $$
     FROM (
         SELECT ceil(sum((s #>> '{cost,amount}')::numeric) * 1000000000)::bigint AS cost,
                sum((s ->> 'input')::bigint + (s ->> 'output')::bigint)::bigint AS tokens
-        -- The operator does not pay for the tenant's own servers.
+        -- The operator does not pay for calls of the tenant's own servers.
         FROM jsonb_array_elements(p_spent) AS s WHERE (s ->> 'own')::boolean IS NOT TRUE) AS a
     CROSS JOIN LATERAL (VALUES ('cost', a.cost), ('tokens', a.tokens)) AS u(unit, amount)
     WHERE u.amount > 0 AND bottega_limit(u.unit || '_per_day', NULL) IS NULL
     ON CONFLICT (tenant_id, day, unit) DO UPDATE SET amount = d.amount + excluded.amount
 $$;
 
--- Called by processes that call models. Report an account's spending since it was made (p_reported:
--- the part reported before, if the slice has lapsed). Exchange its slice of the daily budget of the
--- tenant, or of a key with p_limit, for a slice of p_wanted, or of what is left.
+-- Called by processes that call models. Report an account's total spending (p_reported: the part
+-- that was already reported, for a lapsed slice). Exchange the account's slice of the daily budget
+-- of the tenant, or of a key with p_limit, for a slice of p_wanted or of the rest.
 CREATE OR REPLACE FUNCTION draw_budget(
     p_tenant uuid, p_account uuid, p_unit text, p_spent bigint, p_reported bigint,
     p_wanted bigint, p_lapses_s double precision, p_limit bigint, OUT held bigint, OUT others bigint

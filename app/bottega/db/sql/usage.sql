@@ -1,7 +1,6 @@
 -- Spending of runs: tokens and money, by agent and model.
 
--- Return the sum of usages, which are objects with input, output, cached, reasoning, estimated and
--- cost.
+-- Return the sum of usages: objects with input, output, cached, reasoning, estimated and cost.
 CREATE OR REPLACE FUNCTION sum_usage(p_parts jsonb[]) RETURNS jsonb LANGUAGE sql IMMUTABLE AS $$
     SELECT jsonb_build_object(
         'input', coalesce(sum((u ->> 'input')::bigint), 0),
@@ -16,13 +15,13 @@ CREATE OR REPLACE FUNCTION sum_usage(p_parts jsonb[]) RETURNS jsonb LANGUAGE sql
     FROM unnest(p_parts) AS u
 $$;
 
--- Called when a run ends, and when a run is deleted. Return the spending of the model calls of all
--- its attempts, by agent and model, from its log, without calls carried over from another run.
+-- Called when a run ends or is deleted. Return the spending of model calls in all attempts, by
+-- agent and model, from the run's log. Calls that were copied from another run do not count.
 CREATE OR REPLACE FUNCTION spent_by(p_tenant uuid, p_run uuid) RETURNS jsonb
 LANGUAGE sql STABLE AS $$
     SELECT coalesce(jsonb_agg(to_jsonb(s) - 'usage' || s.usage), '[]') FROM (
         SELECT e.agent, coalesce(e.data ->> 'model', '') AS model,
-               -- True for a model server of the tenant's own.
+               -- own is true for the tenant's own model server.
                coalesce(r.pinned -> 'providers' ? (e.data ->> 'provider'), false) AS own,
                sum_usage(array_agg(e.data -> 'usage')) AS usage
         FROM run_events e JOIN runs r ON r.tenant_id = e.tenant_id AND r.id = e.run_id
@@ -31,8 +30,8 @@ LANGUAGE sql STABLE AS $$
         GROUP BY 1, 2, 3) s
 $$;
 
--- Called after model calls that no agent of a run makes. Count the calls in the run, which may be
--- over, deleted or null, and in the tenant's day for each unit without a daily limit.
+-- Called after model calls that do not come from a run's agent. Add the calls to the run, which may
+-- be over, deleted or null, and to the tenant's day for each unit without a daily limit.
 CREATE OR REPLACE FUNCTION count_call(p_tenant uuid, p_run uuid, p_spent jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -53,9 +52,9 @@ BEGIN
     PERFORM count_spending(p_tenant, p_spent);
 END $$;
 
--- Called by GET /v1/usage. Sum up by p_by the spending of ended runs, and of child runs, created
--- from p_since to p_until (ids from p_first to p_last), without drafts. p_only: {"agent", "model",
--- "user", "session", "metadata": [[alternatives], …], "key": of metadata}.
+-- Called by GET /v1/usage. Sum up, by p_by, the spending of ended runs and their child runs that
+-- were created from p_since to p_until (ids from p_first to p_last), without drafts. p_only:
+-- {"agent", "model", "user", "session", "metadata": [[alternatives], …], "key": of metadata}.
 CREATE OR REPLACE FUNCTION usage_by(
     p_tenant uuid, p_by text, p_since timestamptz, p_until timestamptz, p_first uuid, p_last uuid,
     p_only jsonb

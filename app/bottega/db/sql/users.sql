@@ -1,12 +1,12 @@
 -- Erasure of an end user's data. While user_erasures has a row for a user, new data of the user is
--- refused; the row stays until all data is erased.
+-- refused. The row is deleted after all data is erased.
 
--- Called before data of a user are stored. Return false if the user is being erased. Otherwise keep
--- an erasure of the user from ending before this transaction.
+-- Called before data of a user are stored. Return false if the user is being erased. Otherwise make
+-- an erasure of the user wait for this transaction.
 CREATE OR REPLACE FUNCTION hold_user(p_tenant uuid, p_user text) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
-    -- This check takes no lock, so that refused requests do not delay the end of an erasure.
+    -- This check locks nothing, so that refused requests do not delay the end of an erasure.
     IF EXISTS (SELECT FROM user_erasures WHERE tenant_id = p_tenant AND user_id = p_user) THEN
         RETURN false;
     END IF;
@@ -19,8 +19,8 @@ CREATE OR REPLACE FUNCTION user_lock(p_tenant uuid, p_user text) RETURNS bigint
 LANGUAGE sql IMMUTABLE AS
 $$ SELECT hashtextextended(jsonb_build_array('user', p_tenant, p_user)::text, 0) $$;
 
--- Store a fact about a user, unless the user has it; return its id. Null: the user is being erased;
--- a nil UUID: the user has p_most facts. A confirmed one confirms it.
+-- Store a fact about a user once; return its id. Null: the user is being erased. Nil UUID: the user
+-- has p_most facts. p_confirmed also confirms a stored fact.
 CREATE OR REPLACE FUNCTION add_user_fact(
     p_tenant uuid, p_user text, p_text text, p_kind text, p_run uuid, p_confirmed boolean,
     p_most integer
@@ -39,7 +39,7 @@ BEGIN
     IF FOUND THEN
         RETURN v_id;
     END IF;
-    -- Facts that are not confirmed leave room for those that people set.
+    -- Unconfirmed facts may not use all room, so that people can set facts.
     IF (SELECT count(*) >= p_most OR NOT p_confirmed AND count(*) FILTER (WHERE NOT confirmed) >= 20
         FROM user_facts WHERE tenant_id = p_tenant AND user_id = p_user) THEN
         RETURN '00000000-0000-0000-0000-000000000000';
@@ -49,7 +49,7 @@ BEGIN
     RETURN v_id;
 END $$;
 
--- Return true if any row names a user.
+-- Return true if any row belongs to a user.
 CREATE OR REPLACE FUNCTION knows_user(p_tenant uuid, p_user text) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT EXISTS (SELECT FROM runs WHERE tenant_id = p_tenant AND user_id = p_user)
@@ -59,7 +59,7 @@ LANGUAGE sql STABLE AS $$
         OR EXISTS (SELECT FROM schedules_of_user(p_tenant, p_user))
 $$;
 
--- Return the names of schedules whose runs name a user, or a session of the user's.
+-- Return the names of schedules whose runs belong to a user or to the user's session.
 CREATE OR REPLACE FUNCTION schedules_of_user(p_tenant uuid, p_user text) RETURNS SETOF text
 LANGUAGE sql STABLE AS $$
     SELECT s.name FROM schedules s
@@ -68,8 +68,8 @@ LANGUAGE sql STABLE AS $$
           AND o.user_id = p_user))
 $$;
 
--- Called at the end of an erasure. Return keys of the tenant's objects that no row names. An object
--- that a transaction is about to name is locked, so its key is left out.
+-- Called at the end of an erasure. Return keys of the tenant's objects that belong to no row. An
+-- object that a transaction is about to use is locked, so that its key is not returned.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION trash_of_tenant(p_most integer) RETURNS SETOF text
 LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$

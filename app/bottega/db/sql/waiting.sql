@@ -1,14 +1,14 @@
--- Runs that wait, and arrivals for runs.
+-- Waiting runs, and arrivals for runs.
 --
--- A run that waits has no worker, no place in the queue and no head. Its row of run_waits has the
--- reason and the end of the wait. A row of run_inbox is an arrival for a run, of the kind cancel,
--- task (to be cancelled), message, decision or child (it ended). A worker reads the arrivals of its
--- runs several times a second. Arrivals for other runs are processed at once, or by the sweep.
--- Arrivals are hints; a claim reads the facts from other tables.
+-- A waiting run has no worker, no row in the queue and no head. Its row of run_waits has the reason
+-- and the end of the wait. A row of run_inbox is an arrival for a run, of the kind cancel, task (to
+-- cancel), message, decision or child (a child run has ended). A worker reads its runs' arrivals
+-- several times a second. Arrivals for other runs are processed at once, or by the sweep. Arrivals
+-- are hints; a claim reads the facts from other tables.
 
--- Return true if a wait is over: its time has come, few enough child runs are left, or all
--- interrupts of one of its groups (a group has those of one model message) are decided. An
--- interrupt that was not stored counts as decided, because the resumed run asks again.
+-- Return true if a wait is over: the end time has passed, enough child runs have ended, or all
+-- interrupts of a group (of one model message) are decided. An interrupt that was not stored counts
+-- as decided, because the resumed run asks again.
 CREATE OR REPLACE FUNCTION is_over(w run_waits) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT coalesce(w.until <= clock_timestamp(), false)
         OR coalesce(w.children >= (SELECT count(*) FROM (
@@ -23,8 +23,8 @@ CREATE OR REPLACE FUNCTION is_over(w run_waits) RETURNS boolean LANGUAGE sql STA
               AND i.id = ANY (ARRAY(SELECT jsonb_array_elements_text(g.ids)::uuid))))
 $$;
 
--- Called by hand_back. Let the run wait and return true; return false if the wait is over, or if a
--- task is to be cancelled and the worker may not know that. p_wait: fields of run_waits, and
+-- Called by hand_back. Begin the run's wait and return true. Return false if the wait is over, or
+-- if a task must be cancelled and the worker may not know it. p_wait: fields of run_waits, and
 -- "until_s" in seconds from now. A wait for child runs ends at the run's deadline at the latest.
 CREATE OR REPLACE FUNCTION begin_wait(r runs, p_wait jsonb) RETURNS boolean
 LANGUAGE plpgsql AS $$
@@ -59,9 +59,9 @@ BEGIN
     RETURN true;
 END $$;
 
--- Called after an arrival for a run, by its sender or by the sweep. If a worker executes the run,
--- assign the arrivals to it. If the run waits, log decisions of people; then end the run if it is
--- to be cancelled, or queue it if its wait is over (p_at_once: in any case).
+-- Called after an arrival for a run, by the sender or by the sweep. If a worker executes the run,
+-- assign the arrivals to this worker. If the run waits, log people's decisions. Then end a run with
+-- a requested cancellation, or queue the run if its wait is over (p_at_once: in any case).
 CREATE OR REPLACE FUNCTION arrive(p_tenant uuid, p_run uuid, p_at_once boolean DEFAULT false)
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -92,7 +92,7 @@ BEGIN
         JOIN interrupts n ON n.tenant_id = p_tenant AND n.id = a.subject
              AND n.id = ANY (ARRAY(SELECT subject FROM arrived))
         LEFT JOIN tasks t ON t.tenant_id = p_tenant AND t.run_id = p_run AND t.id = n.task_id
-        -- A decision that is assigned to a worker is logged by this worker, or by the next worker.
+        -- The run's worker, or the next worker, logs decisions that are assigned to a worker.
         WHERE a.kind = 'decision' AND a.worker_id IS NULL AND r.status = 'waiting'
         ORDER BY a.id
     LOOP
@@ -110,7 +110,7 @@ BEGIN
     DELETE FROM run_waits o WHERE o.tenant_id = p_tenant AND o.run_id = p_run
         AND (p_at_once OR is_over(o)) RETURNING * INTO w;
     IF FOUND THEN
-        -- The run's clock stands still only during waits for people.
+        -- Only waits for people postpone the run's deadline.
         UPDATE runs SET status = 'queued', queued_at = v_now, deadline = deadline + CASE
                 WHEN w.reason IN ('person', 'client') THEN v_now - w.since ELSE interval '0' END,
             attempts = jsonb_set(attempts, '{-1,waited}', to_jsonb(w.reason))
@@ -121,7 +121,7 @@ BEGIN
     END IF;
 END $$;
 
--- Append events, if there are any, to the log of a run that no worker executes; its row is locked.
+-- Append events, if any, to the log of a run that no worker executes. The run's row is locked.
 CREATE OR REPLACE FUNCTION append_events(
     p_tenant uuid, p_run uuid, p_now timestamptz, VARIADIC p_lines text[]
 ) RETURNS void LANGUAGE plpgsql AS $$
@@ -135,8 +135,8 @@ BEGIN
     END IF;
 END $$;
 
--- Cancel some of a tenant's runs, and held child runs. Locked runs are left to the sweep. Workers
--- end the runs that they execute, and a queued run is ended by the worker that claims it.
+-- Cancel some of a tenant's runs and held child runs. The sweep cancels locked runs. A worker ends
+-- the runs that it executes, and ends a queued run when it claims the run.
 CREATE OR REPLACE FUNCTION request_cancel(p_tenant uuid, p_runs uuid[]) RETURNS void
 LANGUAGE sql AS $$
     UPDATE run_children SET is_held = false, status = 'cancelled'
@@ -155,7 +155,7 @@ LANGUAGE sql AS $$
     FROM requested q WHERE q.status <> 'queued'
 $$;
 
--- Called by a worker. Return the arrivals for its runs, oldest first, without those already read.
+-- Called by a worker. Return the unread arrivals for the worker's runs, sorted from old to new.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION read_inbox(p_worker uuid, p_read bigint[]) RETURNS TABLE (
     id bigint, tenant_id uuid, run_id uuid, kind text, subject uuid

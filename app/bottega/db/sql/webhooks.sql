@@ -1,7 +1,7 @@
--- Webhooks that announce that a run ended, or waits for people.
+-- Webhooks about runs that ended or wait for people.
 
--- Trigger on runs. When a run with a webhook_url ends, add its webhook and notify the senders. A
--- batch ends again after a retry, so each of its webhooks names a final event.
+-- Trigger on runs. When a run with a webhook_url ends, add a webhook and notify the senders. A
+-- batch ends again after a retry, so each of its webhooks has the seq of a final event.
 CREATE OR REPLACE FUNCTION order_webhook() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO webhooks (tenant_id, run_id, seq, url) VALUES (NEW.tenant_id, NEW.id,
