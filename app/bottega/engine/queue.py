@@ -1,25 +1,24 @@
-"""The run queue as a worker uses it; ``db/sql/queue.sql`` says which run is next.
+"""The run queue in a worker. ``db/sql/queue.sql`` decides which run is next.
 
-Claim: :class:`RunClaimer` claims due runs for the free places of this worker, and executes them. It
-claims
+Claim: :class:`RunClaimer` claims due runs for free places, and executes them. It claims
 
-- after a notification that names this worker,
+- after a notification with this worker's id,
 - after the end of a run, if this worker was nearly full or the run's tenant has due runs,
-- when this process queues runs, if runs ended in this worker lately,
+- when this process queues runs shortly after runs ended in this worker,
 - at once, if the last claim left due runs,
-- every ``POLL_S`` s, because a notification may be lost.
+- every ``POLL_S`` seconds, because a notification may be lost.
 
-Fence: each write of a claimed run names the run's attempt. A worker that lost a run learns this
-from the answer to its next write or report, and stops the run.
+Fence: each write of a claimed run has the run's attempt. The answer to the next write or report
+tells a worker that it has lost a run. The worker then stops the run.
 
-Lease: :class:`bottega.engine.workers.WorkerLease` reports which runs this worker executes. It has a
-thread of its own, so that a long computation in the event loop does not delay the report.
+Lease: :class:`bottega.engine.workers.WorkerLease` reports the runs of this worker. The reports have
+their own thread, so that a long computation in the event loop does not delay a report.
 
-Takeover: every process sweeps. A worker without a lease loses its runs; a worker that shuts down
-hands them back first.
+Takeover: every process sweeps. A worker without a lease loses its runs. A worker that shuts down
+hands back its runs before.
 
-Fair: the database shares the places among tenants. For this, a claim names the tenant of each run
-that this worker holds, and each tenant of whom a run ended in this worker in the last second.
+Fair: the database shares the places among tenants. So a claim has the tenants of this worker's
+runs, and the tenants of the runs that ended in this worker in the last second.
 """
 
 import asyncio
@@ -40,21 +39,21 @@ from bottega.services import background
 POLL_S = 2.0
 _MOST = 20
 _CLAIM_S = 3.0
-"""Longest time of a claim, in seconds. A run is lost if no report names it 5 s after its claim."""
+"""Timeout of a claim in seconds. A run is lost if no report has it 5 s after its claim."""
 _PAUSE_S = 0.005
-"""Time, in seconds, in which all runs that end lead to a single claim."""
+"""Seconds in which all ends of runs together lead to only one claim."""
 _RECENT_S = 1.0
-"""Seconds after a run's end in which claims name its tenant; its runs are counted again then."""
+"""Seconds after a run's end in which claims count the runs of the run's tenant again."""
 _CLAIM = "SELECT c.*, claimed_run(c.tenant, c.run) AS claim FROM claim($1, $2, $3, $4, $5) AS c"
 
 logger = structlog.get_logger(__name__)
 
 
 async def sweep(pool: asyncpg.Pool, lease_s: float) -> int:
-    """Queue runs again that no live worker executes; return their number.
+    """Queue runs again that no live worker executes. Return the number of these runs.
 
-    The sweep also ends runs whose time is over, and does the database's upkeep, a page at a time.
-    Return 0 if another process is sweeping or has just swept.
+    The sweep also ends runs after their deadline, and does the database's upkeep, in pages. Return
+    0 if another process is sweeping or has just swept.
     """
     lost: int | None = await pool.fetchval("SELECT sweep($1)", lease_s)
     if lost:
@@ -62,24 +61,24 @@ async def sweep(pool: asyncpg.Pool, lease_s: float) -> int:
     if lost is not None:
         try:
             await pool.execute("SELECT do_upkeep()")
-        except Exception as error:  # the takeover of runs must not depend on this
+        except Exception as error:  # takeovers must not depend on the upkeep
             logger.warning("queue.upkeep_failed", error=str(error), kind=type(error).__name__)
     return lost or 0
 
 
 async def sweep_regularly(pool: asyncpg.Pool, lease_s: float) -> None:
-    """Sweep at once and then four times in each lease, until cancelled."""
+    """Sweep at once, and then four times in each lease, until cancelled."""
     while True:
         await sweep(pool, lease_s)
         await asyncio.sleep(lease_s / 4)
 
 
 class RunClaimer:
-    """Claims runs for this worker's free places, and executes them.
+    """Claimer of runs for this worker's free places, which also executes the runs.
 
     Args:
-        execute: executes one run; returns false if its tenant has no due runs afterwards. An error
-            is logged and counts as a crash of the run.
+        execute: executes one run. It returns false if the run's tenant has no more due runs. An
+            error is logged and counts as a crash of the run.
         places: returns the number of this worker's places.
     """
 
@@ -98,14 +97,15 @@ class RunClaimer:
         self._wake = asyncio.Event()
 
     def notice(self, payload: str | None) -> None:
-        """Claim at once if a notification names this worker; ``None``: one may have been lost."""
+        """Claim at once if a notification has this worker's id, or may be lost (``None``)."""
         if payload in (None, str(self.worker_id)):
             self._wake.set()
 
     def claims_own(self) -> bool:
-        """Claim due runs soon if runs ended here lately and places are free; return true if so.
+        """Claim due runs soon if runs have just ended here. Return true if this worker claims.
 
-        So this worker itself goes on with the next runs of a batch whose runs it executed.
+        So this worker itself continues with the next runs of a batch that it executes. Places must
+        be free.
         """
         ended_lately = any(at > monotonic() - _RECENT_S for at in self._ended.values())
         if claims := ended_lately and len(self._active) < self._places() * 4 // 5:
@@ -113,8 +113,6 @@ class RunClaimer:
         return claims
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Claim and execute runs until ``stop`` is set."""
-
         async def wake_at_stop() -> None:
             await stop.wait()
             self._wake.set()
@@ -125,12 +123,12 @@ class RunClaimer:
                 pause_s = POLL_S
                 try:
                     pause_s = 2 * _PAUSE_S if await self._claim() else POLL_S
-                except Exception as error:  # the sweep finds claimed runs that no report names
+                except Exception as error:  # the sweep finds the lost runs of this claim
                     logger.warning("queue.claim_failed", error=repr(error))
                 await happens(self._wake, pause_s * random.uniform(0.8, 1.2))  # noqa: S311
 
     async def finish(self, grace_s: float) -> None:
-        """Give the runs ``grace_s`` seconds to end; then cancel and so hand back the others."""
+        """Wait ``grace_s`` seconds for the runs' ends. Then hand back the other runs."""
         if self._active:
             await asyncio.wait(self._active, timeout=grace_s)
         for task in (left := list(self._active)):
@@ -138,7 +136,7 @@ class RunClaimer:
         await asyncio.gather(*left, return_exceptions=True)
 
     async def _claim(self) -> bool:
-        """Claim and begin some runs; return true if this worker may claim more at once."""
+        """Claim and begin runs. Return true if this worker may claim more runs at once."""
         held = [run.tenant_id for run in self._active.values()]
         places, began = self._places(), monotonic()
         self._ended = {of: at for of, at in self._ended.items() if at > began - _RECENT_S}
@@ -162,11 +160,11 @@ class RunClaimer:
             asyncio.get_running_loop().call_later(_PAUSE_S, self._wake.set)
 
     async def _carry_out(self, run: ClaimedRun) -> bool:
-        """Execute a run; if that fails, leave it to the next attempt."""
+        """Execute a run. After an error, hand back the run for the next attempt."""
         try:
             return await self._execute(run)
         except Exception as error:
             logger.exception("run.abandoned", run_id=str(run.run_id))
-            if not is_transient(error):  # else the sweep queues the run, as no report names it now
+            if not is_transient(error):  # else the sweep finds the lost run
                 await hand_back(self._pool, run, "crash")
             return True

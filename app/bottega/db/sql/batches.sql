@@ -1,8 +1,8 @@
 -- Batches: many runs of one agent or graph. A batch is a run of the mode batch that no worker
--- executes. Its items are its child runs, and inherit from it. The batch stays in the queue and is
--- never due, so it counts once in queued_runs. It is over when all of its items are over.
+-- executes. A batch's items are child runs, which inherit from the batch. A batch stays in the
+-- queue and is never due, so that it counts once in queued_runs. A batch ends with its last item.
 
--- Called while a batch is being accepted. Store each item once; p_first: number of the first one.
+-- Called while a batch is being accepted. Store each item once. p_first: number of the first item.
 CREATE OR REPLACE FUNCTION add_items(p_tenant uuid, p_batch uuid, p_first bigint, p_items jsonb)
 RETURNS void LANGUAGE sql AS $$
     WITH added AS (
@@ -16,7 +16,7 @@ RETURNS void LANGUAGE sql AS $$
     WHERE tenant_id = p_tenant AND id = p_batch
 $$;
 
--- Called once all items of a batch are stored. Queue the first items.
+-- Called after all items of a batch were stored. Queue the first items.
 CREATE OR REPLACE FUNCTION start_batch(p_tenant uuid, p_batch uuid) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -30,8 +30,8 @@ BEGIN
     END IF;
 END $$;
 
--- Called by queue_children. Return how many of a batch's items may be queued, and the part of its
--- budget that each of them gets. If no budget is left and no item is running, the held items fail.
+-- Called by queue_children. Return the number of a batch's items that may be queued, and each
+-- item's part of the budget. If no budget is left and no item is running, the held items fail.
 CREATE OR REPLACE FUNCTION share_budget(
     p runs, p_room bigint, OUT room bigint, OUT tokens bigint, OUT cost jsonb
 ) LANGUAGE plpgsql AS $$
@@ -74,8 +74,8 @@ BEGIN
     END IF;
 END $$;
 
--- Called by arrive, with the batch's row locked. Add up the usage of ended items; queue the next
--- items; end the batch if no item is left, or if an item failed and on_error says to end it.
+-- Called by arrive with the batch's row locked. Add up the usage of ended items. Queue the next
+-- items. End the batch if no item is left, or if an item failed and on_error requires the end.
 CREATE OR REPLACE FUNCTION advance_batch(p_tenant uuid, p_batch uuid) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -123,7 +123,7 @@ BEGIN
         AND NOT EXISTS (SELECT FROM runs WHERE tenant_id = p_tenant AND parent_run_id = p_batch
                         AND ended_at IS NULL)
     THEN
-        -- If an item ended since the first statement, its arrival calls this function again.
+        -- The arrival of an item that ended after the first statement calls this function again.
         IF NOT EXISTS (
             SELECT FROM run_children c JOIN runs o ON o.tenant_id = p_tenant AND o.id = c.child_id
             WHERE c.tenant_id = p_tenant AND c.run_id = p_batch AND c.status IS NULL)
@@ -133,8 +133,7 @@ BEGIN
     END IF;
 END $$;
 
--- Called by the API. Queue the failed items of a batch again, each as a new run; return their
--- number.
+-- Called by the API. Queue a batch's failed items again, each as a new run. Return their number.
 CREATE OR REPLACE FUNCTION retry_batch(p_tenant uuid, p_batch uuid) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -156,7 +155,7 @@ BEGIN
     RETURN v_count;
 END $$;
 
--- Return a batch as the API shows it; seconds_left is estimated from the mean time of ended items.
+-- Return a batch in the form of the API. seconds_left is estimated from ended items' mean time.
 CREATE OR REPLACE FUNCTION shown_batch(r runs) RETURNS jsonb LANGUAGE sql STABLE AS $$
     WITH items AS (
         SELECT coalesce(status, 'queued') AS status, count(*) AS n, NULL::jsonb[] AS used
@@ -194,7 +193,7 @@ CREATE OR REPLACE FUNCTION shown_batch(r runs) RETURNS jsonb LANGUAGE sql STABLE
     FROM counted n
 $$;
 
--- Return a page of a batch's results, as lines of JSON, after the item with the number p_after.
+-- Return a page of a batch's results as lines of JSON, after the item number p_after.
 CREATE OR REPLACE FUNCTION batch_results(
     p_tenant uuid, p_batch uuid, p_after bigint, p_most integer
 ) RETURNS TABLE (number bigint, line text) LANGUAGE sql STABLE AS $$

@@ -1,15 +1,15 @@
--- Child runs: runs that do a part of another run, and that any worker claims. run_children lists
--- them in order. At most child_limit child runs of a parent are queued or running; the others are
--- held, which means that they have no row but that in run_children. Child runs count in no limit of
--- their tenant, and take turns with the tenant's other runs.
+-- Child runs: runs that do a part of another run, and that any worker may claim. run_children has
+-- them in order. At most child_limit child runs of a parent are queued or running. The others are
+-- held: they only have a row in run_children. Child runs do not count for their tenant's limits,
+-- and take turns with the tenant's other runs.
 --
--- When a child run ends, a row is added to its parent's inbox. After the transaction, the process
--- that stored the end calls arrive() for the parent, which queues the next child runs. If the
--- process dies before that, the sweep calls arrive().
+-- The end of a child run adds a row to the parent's inbox. After the transaction, the process that
+-- stored the end calls arrive() for the parent, which queues the next child runs. If the process
+-- dies before this call, the sweep calls arrive().
 
--- Called by a worker for a run that it executes. Add the child runs that do not exist yet; at most
--- p_most may be queued or running. Return the ids of child runs that exist already; NULL if the
--- caller's attempt is not the run's current attempt.
+-- Called by a worker for a run that it executes. Add new child runs, of which at most p_most may be
+-- queued or running. Return the ids of child runs that already existed; NULL if the caller's
+-- attempt is not the run's current attempt.
 CREATE OR REPLACE FUNCTION add_children(
     p_tenant uuid, p_parent uuid, p_attempt integer, p_most integer, p_new jsonb
 ) RETURNS uuid[] LANGUAGE plpgsql AS $$
@@ -18,7 +18,7 @@ DECLARE
     v_bytes bigint;
 BEGIN
     PERFORM set_config('bottega.tenant', p_tenant::text, true);
-    -- While the parent's row is locked, it cannot end. Its end cancels the child runs of that time.
+    -- While its row is locked, the parent cannot end. The parent's end cancels all child runs.
     PERFORM FROM runs WHERE tenant_id = p_tenant AND id = p_parent FOR NO KEY UPDATE;
     PERFORM FROM run_heads
     WHERE tenant_id = p_tenant AND run_id = p_parent AND attempt = p_attempt;
@@ -44,8 +44,8 @@ BEGIN
                  EXCEPT SELECT unnest(v_added));
 END $$;
 
--- Called with the parent's row locked. Queue the next held child runs, until as many as permitted
--- are queued or running. Child runs inherit pinned versions, user and more from the parent.
+-- Called with the parent's row locked. Queue held child runs until the limit of queued or running
+-- child runs is reached. Child runs inherit pinned versions, user and more from the parent.
 CREATE OR REPLACE FUNCTION queue_children(p_tenant uuid, p_parent uuid) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -68,7 +68,7 @@ BEGIN
     END IF;
     WITH next AS (
         UPDATE run_children SET is_held = false
-        -- As an array, the numbers are looked up one by one, even if many child runs are held.
+        -- Numbers in an array are looked up one by one, even if many child runs are held.
         WHERE tenant_id = p_tenant AND run_id = p_parent AND number = ANY (ARRAY(
             SELECT number FROM run_children
             WHERE tenant_id = p_tenant AND run_id = p_parent AND is_held
@@ -124,8 +124,8 @@ BEGIN
     END IF;
 END $$;
 
--- Called by workers. Return the ends of child runs that they await. Child runs have ended if they
--- are over, were cancelled before they began, or were deleted (status NULL).
+-- Called by workers. Return the ends of awaited child runs. A child run has ended if it is over,
+-- was cancelled before its start, or was deleted (status NULL).
 CREATE OR REPLACE FUNCTION ended_children(p_tenants uuid[], p_children uuid[])
 RETURNS TABLE (run_id uuid, status text, ending jsonb) LANGUAGE plpgsql AS $$
 BEGIN
@@ -145,7 +145,7 @@ BEGIN
 END $$;
 
 -- Called by workers. Send a message to a child run, once for each p_id. A held child run gets the
--- message when the run is queued. Return the result of send_message.
+-- message when it is queued. Return the result of send_message.
 CREATE OR REPLACE FUNCTION tell_child(p_tenant uuid, p_child uuid, p_content jsonb, p_id uuid)
 RETURNS jsonb LANGUAGE plpgsql AS $$
 BEGIN

@@ -1,29 +1,29 @@
--- The run queue: which run a worker executes next, and what happens when a worker dies.
+-- The run queue decides which run a worker executes next, and what happens when a worker dies.
 --
--- run_queue has a row for each run that waits for a worker. A statement that changes the state of a
--- run changes that row in the same transaction.
+-- run_queue has a row for each run that waits for a worker. A statement that changes a run's state
+-- changes the run's row in run_queue in the same transaction.
 --
--- Claim: a worker calls claim() for as many runs as it has free places. A claim (by begin_attempts)
--- deletes the runs' rows, raises each run's attempt, and stores attempt and worker in run_heads. It
--- locks the tenants' rows in tenant_queues. Only claims lock these rows, and skip locked ones.
--- Fence: each write names the attempt, and changes nothing if run_heads has another, or no row.
--- Lease: a worker is alive until workers.leased_until. report() extends it, and names the runs that
--- the worker executes.
--- Takeover: sweep() runs in every process. It queues a run again whose worker has no lease (cause
--- crash), or whose worker, more than 5 s after the claim, does not name it: the answer to the claim
--- was lost (cause lost, which counts as no crash). A lease lasts two thirds of BOTTEGA_TAKEOVER_S.
--- Fair: a claim considers 500 tenants with due runs, from a random one on, and serves the four that
--- were served longest ago, with equal shares. A share that a tenant does not use goes to the other
--- tenants. The last fifth of a worker's places is for tenants without a run in the worker. A
+-- Claim: a worker calls claim() for as many runs as it has free places. A claim deletes the runs'
+-- rows, raises each run's attempt, and stores attempt and worker in run_heads (see begin_attempts).
+-- A claim locks rows of tenants in tenant_queues. Only claims lock such rows, and skip locked rows.
+-- Fence: each write has the attempt. A write changes nothing unless run_heads has this attempt.
+-- Lease: a worker is alive until workers.leased_until. report() extends this lease and stores the
+-- list of the runs that the worker executes.
+-- Takeover: sweep() runs in every process. It queues a run again if the run's worker has no lease
+-- (cause crash), or if the worker's list lacks the run 5 s after the claim: the answer to the claim
+-- was lost (cause lost, which is no crash). A lease lasts two thirds of BOTTEGA_TAKEOVER_S.
+-- Fair: a claim reads 500 tenants with due runs, from a random tenant on, and serves the four with
+-- the longest time since their last claim, with equal shares. Other tenants get the unused part of
+-- a share. The last fifth of a worker's places is for tenants without a run in the worker. A
 -- tenant's runs are claimed by rank: time of acceptance, plus 30 s for each priority below the
--- first. The rank never changes, so a run that is queued again keeps its position. Child runs of a
--- tenant take turns with its other runs.
+-- first. The rank never changes, so that a run that is queued again keeps its position. A tenant's
+-- child runs take turns with the tenant's other runs.
 -- Limit: counted is the number of a tenant's running runs at the last count, claimed the number of
--- runs claimed since. Before their sum can exceed concurrent_runs, a claim counts again. Child runs
--- do not count, but a run that waits for its child runs counts.
+-- later claims. Before the sum can exceed concurrent_runs, a claim counts again. Child runs do not
+-- count, but a run that waits for its child runs counts.
 
--- Called by statements that have locked the run's row. Store that a run may be claimed, unless the
--- run before it in its conversation must end first.
+-- Called with the run's row locked. Store that the run may be claimed, unless an earlier run of its
+-- conversation must end first.
 CREATE OR REPLACE FUNCTION enqueue_run(
     p_tenant uuid, p_run uuid, p_is_due boolean DEFAULT true
 ) RETURNS void LANGUAGE plpgsql AS $$
@@ -42,7 +42,7 @@ BEGIN
     END IF;
 END $$;
 
--- Return up to 500 tenants with due runs: from p_from on, then from the lowest id on (round 2).
+-- Return at most 500 tenants with due runs: from p_from on, then from the lowest id on (round 2).
 CREATE OR REPLACE FUNCTION due_tenants(p_from uuid DEFAULT gen_random_uuid()) RETURNS uuid[]
 LANGUAGE sql STABLE AS $$
     WITH RECURSIVE due(tenant, round) AS (
@@ -59,14 +59,14 @@ LANGUAGE sql STABLE AS $$
     SELECT coalesce(array_agg(tenant), '{}') FROM (SELECT tenant FROM due OFFSET 1 LIMIT 500) AS t
 $$;
 
--- Return a tenant's next due child run (p_child), or the next due one of its other runs.
+-- Return a tenant's next due child run (p_child: true) or next due other run (p_child: false).
 CREATE OR REPLACE FUNCTION next_due(p_tenant uuid, p_child boolean) RETURNS uuid
 LANGUAGE sql STABLE AS $$
     SELECT run_id FROM run_queue WHERE is_due AND tenant_id = p_tenant AND is_child = p_child
     ORDER BY rank, run_id LIMIT 1
 $$;
 
--- Return true if one of these tenants has due runs that its limit permits, or due child runs.
+-- Return true if one of the tenants has due runs within its limit, or due child runs.
 CREATE OR REPLACE FUNCTION any_left(p_tenants uuid[], p_limit bigint) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT EXISTS (
@@ -75,17 +75,17 @@ LANGUAGE sql STABLE AS $$
                OR next_due(t.tenant_id, true) IS NOT NULL))
 $$;
 
--- Return how many places of a worker that executes p_held runs any tenant may take: the last fifth
--- is for tenants without a run in the worker, unless there is only one tenant.
+-- Return the number of free places for all tenants in a worker with p_held runs. The last fifth is
+-- for tenants without a run in the worker, unless there is only one tenant.
 CREATE OR REPLACE FUNCTION count_common_places(p_places integer, p_held integer) RETURNS integer
 LANGUAGE sql STABLE AS $$
     SELECT greatest(0, CASE count(*) WHEN 2 THEN p_places * 4 / 5 ELSE p_places END - p_held)
     FROM (SELECT FROM tenants LIMIT 2) AS t
 $$;
 
--- Called by a worker with p_places places; p_held: the tenant of each run that it executes. Claim
--- at most p_most due runs. more: this worker may claim further runs now. p_ended: tenants of whom
--- this worker ended a run in the last second, so that they may be below their limit again.
+-- Called by a worker with p_places places. Claim at most p_most due runs. p_held: the tenants of
+-- the worker's runs. p_ended: the tenants of runs that the worker ended in the last second, which
+-- may be below their limit again. more: true if this worker may claim more runs now.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION claim(
     p_worker uuid, p_most integer, p_places integer, p_held uuid[], p_ended uuid[]
@@ -113,8 +113,8 @@ BEGIN
                     WHERE v_free > 0 AND (v_common > 0 OR d <> ALL (p_held)));
     FOR q IN
         SELECT t.* FROM tenant_queues t WHERE t.tenant_id = ANY (v_mine)
-        -- A tenant at its limit counts as served a second later, and its runs are counted again
-        -- only then, or after the end of a run.
+        -- A tenant at its limit counts as served one second later. Its runs are counted again only
+        -- after this second, or after the end of a run.
         ORDER BY t.served_at + CASE
             WHEN t.counted + t.claimed < v_limit OR t.tenant_id = ANY (p_ended)
                  OR next_due(t.tenant_id, true) IS NOT NULL
@@ -173,11 +173,11 @@ BEGIN
     IF (w.free_places > 0, w.common_places > 0) <> (v_free > 0, v_common > 0) THEN  -- else no news
         UPDATE workers SET free_places = v_free, common_places = v_common WHERE id = p_worker;
     END IF;
-    -- Other claims have locked some tenants; or nobody woke this worker, as it counted as full.
+    -- Other claims have locked some tenants; or this full worker got no signals.
     more := v_free > 0 AND (cardinality(v_tenants) < least(4, cardinality(v_mine))
                             OR w.free_places <= 0);
     IF v_due <> '{}' AND any_left(v_due, v_limit) THEN
-        -- This worker is full, or has enough runs to begin, so another worker may claim the others.
+        -- This worker is full, or has enough new runs, so that another worker may claim the rest.
         IF v_common = 0 OR cardinality(v_claimed) = p_most THEN
             PERFORM wake_worker(p_worker);
         END IF;
@@ -193,9 +193,9 @@ BEGIN
     END IF;
 END $$;
 
--- Called by a worker three times in each lease. Extend the lease, note the runs that it executes,
--- and return the runs that are still its own. p_places: 0 while it stops. p_about: {"version",
--- "age_s", "pool", "tenants": {tenant: its part of the load}}, as operators and tenants see it.
+-- Called by a worker three times in each lease. Extend the lease, store the list of the worker's
+-- runs, and return the runs that no other worker has. p_places: 0 while the worker stops. p_about:
+-- {"version", "age_s", "pool", "tenants": {tenant: load}}, which operators and tenants see.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION report(
     p_worker uuid, p_lease_s double precision, p_places integer, p_tenants uuid[], p_runs uuid[],
@@ -218,9 +218,9 @@ CREATE OR REPLACE FUNCTION report(
       AND (h.run_id, h.attempt) IN (SELECT * FROM unnest(p_runs, p_attempts));
 $$;
 
--- Called by a worker that stops executing a run, or by the sweep in its place. Queue the run; or
--- let it wait (p_wait: see begin_wait); or end it, if it is to be cancelled or has p_error. p_cause
--- of the next attempt: drain, message, model, interrupt, …
+-- Called by a worker that stops executing a run, or by the sweep after the worker's death. Queue
+-- the run; or begin a wait (p_wait: see begin_wait); or end a run with p_error or a requested
+-- cancellation. p_cause: the next attempt's cause: drain, message, model, interrupt, …
 CREATE OR REPLACE FUNCTION hand_back(
     p_tenant uuid, p_run uuid, p_attempt integer, p_cause text, p_wait jsonb DEFAULT NULL,
     p_error jsonb DEFAULT NULL
@@ -254,9 +254,9 @@ BEGIN
     PERFORM arrive(p_tenant, p_run);
 END $$;
 
--- Called by each process. Queue runs again that no worker executes, and end runs whose time is
--- over, a page of each; return how many were queued, or NULL if another process sweeps. If nobody
--- swept for a lease (the database was down), no worker could report, so all leases begin again now.
+-- Called by each process. Queue a page of lost runs again, and end a page of runs after their
+-- deadline. Return the number of queued runs; NULL if another process sweeps. After a lease's time
+-- without a sweep (the database was down), all leases begin again: no worker could report.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION sweep(p_lease_s double precision) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -309,7 +309,7 @@ BEGIN
                 PERFORM arrive(r.tenant_id, r.id);
             ELSE
                 -- A run that kills its worker also stops the worker's other runs. From the second
-                -- crash on, each run waits for a different time, so that they do not meet again.
+                -- crash on, each run waits for a different time: the runs must not meet again.
                 PERFORM hand_back(
                     r.tenant_id, r.id, r.attempt, r.cause, CASE r.cause WHEN 'crash' THEN
                     jsonb_build_object('reason', 'time', 'groups', '[]'::jsonb, 'until_s', p_lease_s
