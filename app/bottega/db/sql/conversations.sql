@@ -135,10 +135,10 @@ BEGIN
     END IF;
 END $$;
 
--- Called by a worker. Return the turns before a run, sorted from new to old, and gists of a few
--- older turns. If the last prompt's turns and all newer turns fit into p_most tokens, return these
--- turns. Otherwise return the turns that fit into half of p_most: so the beginning of prompts
--- rarely changes.
+-- Called by a worker. Return the turns before a run, from new to old, and gists of a few older
+-- turns. If the last prompt's turns and newer turns fit into p_most tokens, return these turns.
+-- Otherwise return the turns that fit into half of p_most: so prompts rarely begin with another
+-- turn.
 CREATE OR REPLACE FUNCTION earlier_turns(
     p_tenant uuid, p_base uuid, p_most bigint, p_gists integer
 ) RETURNS TABLE (

@@ -55,9 +55,9 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Return true if a run (NULL: a new run) of a user (NULL: no user) in a session (NULL: no session)
--- may use a file. All runs of a user may use the user's files. Otherwise a session's runs and their
--- forks may use its files, a run and its repetitions may use its files, and all runs may use other
+-- Return true if a run (NULL: a new run) of a user and a session (NULL: none) may use a file. A
+-- user's runs may use the user's files. Otherwise a session's runs and their forks may use the
+-- session's files, a run and its repetitions may use the run's files, and all runs may use other
 -- files.
 CREATE OR REPLACE FUNCTION file_serves(f files, p_user text, p_session text, p_run uuid)
 RETURNS boolean

@@ -25,10 +25,9 @@ CREATE OR REPLACE FUNCTION put_events(
     GROUP BY part, (n - 1) / 100
 $$;
 
--- Store one step of each of several runs. Return for each step: stored; due (stored, and the tenant
--- has due runs); repeated (stored before); refused (another attempt, or an ended run); busy
--- (locked: send it alone); pending (would end a run with an unread message or a requested
--- cancellation).
+-- Store one step of each of several runs. Return for each: stored; due (stored, and the tenant has
+-- due runs); repeated (stored before); refused (another attempt, or an ended run); busy (locked:
+-- send it alone); pending (would end a run with an unread message or a requested cancellation).
 CREATE OR REPLACE FUNCTION append_steps(
     p_tenants uuid[], p_runs uuid[], p_attempts integer[], p_after bigint[], p_counts integer[],
     p_events text[], p_tasks jsonb[], p_interrupts jsonb[], p_sessions text[],
