@@ -57,8 +57,7 @@ END $$;
 
 -- Return true if a run (NULL: a new run) of a user and a session (NULL: none) may use a file. A
 -- user's runs may use the user's files. Otherwise a session's runs and their forks may use the
--- session's files, a run and its repetitions may use the run's files, and all runs may use other
--- files.
+-- session's files, a run and its repetitions the run's files, and all runs other files.
 CREATE OR REPLACE FUNCTION file_serves(f files, p_user text, p_session text, p_run uuid)
 RETURNS boolean
 LANGUAGE sql STABLE AS $$
