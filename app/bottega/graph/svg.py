@@ -2,35 +2,30 @@
 
 Each column has agents that can run at the same time, after the agents of earlier columns. An edge
 that skips columns runs on a track above or below all boxes; edges with equal source and policy
-share a track. Agents without edges are in rows below. All lengths are in px. The drawing has no
-background, follows the viewer's light or dark mode, and uses no ids, so that a page can contain
+share a track. Agents without edges are in the last columns. All lengths are in px. The drawing has
+no background, follows the viewer's light or dark mode, and uses no ids, so that a page can contain
 several drawings.
 """
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import count
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 from textwrap import TextWrapper
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from xml.sax.saxutils import escape
 
 from bottega.graph.publication import PropagationPolicy
 from bottega.graph.shared_memory import SharedMemoryGraph
-
-if TYPE_CHECKING:
-    import networkx as nx
 
 FONT_SIZE = 14.0
 HEAD = 9.0  # length of an arrow head; an edge's curve ends at this distance from the box
 
 _LINE_HEIGHT = 19.0
 _MARGIN = 20.0  # margin around the drawing
-_BOX_GAP = 32.0  # gap between two boxes of a column, or between two boxes without edges
+_BOX_GAP = 32.0  # gap between two boxes of a column
 _COLUMN_GAP = 84.0
 _TRACK_GAP = 11.0
-_LONE_PER_ROW = 7  # boxes without edges in one row
+_LONE_PER_COLUMN = 4  # boxes without edges, or as many as the longest other column has
 _POLICIES = {
     PropagationPolicy.FINAL_RESPONSE_ONLY: ("final answer", "#7d8590", "none"),
     PropagationPolicy.TOOL_RESULTS: ("with tool results", "#3b82f6", "8 4"),
@@ -82,7 +77,7 @@ def draw_svg(graph: SharedMemoryGraph) -> str:
     names = graph.get_topological_order()
     if not names:
         text = "No agents in this graph yet"
-        return _document([Box(0, 0, 230, 19)], text, [f'<text x="115" y="14">{text}</text>'])
+        return _document([Box(0, 0, 230, 19)], text, [_text("name", 115, 14, text)])
     number = {name: index for index, name in enumerate(names)}
     edges = sorted(
         (number[source], number[target], graph.edge_policy(source, target))
@@ -91,35 +86,25 @@ def draw_svg(graph: SharedMemoryGraph) -> str:
     labels = [printable(name) for name in names]
     lines = [wrapped(label) for label in labels]
     boxes, tracks = _place(lines, edges)
-    published = map(graph.publication, names)
-    versions = [None if each is None else each.version for each in published]
+    body = list(_edges(graph, names, edges, boxes, tracks))
+    body += [_node(graph, name, i, boxes[i], lines[i]) for i, name in enumerate(names)]
     extent = [*boxes, *(Box(0, y, 0, 0) for y in tracks.values())]
-    conditions = {
-        (number[source], number[target]): text for (source, target), text in graph.labels.items()
-    }
-    body = list(_edges(edges, boxes, tracks, labels, conditions))
-    reasons = [graph.skipped.get(name) for name in names]
-    notes = [graph.notes.get(name) for name in names]
-    body += [
-        _node(i, box, lines[i], versions[i], reasons[i], notes[i]) for i, box in enumerate(boxes)
-    ]
     if any(policy is not PropagationPolicy.FINAL_RESPONSE_ONLY for _, _, policy in edges):
         extent.append(Box(0, max(box.y + box.height for box in extent) + 28, 570, 20))
         body += _legend(extent[-1].middle)
-    done = [f"{label} (version {v})" for label, v in zip(labels, versions, strict=True) if v]
+    published = [
+        f"{label} (version {publication.version})"
+        for name, label in zip(names, labels, strict=True)
+        if (publication := graph.publication(name)) is not None
+    ]
     about = f"Agents: {len(names)}, edges: {len(edges)}. Order: {', '.join(labels)}."
-    return _document(extent, f"{about} Published: {', '.join(done) or 'none yet'}.", body)
+    return _document(extent, f"{about} Published: {', '.join(published) or 'none yet'}.", body)
 
 
 def _place(lines: list[tuple[str, ...]], edges: Sequence[Edge]) -> tuple[list[Box], Tracks]:
-    """Place the columns around y = 0, tracks above and below them, and the other boxes."""
-    import networkx as nx
-
-    digraph: nx.DiGraph[int] = nx.DiGraph((source, target) for source, target, _ in edges)
-    columns = _columns(digraph)
-    sources = Counter(target for _, target, _ in edges)
-    rows = [max(len(label), min(sources[i], 32) / 4) for i, label in enumerate(lines)]
-    heights = [row * _LINE_HEIGHT + 24 for row in rows]
+    """Place the columns around y = 0, and tracks above and below them."""
+    columns = _columns(len(lines), edges)
+    heights = [len(label) * _LINE_HEIGHT + 24 for label in lines]
     widths = [max(66.0, *map(text_width, label)) + 30 for label in lines]
     boxes: dict[int, Box] = {}
     x = 0.0
@@ -130,68 +115,57 @@ def _place(lines: list[tuple[str, ...]], edges: Sequence[Edge]) -> tuple[list[Bo
             boxes[node] = Box(x, y, width, heights[node])
             y += heights[node] + _BOX_GAP
         x += width + _COLUMN_GAP
-    tracks = _tracks(columns, boxes, edges)
-    lone = sorted(set(range(len(lines))) - set(digraph))
-    y = max([0, *(box.y + box.height for box in boxes.values()), *tracks.values()]) + _BOX_GAP
-    for index, node in enumerate(lone):
-        row, place = divmod(index, _LONE_PER_ROW)
-        x = place * (max(widths[node] for node in lone) + _BOX_GAP)
-        boxes[node] = Box(x, y + row * (max(heights) + _BOX_GAP), widths[node], heights[node])
-    return [boxes[node] for node in range(len(lines))], tracks
+    return [boxes[node] for node in range(len(lines))], _tracks(columns, boxes, edges)
 
 
-def _columns(digraph: "nx.DiGraph[int]") -> list[list[int]]:
-    """Return the columns; a box is near its neighbours' mean height (barycentre sweeps)."""
+def _columns(count: int, edges: Sequence[Edge]) -> list[list[int]]:
+    """Return the columns; a box is near its neighbours' mean height (barycentre sweeps).
+
+    The last columns have the agents without edges.
+    """
     import networkx as nx
 
+    digraph: nx.DiGraph[int] = nx.DiGraph((source, target) for source, target, _ in edges)
     columns = [sorted(column) for column in nx.topological_generations(digraph)]
     place = {n: (i + 0.5) / len(column) for column in columns for i, n in enumerate(column)}
     for neighbours, order in 3 * ((digraph.pred, columns), (digraph.succ, columns[::-1])):
         for column in order:
             column.sort(key=lambda n: fmean([place[m] for m in neighbours[n]] or [place[n]]))
             place |= {n: (i + 0.5) / len(column) for i, n in enumerate(column)}
-    return columns
+    lone = [node for node in range(count) if node not in digraph]
+    size = max([_LONE_PER_COLUMN, *map(len, columns)])
+    return columns + [lone[start : start + size] for start in range(0, len(lone), size)]
 
 
 def _tracks(columns: list[list[int]], boxes: dict[int, Box], edges: Sequence[Edge]) -> Tracks:
-    """Give each edge that skips columns the nearest free track on the side of its source."""
+    """Give each edge that skips columns a track on the side of its source, the next outwards."""
     column_of = {node: index for index, column in enumerate(columns) for node in column}
-    bundles: dict[tuple[int, PropagationPolicy], list[Edge]] = defaultdict(list)
+    reach = max((-box.y for box in boxes.values()), default=0.0) + 2 * _TRACK_GAP
+    rows: dict[tuple[int, PropagationPolicy], int] = {}
+    tracks: Tracks = {}
     for source, target, policy in edges:
         if column_of[target] > column_of[source] + 1:
-            bundles[source, policy].append((source, target, policy))
-    reach = max((-box.y for box in boxes.values()), default=0.0) + 2 * _TRACK_GAP
-    used: dict[tuple[bool, int], set[int]] = defaultdict(set)
-    tracks: Tracks = {}
-    for (source, _), bundle in bundles.items():
-        below = boxes[source].middle > 0
-        span = range(column_of[source] + 1, max(column_of[target] for _, target, _ in bundle))
-        row = next(i for i in count() if used[below, i].isdisjoint(span))
-        used[below, row].update(span)
-        tracks |= dict.fromkeys(bundle, (reach + row * _TRACK_GAP) * (1 if below else -1))
+            y = reach + rows.setdefault((source, policy), len(rows)) * _TRACK_GAP
+            tracks[source, target, policy] = y if boxes[source].middle > 0 else -y
     return tracks
 
 
 def _edges(
+    graph: SharedMemoryGraph,
+    names: Sequence[str],
     edges: Sequence[Edge],
     boxes: Sequence[Box],
     tracks: Tracks,
-    labels: Sequence[str],
-    conditions: Mapping[tuple[int, int], str],
 ) -> Iterator[str]:
-    """Draw the edges; at a box, they arrive in the order of their sources' heights."""
-    total, arrived = Counter(target for _, target, _ in edges), Counter[int]()
-    for edge in sorted(edges, key=lambda edge: tracks.get(edge, boxes[edge[0]].middle)):
+    for edge in edges:
         source, target, policy = edge
         left, right = boxes[source].x + boxes[source].width, boxes[target].x
-        step = min(9.0, (boxes[target].height - 14) / max(total[target] - 1, 1))
-        end = boxes[target].middle + (arrived[target] - (total[target] - 1) / 2) * step
-        arrived[target] += 1
-        points = [(left, boxes[source].middle), (right - HEAD, end)]
+        points = [(left, boxes[source].middle), (right - HEAD, boxes[target].middle)]
         if edge in tracks:
             points[1:1] = [(left + _COLUMN_GAP, tracks[edge]), (right - _COLUMN_GAP, tracks[edge])]
-        title = f"{labels[source][:60]} \u2192 {labels[target][:60]}: {_POLICIES[policy][0]}"
-        if (condition := conditions.get((source, target))) is not None:
+        from_to = f"{printable(names[source])[:60]} \u2192 {printable(names[target])[:60]}"
+        title = f"{from_to}: {_POLICIES[policy][0]}"
+        if (condition := graph.labels.get((names[source], names[target]))) is not None:
             title += f", if {printable(condition)}"
         yield _edge(policy, points, title, f' data-edge="{source}-{target}"')
 
@@ -199,52 +173,47 @@ def _edges(
 def _edge(
     policy: PropagationPolicy, points: list[tuple[float, float]], title: str, data: str = ""
 ) -> str:
-    """Draw a path with arrow head: straight between points of equal height, otherwise curved."""
+    """Draw a path with arrow head; it is straight between points of equal height."""
     (x, y), *rest = points
-    steps = [f"M{x:g} {y:g}"]
+    path = f"M{x:g} {y:g}"
     for to_x, to_y in rest:
         half = (x + to_x) / 2
-        curve = f"C{half:g} {y:g} {half:g} {to_y:g} {to_x:g} {to_y:g}"
-        steps.append(f"H{to_x:g}" if abs(to_y - y) < 0.05 else curve)
+        path += f"C{half:g} {y:g} {half:g} {to_y:g} {to_x:g} {to_y:g}"
         x, y = to_x, to_y
     _, colour, dashes = _POLICIES[policy]
     return (
         f'<g class="edge" stroke="{colour}"><title>{escape(title)}</title>'
-        f'<path{data} stroke-dasharray="{dashes}" d="{"".join(steps)}"/>'
+        f'<path{data} stroke-dasharray="{dashes}" d="{path}"/>'
         f'<path fill="{colour}" stroke="none" d="M{x + HEAD:g} {y:g}l-{HEAD:g}-4v8z"/></g>'
     )
 
 
-def _node(
-    index: int,
-    box: Box,
-    lines: Sequence[str],
-    version: int | None,
-    reason: str | None,
-    note: str | None,
-) -> str:
-    place = f'x="{box.x:g}" y="{box.y:g}" width="{box.width:g}" height="{box.height:g}"'
-    name, title, badge = "node", "not published yet", ""
-    if reason is not None:
-        name, title = "node skipped", escape(f"skipped: {printable(reason)}")
-    elif version is not None:
-        name, title = "node published", f"published, version {version}"
-        at = f'x="{box.x + box.width - 8:g}" y="{box.y + 12:g}"'
-        badge = f'<text class="version" {at}>\u2713 v{version}</text>'
-    if note is not None:
+def _node(graph: SharedMemoryGraph, name: str, index: int, box: Box, lines: Sequence[str]) -> str:
+    kind, title, badge = "node", "not published yet", ""
+    if (reason := graph.skipped.get(name)) is not None:
+        kind, title = "node skipped", escape(f"skipped: {printable(reason)}")
+    elif (publication := graph.publication(name)) is not None:
+        version = publication.version
+        kind, title = "node published", f"published, version {version}"
+        badge = _text("version", box.x + box.width - 8, box.y + 12, f"\u2713 v{version}")
+    if (note := graph.notes.get(name)) is not None:
         title = f"{escape(printable(note))}; {title}"
+    place = f'x="{box.x:g}" y="{box.y:g}" width="{box.width:g}" height="{box.height:g}"'
     label = f'<rect class="box" {place} rx="8"/>'
     for row, line in enumerate(lines):
         y = box.middle + (row - len(lines) / 2 + 0.72) * _LINE_HEIGHT
-        at = f'x="{box.x + box.width / 2:g}" y="{y:g}"'
-        label += f'<text class="name" {at} xml:space="preserve">{escape(line)}</text>'
-    return f'<g class="{name}" data-node="{index}"><title>{title}</title>{label}{badge}</g>'
+        label += _text("name", box.x + box.width / 2, y, line)
+    return f'<g class="{kind}" data-node="{index}"><title>{title}</title>{label}{badge}</g>'
+
+
+def _text(kind: str, x: float, y: float, text: str) -> str:
+    return f'<text class="{kind}" x="{x:g}" y="{y:g}" xml:space="preserve">{escape(text)}</text>'
 
 
 def _legend(y: float) -> Iterator[str]:
     for x, (policy, (meaning, _, _)) in zip((0.0, 190.0, 380.0), _POLICIES.items(), strict=True):
         yield _edge(policy, [(x, y), (x + 30, y)], meaning)
-        yield f'<text class="legend" x="{x + 108:g}" y="{y + 5:g}">{meaning}</text>'
+        yield _text("legend", x + 108, y + 5, meaning)
 
 
 def _document(extent: Sequence[Box], about: str, body: Sequence[str]) -> str:
