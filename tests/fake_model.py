@@ -288,7 +288,7 @@ class FakeModel:
         self.decide = decide
         self._token_delay_s = token_delay_s
         chat = Route("/v1/chat/completions", self._complete, methods=["POST"])
-        self._demo: ASGIApp = Starlette(routes=[chat])
+        self._demo: ASGIApp = Starlette(routes=[chat, *demo_server.create_app().routes])
         self._usually = decide
         self._script: deque[Reply] = deque()
         self._vectors: deque[Reply | None] = deque()

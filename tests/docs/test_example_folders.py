@@ -32,7 +32,7 @@ SHOWN = {
     "coding": ["tool coding-helper: Explains code"],
     "evaluator": ["round 1, draft-writer:", "round 1, draft-reviewer:"],
     "letters": ['"index":4', '"status":"completed"'],
-    "research": ["research-lead dispatches market-researcher", "4 completed, 0 failed"],
+    "research": ["research-lead dispatches market-researcher", "4 completed"],
     "support": ["waits:  shop-cashier", "person: {'decision': 'approve'}", "The guarantee is over"],
 }
 """What each prints, with any model."""

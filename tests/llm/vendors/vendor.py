@@ -17,12 +17,23 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from bottega.agents.provider import DialectName
-from bottega.llm.demo_model.rules import Answer
-from bottega.llm.demo_model.rules import decide as demo_decide
-from tests.fake_model import FakeModel, Reply, _Stream
+from bottega.llm.demo_model.rules import Answer, decide
+from bottega.llm.dialects.schemas import ANSWER_TOOL
+from tests.fake_model import FakeModel, Reply, _Stream, calls
 
 Body = dict[str, Any]
 Message = dict[str, Any]
+
+
+def vendor_decide(request: Body) -> Answer:
+    """Answer as the demo model, by the tool for the answer if the request has one."""
+    tools = {tool["function"]["name"]: tool for tool in request.get("tools") or ()}
+    tool = tools.pop(ANSWER_TOOL, None)
+    if tool is None:
+        return decide(request)
+    form = response_format(tool["function"]["parameters"])
+    answer = decide({**request, **form, "tools": list(tools.values())})
+    return answer if answer.calls else calls((ANSWER_TOOL, json.loads(answer.text)))
 
 
 class Vendor(FakeModel):
@@ -43,7 +54,7 @@ class Vendor(FakeModel):
     prefix: ClassVar[str] = ""
     path: ClassVar[str]
 
-    def __init__(self, decide: Callable[[Body], Reply] = demo_decide, *, port: int = 0) -> None:
+    def __init__(self, decide: Callable[[Body], Reply] = vendor_decide, *, port: int = 0) -> None:
         super().__init__(decide, port=port)
         self._demo = Starlette(routes=[Route(self.path, self._respond, methods=["POST"])])
         self.bodies: list[Body] = []

@@ -1,6 +1,7 @@
 """The demo model's server: chat completions and the list of models, on loopback."""
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -51,7 +52,8 @@ def serve(
         timeout_graceful_shutdown=0,  # nobody needs answers after a stop
     )
     print(json.dumps({"port": listener.getsockname()[1]}), flush=True)  # noqa: T201
-    uvicorn.Server(config).run(sockets=[listener])
+    with contextlib.suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[listener])
 
 
 def _exit_at_end_of_input() -> None:
