@@ -7,7 +7,6 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
@@ -35,7 +34,6 @@ from bottega.outgoing import (
 )
 from bottega.redaction import read_words
 from bottega.runs.pins import PinCache
-from bottega.runs.submit import RUN_TIMEOUT_S
 from bottega.scrape import Scraping, refresh_regularly
 from bottega.secrets.lookup import SecretLookup
 from bottega.services import Services
@@ -214,8 +212,7 @@ def _files(
     settings: Settings, database: Database, listener: NotifyListener, services: MemoryServices
 ) -> FileStore:
     """Return the file store; at a notification, this process drops cached data of erased files."""
-    quota = FileQuota(settings.files_bytes)
-    files = FileStore(database, services.objects, quota)
+    files = FileStore(database, services.objects, FileQuota())
     listener.subscribe(erase.CHANNEL, partial(_forget, files.forget))
     return files
 
@@ -471,21 +468,20 @@ async def _claiming_runs(
 @asynccontextmanager
 async def run_cron_jobs(service: Service, egress: "Egress") -> AsyncIterator[None]:
     """Start scheduled runs and send webhooks during the block."""
-    from bottega.background.schedules import Limits, Ticker
+    from bottega.background.schedules import Ticker
     from bottega.background.webhooks import Webhooks
     from bottega.files.store import FileRetention
     from bottega.tenants.retention import Pruning
 
     settings, database = service.settings, service.database
-    limits = Limits(RUN_TIMEOUT_S, settings.queue_timeout_s, settings.memory)
     first = settings.webhook_secret
     secret = None if first is None else first.get_secret_value()
     ticker, webhooks = (
-        Ticker(database, limits, service.pins),
+        Ticker(database, settings.memory, service.pins),
         Webhooks(database.pool, egress, secret),
     )
     wake_on_notify(service.listener, ticker.loop, webhooks.work.loop)
-    retention = FileRetention(database.pool, timedelta(days=settings.files_days))
+    retention = FileRetention(database.pool)
     expiry = WorkLoop("files", retention.delete_unused, poll_s=3600.0)
     pruning = Pruning(database, settings.retention_days).loop()
     async with service.services.running(

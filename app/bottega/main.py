@@ -56,7 +56,7 @@ from bottega.api.routes.mcp import servers as mcp_servers
 from bottega.api.routes.mcp.messages import translated as as_rpc_error
 from bottega.api.routes.openai import routes as openai_routes
 from bottega.api.routes.openai.answers import translated as as_openai_error
-from bottega.api.schemas.parts import LONGEST_DATA
+from bottega.api.schemas.parts import LONGEST_DATA, MOST_BODY_BYTES
 from bottega.api.server import connections
 from bottega.api.server.addresses import Addresses, KeylessRates, Networks
 from bottega.api.server.connections import Bounds, HttpProtocol, WebSocketProtocol
@@ -224,8 +224,8 @@ def create_app(service: Service) -> FastAPI:
         LimitRequests,
         per_s=settings.requests_per_s,
         streams=MAX_STREAMS,
-        max_bytes=settings.max_body_bytes,
-        longer=_longer_bodies(settings.max_body_bytes),
+        max_bytes=MOST_BODY_BYTES,
+        longer=_longer_bodies(),
     )
     rates = KeylessRates(settings.keyless_per_s, _trusted(settings))
     app.add_middleware(Authenticate, rates=rates, host=settings.host, origins=settings.cors_origins)
@@ -240,10 +240,10 @@ def create_app(service: Service) -> FastAPI:
     return app
 
 
-def _longer_bodies(usual: int) -> dict[tuple[str, str], LongBodies]:
+def _longer_bodies() -> dict[tuple[str, str], LongBodies]:
     """Return the limits of requests with longer bodies: files, and inputs with data in base64."""
     uploads = LongBodies(LONGEST_BODY, each=8, all=64)
-    inputs = LongBodies(usual + LONGEST_DATA, each=2, all=4)
+    inputs = LongBodies(MOST_BODY_BYTES + LONGEST_DATA, each=2, all=4)
     return {
         connections.UPLOADS: uploads,
         ("POST", "/v1/runs"): inputs,

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 _NO_KEY = "none"
 _HOSTED = "openai:"
+_NIGHTLY = "0 3 * * *"
+"""Times of memory maintenance (cron, in UTC): in a night it disturbs few runs."""
 
 log = structlog.get_logger(__name__)
 
@@ -162,14 +164,13 @@ def _maintenance(
     from bottega.db import migrate
     from bottega.memory.learning.maintenance import Maintenance, stages_of
 
-    cron = settings.memory_cron
     as_maintenance = functools.partial(connect, database.url, role=migrate.ROLE, longest_s=None)
     sources = parts.patterns, parts.objects, measure, as_maintenance
     stages = stages_of(database.pool, episodes, *sources)
     return Maintenance(
         database.pool,
         stages,
-        nights=lambda now: (previous_tick(cron, now), next_tick(cron, "UTC", now)),
+        nights=lambda now: (previous_tick(_NIGHTLY, now), next_tick(_NIGHTLY, "UTC", now)),
     )
 
 

@@ -314,8 +314,7 @@ class ModelServices:
         if provider is None:
             assert self._default is not None
             return Fixed(self._default)
-        more = {"timeout_s": self._settings.model_timeout_s}
-        return Described(name, provider, self._secrets, None, DEFAULT_NAME, more)
+        return Described(name, provider, self._secrets, None, DEFAULT_NAME, {})
 
     def _first(self, provider: Provider) -> str:
         models = provider.get("models")
@@ -323,7 +322,6 @@ class ModelServices:
 
     def _of_tenant(self, tenant_id: UUID, tenant: str, name: str, provider: Provider) -> Described:
         more: dict[str, Any] = {"is_own": True}
-        more["timeout_s"] = self._settings.model_timeout_s
         if self._lookups is not None:
             more["look_up"] = partial(self._lookups.addresses, tenant)
         return Described(name, provider, self._secrets, tenant_id, tenant, more, self._hosts)
@@ -393,9 +391,7 @@ async def open_models(
         if not any(each.name == DEFAULT for each in settings.providers):
             given = settings.openai_api_key
             key = NO_KEY if given is None else given.get_secret_value()
-            default = with_openai(
-                ServerSpec(base_url=base_url, api_key=key, timeout_s=settings.model_timeout_s)
-            )
+            default = with_openai(ServerSpec(base_url=base_url, api_key=key))
         services = ModelServices(settings, budgets, default, secrets, hosts, traffic, lookups, demo)
         stack.push_async_callback(services.aclose)
         await services.check()

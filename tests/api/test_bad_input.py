@@ -13,6 +13,7 @@ import websockets
 from pydantic_core import PydanticCustomError
 
 from bottega.api.schemas.base import check_storable
+from bottega.api.schemas.parts import MOST_BODY_BYTES
 from bottega.settings import Settings
 from tests.rows import unchanged
 from tests.service import Running, running
@@ -150,7 +151,7 @@ async def test_an_integer_may_be_written_with_a_decimal_point(client: httpx2.Asy
 async def test_a_body_over_the_limit_is_refused_with_and_without_its_length(
     refusing: Running,
 ) -> None:
-    limit = refusing.service.settings.max_body_bytes
+    limit = MOST_BODY_BYTES
     long = json.dumps(GOOD | {"system_message": "x" * limit}).encode()
     headers = {"content-type": "application/json"}
     problem(await refusing.client.post("/v1/agents", content=long, headers=headers), 413)

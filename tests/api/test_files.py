@@ -246,9 +246,9 @@ async def test_a_declared_length_is_refused_at_once(refusing: Running) -> None:
 async def test_the_files_of_a_tenant_are_limited(
     settings: Settings, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bottega.container.FileQuota", partial(store.FileQuota, count=3))
-    few = settings.model_copy(update={"files_bytes": 1000})
-    async with running(few, database_url) as server:
+    quota = partial(store.FileQuota, bytes=1000, count=3)
+    monkeypatch.setattr("bottega.container.FileQuota", quota)
+    async with running(settings, database_url) as server:
         uploads = [server.client.post("/v1/files", files={"file": bytes(400)}) for _ in range(5)]
         statuses = [answer.status_code for answer in await asyncio.gather(*uploads)]
         assert sorted(statuses) == [201, 201, 429, 429, 429]
@@ -256,7 +256,7 @@ async def test_the_files_of_a_tenant_are_limited(
         full = await server.client.post("/v1/files", files={"file": b""})
 
         assert full.json()["code"] == "file_quota"
-        assert len(objects(few)) == 3
+        assert len(objects(settings)) == 3
 
 
 async def test_concurrent_uploads_of_a_tenant_are_limited(

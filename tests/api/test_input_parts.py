@@ -234,10 +234,8 @@ async def test_a_schedule_stores_files_and_its_runs_use_them(
 
     await shared.owner.execute("UPDATE files SET used_at = now() - interval '29 days'")
     await shared.owner.execute("UPDATE schedules SET next_at = now()")
-    settings = shared.service.settings
-    limits = schedules.Limits(60.0, settings.queue_timeout_s, settings.memory)
     service = shared.service
-    await schedules.Ticker(service.database, limits, service.pins)._start_due()
+    await schedules.Ticker(service.database, "full", service.pins)._start_due()
     (run,) = (await client.get("/v1/runs?view=full")).json()["items"]
     assert run["input"][0]["content"][1] == stored
     unused = "SELECT now() - used_at < interval '1 hour' FROM files WHERE id::text = $1"

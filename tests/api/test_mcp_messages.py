@@ -7,6 +7,7 @@ import httpx2
 import pytest
 from pydantic_core import to_json
 
+from bottega.api.schemas.parts import MOST_BODY_BYTES
 from tests.service import Running
 
 LATEST = "2026-07-28"
@@ -146,7 +147,7 @@ async def test_other_methods_media_types_and_sessions_are_refused(refusing: Runn
     status, _ = await post(client, call(), {"mcp-session-id": "forged"})
     assert status == 404
     long = b'{"jsonrpc":"2.0","id":1,"method":"ping","params":{"a":"%s"}}'
-    status, answer = await post(client, long % (b"x" * refusing.service.settings.max_body_bytes))
+    status, answer = await post(client, long % (b"x" * MOST_BODY_BYTES))
     assert (status, answer["error"]["data"]) == (413, {"code": "body_too_large"})
 
 

@@ -114,8 +114,6 @@ async def test_a_change_between_reading_and_accepting_is_pinned(
 ) -> None:
     new = RunRequest.of(
         {"mode": "orchestrated", "agent": "root", "input": "x", "priority": 5, "metadata": {}},
-        timeout_s=60,
-        queue_timeout_s=60,
         memory="off",
         principal=None,
     )

@@ -34,16 +34,6 @@ async def test_a_run_returns_its_limits(client: httpx2.AsyncClient) -> None:
     assert shown == [7, 60, 5000]
 
 
-async def test_a_run_gets_the_server_s_default_limits(
-    settings: Settings, database_url: str
-) -> None:
-    configured = settings.model_copy(update={"queue_timeout_s": 30.0})
-    async with running(configured, database_url) as server:
-        await server.client.post("/v1/agents", json=AGENT)
-        run = await start(server.client)
-    assert (run["queue_timeout_s"], run["timeout_s"]) == (30, 3600)
-
-
 async def test_a_webhook_is_pending_until_the_end_and_hides_its_query(
     settings: Settings, database_url: str
 ) -> None:

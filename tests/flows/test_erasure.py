@@ -281,8 +281,6 @@ async def test_a_run_accepted_at_the_same_time_is_deleted(
     new = RunRequest.of(
         {"mode": "orchestrated", "agent": "coordinator", "session_id": "s", "input": "secret"}
         | {"priority": 5, "metadata": {}, "user": RUN["user"]},
-        timeout_s=60,
-        queue_timeout_s=60,
         memory="full",
         principal=None,
     )

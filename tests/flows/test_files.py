@@ -4,7 +4,6 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import timedelta
 from pathlib import Path
 
 import asyncpg
@@ -165,7 +164,7 @@ async def test_files_that_nobody_uses_expire_and_those_of_sessions_stay(
     )
     await files.use(DEFAULT_TENANT, [stored["used"]["id"]], Owner(None, None))
 
-    await FileRetention(database.pool, timedelta(days=30)).delete_unused()
+    await FileRetention(database.pool).delete_unused()
 
     left = {row["id"] for row in await owner.fetch("SELECT id FROM files")}
     assert left == {stored[name]["id"] for name in ("kept", "new", "used")}

@@ -10,6 +10,7 @@ from pydantic_core import from_json, to_json
 
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.memory.episodes.episode import episode_id_of
+from bottega.memory.episodes.scope import LearningOptions
 from bottega.memory.patterns.pattern import Applicability, Category, Content, ContentKind, Pattern
 from bottega.memory.text.signature import failure_signature
 from bottega.settings import Settings
@@ -72,11 +73,17 @@ async def told(bottega: Running, run_id: str) -> dict[str, Any]:
     return {name: from_json(value) for name, value in row.items()}
 
 
+def with_shares(monkeypatch: pytest.MonkeyPatch, trial: float, withheld: float) -> None:
+    """Assign patterns on trial, and withhold validated patterns, in these shares of runs."""
+    options = LearningOptions(trial_share=trial, withheld_share=withheld)
+    monkeypatch.setattr(Settings, "learning_options", options)
+
+
 @pytest.fixture
-def settings(settings: Settings) -> Settings:
+def settings(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """Settings with certain assignments."""
-    certain = {"learning_withheld_share": 0.0, "learning_trial_share": 1.0}
-    return settings.model_copy(update=certain)
+    with_shares(monkeypatch, 1.0, 0.0)
+    return settings
 
 
 async def test_all_of_a_pattern_that_helps_to_act_is_given(
@@ -183,10 +190,10 @@ async def test_a_candidate_is_tried_only_in_runs_with_episodes(
 
 
 async def test_a_withheld_pattern_is_in_the_log_but_in_no_prompt(
-    settings: Settings, database_url: str, model: FakeModel
+    settings: Settings, database_url: str, model: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nobody = {"learning_withheld_share": 1.0, "learning_trial_share": 0.0}
-    configured = settings.model_copy(update={**nobody, "openai_base_url": model.base_url})
+    with_shares(monkeypatch, 0.0, 1.0)
+    configured = settings.model_copy(update={"openai_base_url": model.base_url})
     async with running(configured, database_url, worker=True) as bottega:
         await define(bottega.client)
         await plant(bottega, decomposition("validated one"))
@@ -206,7 +213,7 @@ async def test_a_withheld_pattern_is_in_the_log_but_in_no_prompt(
 
 
 async def test_resumed_and_repeated_runs_keep_their_assignments(
-    settings: Settings, database_url: str, model: FakeModel
+    settings: Settings, database_url: str, model: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configured = settings.model_copy(
         update={"openai_base_url": model.base_url, "drain_grace_s": 0.0}
@@ -219,9 +226,9 @@ async def test_resumed_and_repeated_runs_keep_their_assignments(
         run_id = await start(bottega.client, metadata=ABOUT)
         await model.received(3)
     before = model.requests[-1]["messages"]
-    withheld = configured.model_copy(update={"learning_withheld_share": 1.0})
+    with_shares(monkeypatch, 1.0, 1.0)
     model.script(text("Done."))
-    async with running(withheld, database_url, worker=True) as bottega:
+    async with running(configured, database_url, worker=True) as bottega:
         frames = await ended(bottega, run_id)
         assert model.requests[-1]["messages"] == before
         assert [each["arm"] for each in of_patterns(frames)] == ["used"]
@@ -234,10 +241,11 @@ async def test_resumed_and_repeated_runs_keep_their_assignments(
 
 @pytest.mark.deep
 async def test_repetitions_get_the_assignment_of_the_first_run(
-    settings: Settings, database_url: str, model: FakeModel
+    settings: Settings, database_url: str, model: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    half = {"learning_withheld_share": 0.5, "openai_base_url": model.base_url}
-    async with running(settings.model_copy(update=half), database_url, worker=True) as bottega:
+    with_shares(monkeypatch, 1.0, 0.5)
+    configured = settings.model_copy(update={"openai_base_url": model.base_url})
+    async with running(configured, database_url, worker=True) as bottega:
         await define(bottega.client)
         await plant(bottega, decomposition())
         sides = set()

@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from bottega.background.schedules import Limits, Ticker
+from bottega.background.schedules import Ticker
 from bottega.container import Service
 from bottega.leased_work import wake_on_notify
 from bottega.services import background
@@ -41,8 +41,7 @@ async def api(settings: Settings, database_url: str, model: FakeModel) -> AsyncI
 
 @asynccontextmanager
 async def ticking(service: Service) -> AsyncIterator[Ticker]:
-    limits = Limits(timeout_s=50.0, queue_timeout_s=60.0, memory="full")
-    ticker = Ticker(service.database, limits, service.pins)
+    ticker = Ticker(service.database, "full", service.pins)
     wake_on_notify(service.listener, ticker.loop)
     async with background(ticker.run):
         yield ticker
@@ -164,7 +163,7 @@ async def test_of_three_workers_one_starts_the_run(api: Running) -> None:
             assert datetime.fromisoformat(found["next_at"]) > datetime.now(UTC)
             assert run["metadata"] == {"customer": "acme", "schedule": name}
             limits = [run[field] for field in ("priority", "timeout_s", "queue_timeout_s")]
-            assert limits == [2, 50, 60]
+            assert limits == [2, 3600, 86_400]
     pool = api.owner
     assert await pool.fetchval("SELECT count(*) FROM runs") == 12
     assert await pool.fetchval("SELECT count(*) FROM run_queue") == 12

@@ -113,8 +113,6 @@ async def test_a_run_that_is_accepted_at_the_same_time_is_erased(
     new = RunRequest.of(
         {"mode": "orchestrated", "agent": "solo", "user": "late.l", "input": "late", "priority": 5}
         | {"metadata": {}},
-        timeout_s=60,
-        queue_timeout_s=60,
         memory="full",
         principal=None,
     )

@@ -7,7 +7,6 @@ database's clock. This module also calculates the due times of cron expressions 
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
@@ -315,22 +314,17 @@ async def _tell(connection: AsyncConnection) -> None:
     await connection.execute(select(func.send_signal(CHANNEL, "")))
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The server's default limits of runs; see :meth:`RunRequest.of`."""
-
-    timeout_s: float
-    queue_timeout_s: float
-    memory: str
-
-
 class Ticker:
-    """Starter of due schedules' runs. A schedule that missed several due times starts one run."""
+    """Starter of due schedules' runs. A schedule that missed several due times starts one run.
 
-    def __init__(self, database: Database, limits: Limits, pins: PinCache) -> None:
+    Args:
+        memory: the server's memory mode, see :meth:`RunRequest.of`.
+    """
+
+    def __init__(self, database: Database, memory: str, pins: PinCache) -> None:
         self.loop = WorkLoop(CHANNEL, self._start_due)
         self._database = database
-        self._limits = limits
+        self._memory = memory
         self._pins = pins
         self._after = UUID(int=0)  # the tenant whose schedule started last
 
@@ -374,11 +368,8 @@ class Ticker:
         try:
             changes["next_at"] = next_tick(row["cron"], row["timezone"], row["now"])
             async with tx.begin_nested():
-                new = RunRequest.of(
-                    wanted,
-                    **asdict(self._limits),
-                    principal=f"schedule:{row['name']}",
-                )
+                by = f"schedule:{row['name']}"
+                new = RunRequest.of(wanted, memory=self._memory, principal=by)
                 await touch(tx, row["tenant_id"], files_of(new.input))
                 run = await submit(await driver_of(tx), self._pins, row["tenant_id"], new)
                 changes["last_run_id"] = run["id"]

@@ -346,9 +346,8 @@ def demo_model(
 
 
 _SUBJECTS = {
-    "Service": "host port root_path bootstrap trusted_proxies cors user_headers max_body keyless "
-    "requests",
-    "Runs": "worker_concurrency takeover drain queue concurrent queued tokens cost",
+    "Service": "host port root_path bootstrap trusted_proxies cors user_headers keyless requests",
+    "Runs": "worker_concurrency takeover drain concurrent queued tokens cost",
     "Sign-in": "oidc",
     "Database and NATS": "database listen nats data_dir",
     "Models": "openai providers model",

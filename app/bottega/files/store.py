@@ -61,6 +61,10 @@ _BEGIN = "SELECT uuidv7() AS id, storage_exceeded($1) IS NOT NULL AS full"
 _DISCARD = "DELETE FROM files WHERE tenant_id = $1 AND id = ANY ($2)"
 
 
+KEPT = timedelta(days=30)
+"""Time after its last use for which a file without a session is kept."""
+
+
 @dataclass(frozen=True, slots=True)
 class FileQuota:
     """Limits of the number and total size of a tenant's files."""
@@ -443,19 +447,14 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FileRetention:
-    """Background work that deletes unused files. Several processes may do this work at once.
-
-    Attributes:
-        kept: time after the last use for which a file without a session is not deleted.
-    """
+    """Background work that deletes unused files. Several processes may do this work at once."""
 
     pool: asyncpg.Pool
-    kept: timedelta
     clock: Clock = utcnow
 
     async def delete_unused(self) -> float:
         """Delete all unused files. Return the seconds until the next call: infinite."""
-        before = self.clock() - self.kept
+        before = self.clock() - KEPT
         place = FIRST_PLACE
         while due := await self.pool.fetch(_UNUSED, before, *place, _AT_ONCE):
             for row in due:

@@ -33,7 +33,8 @@ class ServerSpec:
         api_key: the key, or ``None`` if the server needs no key.
         headers: further headers of each request.
         hidden: secrets among the headers, which errors must not show.
-        timeout_s: maximum silence of the server in seconds, before and within an answer.
+        timeout_s: maximum silence of the server in seconds, before and within an answer. A local
+            model reads 10,000 tokens in about 200 s.
         patience_s: seconds after a call's first failure during which the client retries the call;
             0: no retry.
         structured_output: method of sending a schema. If ``native`` or ``tool`` cannot express a

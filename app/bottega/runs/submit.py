@@ -100,8 +100,8 @@ SELECT CAST(accept_run(
 ) AS text)
 """)
 
-RUN_TIMEOUT_S = 3600.0
-"""Default timeout of a run in seconds."""
+_LIMITS = {"timeout_s": 3600.0, "queue_timeout_s": 86_400.0}
+"""Limits of a run whose request sets none: runs that are queued at night may wait for the day."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,18 +168,14 @@ class RunRequest:
         cls,
         asked: Mapping[str, Any],
         *,
-        timeout_s: float,
-        queue_timeout_s: float,
         memory: str,
         principal: str | None,
     ) -> "RunRequest":
         """Return the request from a validated body of ``POST /v1/runs``.
 
         Args:
-            timeout_s, queue_timeout_s: the server's defaults in seconds.
             memory: the server's memory mode. The body can only have a stricter mode.
         """
-        limits = {"timeout_s": timeout_s, "queue_timeout_s": queue_timeout_s}
         usual = "none" if asked.get("session_id") is None else "continue"
         asked = {
             **asked,
@@ -193,7 +189,7 @@ class RunRequest:
         own: dict[str, str | None] = {"principal": principal}
         if trace is not None:
             own |= {"traceparent": trace.traceparent, "tracestate": trace.tracestate or None}
-        return cls(**{**dict.fromkeys(_FIELDS), **limits, **given, **own})
+        return cls(**{**dict.fromkeys(_FIELDS), **_LIMITS, **given, **own})
 
 
 _FIELDS = tuple(field.name for field in fields(RunRequest))

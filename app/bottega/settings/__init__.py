@@ -31,7 +31,6 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from bottega.background.schedules import check_cron
 from bottega.db.embedded import secrets_key
 from bottega.definitions.agents import DEFAULT, KnownProvider
 from bottega.environment import ENCODING, unwrap_all
@@ -212,14 +211,6 @@ class Settings(BaseSettings):
         float,
         Field(ge=0, le=600, description="Seconds for runs to end when their worker stops."),
     ] = 5.0
-    queue_timeout_s: Annotated[
-        float,
-        Field(
-            gt=0,
-            le=604800,
-            description="Maximum time for which a run waits for a worker, in seconds.",
-        ),
-    ] = 86_400.0
     webhook_secret: Annotated[
         SecretStr | None,
         Field(
@@ -294,9 +285,6 @@ class Settings(BaseSettings):
             "models without a known price count as free. Unset: no limit.",
         ),
     ] = None
-    max_body_bytes: Annotated[
-        int, Field(ge=1024, description="Maximum size of a request body, in bytes.")
-    ] = 1_048_576
     trusted_proxies: Annotated[
         list[str],
         NoDecode,
@@ -439,9 +427,6 @@ class Settings(BaseSettings):
         ),
     ]
     model: Annotated[str, Field(description="Default model of agents.")] = "gpt-5-mini"
-    model_timeout_s: Annotated[
-        float, Field(gt=0, description="Maximum time without data from a model server, in seconds.")
-    ] = 120.0
     model_patience_s: Annotated[
         float,
         Field(
@@ -461,18 +446,6 @@ class Settings(BaseSettings):
             "limit.",
         ),
     ] = None
-    files_bytes: Annotated[
-        int,
-        Field(ge=1, le=10**15, description="Maximum size of a tenant's files together, in bytes."),
-    ] = 10_000_000_000
-    files_days: Annotated[
-        float,
-        Field(
-            gt=0,
-            le=36_500,
-            description="Days for which a file without a session is kept after its last use.",
-        ),
-    ] = 30.0
     mcp_stdio: Annotated[
         dict[str, StdioServer],
         Field(
@@ -543,13 +516,6 @@ class Settings(BaseSettings):
             "without model calls.",
         ),
     ] = None
-    memory_cron: Annotated[
-        str,
-        Field(
-            description="Schedule of memory maintenance (cron, in UTC). Maintenance that was "
-            "missed is done later."
-        ),
-    ] = "0 3 * * *"
     learning_trial_share: Annotated[
         _Share,
         Field(
@@ -557,13 +523,6 @@ class Settings(BaseSettings):
             "pattern applies."
         ),
     ] = 0.5
-    learning_withheld_share: Annotated[
-        _Share,
-        Field(
-            description="Share of runs that do not get a validated pattern, among the runs to "
-            "which the pattern applies."
-        ),
-    ] = 0.2
     memory_vector_deadline_ms: Annotated[
         float,
         Field(
@@ -606,15 +565,6 @@ class Settings(BaseSettings):
     subagent_max_queue_size: Annotated[
         _Count, Field(description="Maximum number of waiting tasks in a worker process.")
     ] = 10_000
-    subagent_spread_above: Annotated[
-        int,
-        Field(
-            ge=0,
-            le=1_000_000,
-            description="Number of tasks of one parent above which further tasks become child "
-            "runs, which any worker executes.",
-        ),
-    ] = 50
     subagent_max_timeout: Annotated[
         _Seconds, Field(description="Maximum timeout of a task, in seconds.")
     ] = 600.0
@@ -806,14 +756,6 @@ class Settings(BaseSettings):
             raise ValueError("two providers have the same name: rename one")
         return providers
 
-    @field_validator("memory_cron")
-    @classmethod
-    def _is_cron(cls, value: str) -> str:
-        try:
-            return check_cron(value)
-        except InvalidInputError as error:
-            raise ValueError(error.detail) from None
-
     @field_validator("metrics_token")
     @classmethod
     def _a_token(cls, token: SecretStr | None) -> SecretStr | None:
@@ -922,9 +864,7 @@ class Settings(BaseSettings):
 
     @property
     def learning_options(self) -> LearningOptions:
-        return LearningOptions(
-            trial_share=self.learning_trial_share, withheld_share=self.learning_withheld_share
-        )
+        return LearningOptions(trial_share=self.learning_trial_share)
 
     @property
     def subagent_limits(self) -> SubagentLimits:

@@ -16,7 +16,7 @@ from bottega.api.auth import acts_for
 from bottega.api.errors import headers, problem_response, problems
 from bottega.api.routes import stream
 from bottega.api.schemas.base import Answer, Body, Metadata, Name, Page
-from bottega.api.schemas.parts import WebhookUrl
+from bottega.api.schemas.parts import MOST_BODY_BYTES, WebhookUrl
 from bottega.api.schemas.runs import (
     AgentUsage,
     CostBudget,
@@ -310,9 +310,9 @@ async def create(
         return problem_response(415, "unsupported_media_type", f"send {_JSON} or {_NDJSON}")
     is_lines = kind == _NDJSON
     acts_for(principal, None, None)
-    most = service.settings.max_body_bytes
-    if not is_lines and len(await request.body()) > most:
-        return problem_response(413, "body_too_large", f"send more than {most} bytes as {_NDJSON}")
+    if not is_lines and len(await request.body()) > MOST_BODY_BYTES:
+        told = f"send more than {MOST_BODY_BYTES} bytes as {_NDJSON}"
+        return problem_response(413, "body_too_large", told)
     body, items = await _body_of(request, query, service, tenant, is_lines=is_lines)
     stored = _with_keys_once(items)
     new = _new_run(service, principal.actor, body, len(stored))
@@ -341,8 +341,6 @@ def _new_run(service: Service, actor: str, body: NewBatch, total: int) -> submit
     }
     return submit.RunRequest.of(
         asked,
-        timeout_s=submit.RUN_TIMEOUT_S,
-        queue_timeout_s=service.settings.queue_timeout_s,
         memory=service.settings.memory,
         principal=actor,
     )

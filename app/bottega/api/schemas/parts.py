@@ -27,6 +27,8 @@ from bottega.tools.egress import checked_url
 from bottega.tools.http import LONGEST_URL
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=500_000)]
+MOST_BODY_BYTES = 1_048_576
+"""Bytes of a request's body, if it has no files and no data in base64."""
 LONGEST_DATA = -(-20_000_000 // 3) * 4
 """Maximum number of base64 characters of one part: 20 MB decoded."""
 _SOURCES = ("url", "data", "file")

@@ -145,8 +145,6 @@ async def _prepared(
         asked["user"] = owner.user
         new = submitting.RunRequest.of(
             asked,
-            timeout_s=submitting.RUN_TIMEOUT_S,
-            queue_timeout_s=settings.queue_timeout_s,
             memory=settings.memory,
             principal=principal.actor,
         )

@@ -1,11 +1,11 @@
 """Routes of OpenAI's API: chat completions, responses and models.
 
 A response is a run, and a chain of responses is a session. A response may continue an earlier
-response or a conversation, and refer to items of both.
+response or a conversation, and it may refer to items of both.
 
-A run that waits needs results of the client's tools. It belongs to the caller if it was started
-with the same key and user. If the caller's next request does not bring the results, the run is
-cancelled; so no run waits for ever.
+A waiting run waits for results of the client's tools. A waiting run belongs to the caller if the
+same key and user started it. If the caller's next request has no results for the run, the server
+cancels the run, so that no run waits for ever.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
