@@ -194,9 +194,6 @@ class TestToolbox:
         answer = self.answer("2+2?", call("calculator"), result("calculator", "Error: broken"))
         assert answer == Answer("calculator failed: broken")
 
-    def test_without_need_of_a_tool_it_answers_at_once(self) -> None:
-        assert self.answer("Who are you?").calls == ()
-
     def test_required_tool_is_called(self) -> None:
         reason = "Before you answer, call the tool 'calculator' at least 1 time(s)."
         answer = self.answer("Who are you?", ("assistant", "me"), ("user", reason))
