@@ -670,6 +670,19 @@ CREATE TABLE tenant_queues (
 ) WITH (fillfactor=10);  -- each claim updates its rows: leave room beside them
 INSERT INTO tenant_queues (tenant_id) SELECT id FROM tenants;
 
+-- Numbers the runs that are accepted, of all tenants.
+CREATE SEQUENCE accepted_runs;
+
+-- How many runs of a tenant were queued when they were last counted, and the number of the run that
+-- was accepted then: the queue cannot have grown by more runs than were accepted since.
+CREATE TABLE queue_counts (
+    tenant_id uuid NOT NULL,
+    counted bigint NOT NULL DEFAULT 0,
+    accepted bigint NOT NULL DEFAULT 0,
+    CONSTRAINT pk_queue_counts PRIMARY KEY (tenant_id)
+) WITH (fillfactor=50);
+INSERT INTO queue_counts (tenant_id) SELECT id FROM tenants;
+
 -- The head of each running run's log: the fence.
 -- A claim writes the row; the end and the hand-back delete it. A step of a run changes it only
 -- where attempt and last_seq are as the worker knows them. A statement that also needs the run's

@@ -327,6 +327,7 @@ async def test_the_default_tenant_is_emptied_but_kept(
     assert {table: count for table, count in left.items() if count} == {
         "audit_log": 2,
         "tenant_queues": 1,
+        "queue_counts": 1,
     }
     assert "default" in [row["name"] for row in await operator.list_tenants(database_url)]
     # A key is required now, though none exists.

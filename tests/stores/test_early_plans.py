@@ -8,6 +8,7 @@ from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
+from pydantic_core import from_json, to_json
 
 from benchmarks.engine_statements import STORED, statements
 from bottega.db.connect import connect
@@ -58,10 +59,11 @@ async def rows_read(session: asyncpg.Connection, query: str, *arguments: object)
     """Return the number of rows that a statement reads."""
     tenant = str(DEFAULT_TENANT)
     async with session.transaction():
-        await session.fetch(query, *arguments)
         await session.execute("SELECT set_config('bottega.tenant', $1, true)", tenant)
-        read: int = await session.fetchval(_READ)
-    return read
+        before: int = await session.fetchval(_READ)
+        await session.fetch(query, *arguments)
+        after: int = await session.fetchval(_READ)
+    return after - before
 
 
 @pytest.mark.parametrize("name", list(statements([DEFAULT_TENANT], [DEFAULT_TENANT])))
@@ -112,3 +114,21 @@ async def test_a_claim_reads_only_the_rows_of_its_runs(
         assert len(await session.fetch(claim, worker)) == 2
     await owner.execute(enqueue, DEFAULT_TENANT, runs[12:])
     assert await rows_read(session, claim, worker) < _RUNS / 2
+
+
+@pytest.mark.parametrize("queued", [10, _RUNS])
+async def test_the_acceptance_of_a_run_reads_neither_runs_nor_the_queue(
+    session: asyncpg.Connection, owner: asyncpg.Pool, queued: int
+) -> None:
+    submit = "SELECT submit_run($1, $2, (SELECT epoch FROM definition_epochs), NULL, NULL)"
+    new = {"mode": "orchestrated", "input": "x", "metadata": {}, "pinned": {}, "priority": 5}
+    new |= {"timeout_s": 60, "queue_timeout_s": 60}
+    tenant = str(DEFAULT_TENANT)
+    await session.execute("SELECT set_config('bottega.tenant', $1, false)", tenant)
+    sent = to_json(new).decode()
+    for _ in range(6):
+        assert "id" in from_json(await session.fetchval(submit, DEFAULT_TENANT, sent))
+    await stored_runs(owner)
+    for _ in range(queued):
+        await session.fetch(submit, DEFAULT_TENANT, sent)
+    assert await rows_read(session, submit, DEFAULT_TENANT, sent) < _RUNS / 2

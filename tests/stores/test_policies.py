@@ -34,7 +34,7 @@ NEVER_FILLED = {  # by a run that is over
     *("episode_state", "episode_search", "episode_vectors", "episode_work", "tenant_memory"),
     *("patterns", "pattern_sources", "pattern_applications", "run_learning", "memory_jobs"),
 }
-OWN = {"tenants", "tenant_queues"}  # each tenant has a row
+OWN = {"tenants", "tenant_queues", "queue_counts"}  # each tenant has a row
 OF_USERS = """
 SELECT DISTINCT c.relname AS name FROM pg_class c
 JOIN pg_attribute a ON a.attrelid = c.oid AND NOT a.attisdropped

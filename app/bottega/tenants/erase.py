@@ -84,7 +84,7 @@ _NOT_OF_RUNS = {"run_heads", "episodes", "lessons", "session_memory"}
 # Tables that then have no rows of the session, because episodes and runs are removed before.
 _NOT_OF_SESSIONS = {"runs", "episodes", "episode_search", "episode_vectors"}
 # Tables with counts of rows. Their rows are removed last, with the tenant's own row.
-_COUNTS = ("storage_changes", "tenant_storage", "metric_rollups", "tenant_queues")
+_COUNTS = ("storage_changes", "tenant_storage", "metric_rollups", "tenant_queues", "queue_counts")
 # The spending of removed unfinished runs must still count against the budgets.
 _SPENT = text("""
     SELECT coalesce(jsonb_agg(s), '[]') FROM runs

@@ -140,6 +140,7 @@ REVOKE ALL ON
 GRANT SELECT ON alembic_version, sql_files TO bottega_app, bottega_system;
 COMMENT ON TABLE alembic_version IS 'The revision of the schema: a hash of the baseline.';
 GRANT SELECT, INSERT ON first_key TO bottega_system;
+GRANT USAGE ON SEQUENCE accepted_runs TO bottega_system;
 GRANT SELECT, INSERT, DELETE ON signing_keys TO bottega_system;
 GRANT SELECT (id, leased_until) ON workers TO bottega_app;
 GRANT SELECT, INSERT, UPDATE ON last_sweep, last_sum TO bottega_system;

@@ -70,12 +70,13 @@ BEGIN
     END IF;
 END $$;
 
--- Trigger on tenants. Add the new tenant's row in tenant_queues.
+-- Trigger on tenants. Add the new tenant's rows in tenant_queues and queue_counts.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION add_tenant_queue() RETURNS trigger LANGUAGE plpgsql
 SECURITY DEFINER SET search_path = public, pg_temp AS $$
 BEGIN
     INSERT INTO tenant_queues (tenant_id) VALUES (NEW.id);
+    INSERT INTO queue_counts (tenant_id) VALUES (NEW.id);
     RETURN NULL;
 END $$;
 
