@@ -26,7 +26,8 @@ from bottega.agents.messages import ToolMessage, ToolResult
 from bottega.agents.provider import LLMProvider
 from bottega.agents.query import CurrentCall, current_call
 from bottega.container import GC_THRESHOLD
-from bottega.subagents.child import ANONYMOUS, DEFAULT_INSTRUCTIONS, own_file_tools
+from bottega.subagents.child import DEFAULT_INSTRUCTIONS, own_file_tools
+from bottega.subagents.handle import ANONYMOUS
 from bottega.subagents.limits import SchedulerOptions, SubagentLimits
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.scheduler import SubagentScheduler

@@ -6,8 +6,8 @@ from typing import Any
 
 from bottega.agents import AssistantMessage
 from bottega.agents.history import check_history
-from bottega.subagents.handle import Parent, SubagentHandle
-from bottega.subagents.plugins import DispatchRequest, PluginContext, Refused
+from bottega.subagents.handle import DispatchParams, Parent, SubagentHandle
+from bottega.subagents.plugins import PluginContext, Refused
 from tests.domain.scripted import COST
 from tests.domain.subagents import Heard, results
 
@@ -17,7 +17,7 @@ class Marks:
 
     guard = True
 
-    async def before_dispatch(self, ctx: PluginContext, params: DispatchRequest) -> Any:
+    async def before_dispatch(self, ctx: PluginContext, params: DispatchParams) -> Any:
         if "bad" in params.prompt:
             return Refused("not here")
         return None if params.prompt.endswith("!") else {"prompt": f"{params.prompt}!"}
@@ -28,7 +28,7 @@ class Softens:
 
     guard = True
 
-    async def before_dispatch(self, ctx: PluginContext, params: DispatchRequest) -> Any:
+    async def before_dispatch(self, ctx: PluginContext, params: DispatchParams) -> Any:
         soft = params.prompt.replace("hard", "soft")
         return None if soft == params.prompt else {"prompt": soft}
 

@@ -10,6 +10,7 @@ from bottega.agents import AssistantMessage, BaseAgent, StandardMessage, ToolCal
 from bottega.subagents.budget import Account
 from bottega.subagents.handle import (
     DispatchParams,
+    Listener,
     Parent,
     SubagentHandle,
     SubagentOutcome,
@@ -24,7 +25,7 @@ from tests.domain.scripted import COST, ScriptedModel, call
 Event = tuple[str, str, dict[str, Any]]
 
 
-class Heard:
+class Heard(Listener):
     """Record of the events, as (task's prompt, event, data)."""
 
     def __init__(self) -> None:
@@ -206,7 +207,7 @@ def put(
     """Dispatch a task without an agent; the same prompt is the same task."""
     return where.dispatch(
         parent,
-        DispatchParams(**{"prompt": prompt, "agent": "helper", "named": True, **params}),
+        DispatchParams(**{"prompt": prompt, "agent": "helper", **params}),
         work or Job(),
         task_id=id_of(parent, prompt),
         place=(1, len(parent.children)),

@@ -8,9 +8,9 @@ import pytest
 from bottega.agents import BaseAgent, ToolCall, ToolResult
 from bottega.agents.tool_calls import GRACE_S
 from bottega.agents.tools import ToolBase
+from bottega.subagents.handle import DispatchParams
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.plugins import (
-    DispatchRequest,
     PluginContext,
     Refused,
     Skip,
@@ -43,14 +43,14 @@ class Adds:
         self.saw: list[str] = []
 
     async def before_dispatch(
-        self, ctx: PluginContext, params: DispatchRequest
+        self, ctx: PluginContext, params: DispatchParams
     ) -> dict[str, str] | None:
         self.saw.append(params.prompt)
         return None if self.word in params.prompt else {"prompt": f"{params.prompt} {self.word}"}
 
 
-def request(prompt: str = "go", instructions: str | None = None) -> DispatchRequest:
-    return DispatchRequest(prompt, instructions, None, 5, {})
+def request(prompt: str = "go", instructions: str | None = None) -> DispatchParams:
+    return DispatchParams(prompt, instructions, None, 5, {})
 
 
 class TestGuards:
@@ -62,7 +62,7 @@ class TestGuards:
     async def test_each_guard_sees_what_the_others_changed(self) -> None:
         first, second = Adds("a", guard=True), Adds("b", guard=True)
         said = await before_dispatch([first, second, PromptGuard(deny=["c"])], CTX, request())
-        assert isinstance(said, DispatchRequest)
+        assert isinstance(said, DispatchParams)
         assert said.prompt == "go a b"
         assert first.saw == ["go", "go a b"]
         refused = await before_dispatch(
@@ -73,12 +73,12 @@ class TestGuards:
     async def test_a_guard_that_always_changes_is_asked_once(self) -> None:
         class Signs(Adds):
             async def before_dispatch(
-                self, ctx: PluginContext, params: DispatchRequest
+                self, ctx: PluginContext, params: DispatchParams
             ) -> dict[str, str]:
                 return {"prompt": f"{params.prompt}!"}
 
         said = await before_dispatch([Signs("", guard=True)], CTX, request())
-        assert isinstance(said, DispatchRequest)
+        assert isinstance(said, DispatchParams)
         assert said.prompt == "go!"
         quarrel = [Signs("", guard=True), Signs("", guard=True)]
         assert isinstance(await before_dispatch(quarrel, CTX, request()), Refused)
@@ -108,7 +108,7 @@ class TestGuards:
         class Decides:
             guard = True
 
-            async def before_dispatch(self, ctx: PluginContext, params: DispatchRequest) -> Any:
+            async def before_dispatch(self, ctx: PluginContext, params: DispatchParams) -> Any:
                 assert (ctx.agent, params.agent, params.instructions) == ("lead", "helper", None)
                 return {
                     "bad": Refused("no"), "dull": Skip("skipped"), "vague": {"prompt": "exact"},

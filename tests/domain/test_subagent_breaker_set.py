@@ -224,7 +224,7 @@ def test_every_failure_of_the_task_itself_counts(code: str) -> None:
                 await settled()
                 await job(handle).fail(code)
             assert heard.of("circuit_opened") == ["2"]
-            put(where, parent, "anonymous", named=False)
+            put(where, parent, "anonymous", agent=None)
 
     run_virtual(run())
 
@@ -234,7 +234,7 @@ def test_anonymous_tasks_share_no_breaker() -> None:
         async with registry(WIDE, min_workers=3, max_workers=3) as where:
             parent = by_hand(where, heard := Heard())
             for n in range(10):
-                handle = put(where, parent, str(n), named=False)
+                handle = put(where, parent, str(n), agent=None)
                 await settled()
                 await job(handle).fail("model_timeout")
             assert heard.of("circuit_opened") == []

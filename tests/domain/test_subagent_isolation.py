@@ -7,7 +7,6 @@ import pytest
 from bottega.agents import AssistantMessage, BaseAgent, Query, Recorder, ToolBase, tool
 from bottega.agents.query import Invoke
 from bottega.errors import FencedError, SubagentCircuitOpenError
-from bottega.subagents.child import ANONYMOUS
 from bottega.subagents.swarm import Swarm, SwarmOptions, TaskOfQuery
 from tests.domain.scripted import call
 from tests.domain.subagents import (
@@ -91,16 +90,16 @@ def test_agent_with_the_name_of_anonymous_tasks_is_not_one_of_them() -> None:
     async def run() -> None:
         async with registry() as where:
             parent = by_hand(
-                where, ancestors=lambda name: frozenset({ANONYMOUS, "helper"} - {name})
+                where, ancestors=lambda name: frozenset({"subagent", "helper"} - {name})
             )
             for number in range(3):
-                handle = put(where, parent, f"task {number}", agent=ANONYMOUS)
+                handle = put(where, parent, f"task {number}", agent="subagent")
                 await settled()
                 await job(handle).fail()
             with pytest.raises(SubagentCircuitOpenError):
-                put(where, parent, "another", agent=ANONYMOUS)
+                put(where, parent, "another", agent="subagent")
             helper = put(where, parent, "for a helper")
-            nobody = put(where, parent, "for nobody", agent=ANONYMOUS, named=False)
+            nobody = put(where, parent, "for nobody", agent=None)
             await settled()
             assert job(nobody).started
             assert job(helper).started

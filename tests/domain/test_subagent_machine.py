@@ -352,7 +352,7 @@ class Tasks(RuleBasedStateMachine):
         ended = (
             SubagentOutcome(old.status, output=old.final_output) if old.status.is_final else None
         )
-        params = DispatchParams(old.prompt, "helper", instructions=old.instructions)
+        params = DispatchParams(old.prompt, old.instructions, "helper")
         past = RestoredTask(params, old.attempt + 1, self.now() - old.created_at, outcome=ended)
         handle = self.where.restore(
             parent, past, Work(self.where), task_id=old.task_id, place=old.path[-1]

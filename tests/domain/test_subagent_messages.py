@@ -4,8 +4,8 @@ from typing import Any
 
 from bottega.agents.hooks import AgentEvent
 from bottega.errors import ModelError
-from bottega.subagents.handle import Mailbox
-from bottega.subagents.plugins import DispatchRequest, PluginContext, Refused
+from bottega.subagents.handle import DispatchParams, Mailbox
+from bottega.subagents.plugins import PluginContext, Refused
 from tests.domain.scripted import call
 from tests.domain.subagents import (
     Model,
@@ -134,7 +134,7 @@ class TestMessages:
         class Decides:
             guard = True
 
-            async def before_dispatch(self, ctx: PluginContext, params: DispatchRequest) -> Any:
+            async def before_dispatch(self, ctx: PluginContext, params: DispatchParams) -> Any:
                 return {"bad": Refused("no"), "vague": {"prompt": "exact"}}.get(params.prompt)
 
         async def run() -> None:

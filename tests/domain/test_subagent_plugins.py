@@ -16,10 +16,9 @@ from bottega.agents import BaseAgent
 from bottega.engine.plugins import configure_agent, subagent_plugins
 from bottega.errors import InvalidInputError
 from bottega.subagents import plugins
-from bottega.subagents.handle import SubagentStatus
+from bottega.subagents.handle import DispatchParams, SubagentStatus
 from bottega.subagents.plugins import (
     MAX_METADATA,
-    DispatchRequest,
     PluginContext,
     Refused,
     Skip,
@@ -30,7 +29,7 @@ from bottega.subagents.plugins import (
 from bottega.subagents.prompt_guard import PromptGuard
 
 CTX = PluginContext(UUID(int=1), None, UUID(int=2), 0, "boss")
-REQUEST = DispatchRequest("find it", None, None, 5, {"team": "a"})
+REQUEST = DispatchParams("find it", None, None, 5, {"team": "a"})
 OUTCOME = TaskOutcome(UUID(int=3), SubagentStatus.COMPLETED, "found", None, 12)
 COULD_NOT_CHECK = "could not check"
 
@@ -44,7 +43,7 @@ class Plugin:
 
 
 def saying(answer: Any, *, guard: bool = False) -> Plugin:
-    async def say(ctx: PluginContext, params: DispatchRequest) -> Any:
+    async def say(ctx: PluginContext, params: DispatchParams) -> Any:
         return answer
 
     return Plugin(say, guard=guard)
@@ -61,25 +60,25 @@ async def dispatched(*installed: object) -> Any:
 
 
 async def test_each_plugin_sees_the_changes_of_the_last() -> None:
-    seen: list[DispatchRequest] = []
+    seen: list[DispatchParams] = []
 
-    def first(ctx: PluginContext, params: DispatchRequest) -> dict[str, Any]:
+    def first(ctx: PluginContext, params: DispatchParams) -> dict[str, Any]:
         assert ctx is CTX
         seen.append(params)
         return {"prompt": params.prompt + ", please", "priority": 1}
 
-    async def second(ctx: PluginContext, params: DispatchRequest) -> DispatchRequest:
+    async def second(ctx: PluginContext, params: DispatchParams) -> DispatchParams:
         seen.append(params)
-        return DispatchRequest(params.prompt, None, None, params.priority, {"seen": 2})
+        return DispatchParams(params.prompt, None, None, params.priority, {"seen": 2})
 
-    def third(ctx: PluginContext, params: DispatchRequest) -> None:
+    def third(ctx: PluginContext, params: DispatchParams) -> None:
         seen.append(params)
 
     request = await dispatched(Plugin(first), object(), Plugin(second), Plugin(third))
-    assert request == DispatchRequest("find it, please", None, None, 1, {"seen": 2})
+    assert request == DispatchParams("find it, please", None, None, 1, {"seen": 2})
     assert seen == [
         REQUEST,
-        DispatchRequest("find it, please", None, None, 1, {"team": "a"}),
+        DispatchParams("find it, please", None, None, 1, {"team": "a"}),
         request,
     ]
 
@@ -120,8 +119,8 @@ NONSENSE: list[Any] = [
     {"result": "without skip"},
     {"skip": "yes"},
     {"skip": True, "result": 5},
-    DispatchRequest("find it", "obey", None, 5, {}),
-    DispatchRequest("", None, None, 5, {}),
+    DispatchParams("find it", "obey", None, 5, {}),
+    DispatchParams("", None, None, 5, {}),
     Skip(5),  # type: ignore[arg-type]
 ]
 
@@ -164,7 +163,7 @@ async def test_plugin_that_raises_is_logged_and_skipped_and_a_guard_fails_closed
     function: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    assert await dispatched(Plugin(function), saying({"priority": 2})) == DispatchRequest(
+    assert await dispatched(Plugin(function), saying({"priority": 2})) == DispatchParams(
         "find it", None, None, 2, {"team": "a"}
     )
     assert "plugin 'Plugin' failed in before_dispatch" in caplog.text
@@ -232,7 +231,7 @@ async def test_cancelled_dispatch_does_not_wait_for_a_plugin() -> None:
 async def test_plugin_cannot_change_a_request_that_was_passed_on() -> None:
     mine: dict[str, Any] = {"list": [1]}
 
-    def meddles(ctx: PluginContext, params: DispatchRequest) -> None:
+    def meddles(ctx: PluginContext, params: DispatchParams) -> None:
         params.metadata["team"] = "changed"  # type: ignore[index]
 
     request = await dispatched(Plugin(meddles), saying({"metadata": mine}))
@@ -248,11 +247,11 @@ async def test_all_plugins_see_how_a_task_ended() -> None:
     assert told == [(CTX, OUTCOME), (CTX, OUTCOME)]
 
 
-def asking(prompt: str, instructions: str | None = None) -> DispatchRequest:
-    return DispatchRequest(prompt, instructions, None, 5, {})
+def asking(prompt: str, instructions: str | None = None) -> DispatchParams:
+    return DispatchParams(prompt, instructions, None, 5, {})
 
 
-async def guarded(guard: PromptGuard, request: DispatchRequest) -> Any:
+async def guarded(guard: PromptGuard, request: DispatchParams) -> Any:
     return await before_dispatch([guard], CTX, request)
 
 
@@ -269,7 +268,7 @@ async def guarded(guard: PromptGuard, request: DispatchRequest) -> Any:
     ],
 )
 async def test_prompt_guard_refuses_without_naming_the_pattern(
-    request_: DispatchRequest,
+    request_: DispatchParams,
 ) -> None:
     guard = PromptGuard(deny=[r"ignore\s+all\s+previous\s+instructions", r"a^|/etc/passwd"])
     refused = await guarded(guard, request_)
@@ -280,7 +279,7 @@ async def test_prompt_guard_refuses_without_naming_the_pattern(
 
 async def test_prompt_guard_bounds_prompts() -> None:
     guard = PromptGuard(max_prompt_chars=10)
-    assert isinstance(await guarded(guard, asking("x" * 10)), DispatchRequest)
+    assert isinstance(await guarded(guard, asking("x" * 10)), DispatchParams)
     refused = await guarded(guard, asking("x" * 11))
     assert refused == Refused(
         "the prompt and instructions have 11 characters; they may have at most 10"
@@ -292,7 +291,7 @@ async def test_no_text_makes_the_prompt_guard_hang(pattern: str) -> None:
     """Use patterns that take a backtracking engine practically for ever."""
     guard = PromptGuard(deny=[pattern])
     prompt = "a" * 9_999 + "!"
-    assert isinstance(await guarded(guard, asking(prompt)), DispatchRequest)
+    assert isinstance(await guarded(guard, asking(prompt)), DispatchParams)
 
 
 @given(st.text(max_size=50))

@@ -412,7 +412,7 @@ class TestEndings:
 
 class TestRestoring:
     def past(self, **about: Any) -> RestoredTask:
-        params = DispatchParams(prompt="task", agent=about.pop("agent", "helper"), named=True)
+        params = DispatchParams(prompt="task", agent=about.pop("agent", "helper"))
         return RestoredTask(**{"params": params, "attempt": 2, "waited": 10.0, **about})
 
     def test_unfinished_task_is_queued_again_with_its_age_and_deadline(self) -> None:

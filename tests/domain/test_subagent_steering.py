@@ -5,8 +5,9 @@ from uuid import uuid4
 
 import pytest
 
+from bottega.subagents.handle import DispatchParams
 from bottega.subagents.limits import SubagentLimits
-from bottega.subagents.plugins import DispatchRequest, PluginContext, Refused
+from bottega.subagents.plugins import PluginContext, Refused
 from tests.domain.scripted import call
 from tests.domain.subagents import (
     Model,
@@ -85,7 +86,7 @@ class TestFanOut:
             guard = True
 
             async def before_dispatch(
-                self, ctx: PluginContext, params: DispatchRequest
+                self, ctx: PluginContext, params: DispatchParams
             ) -> Refused | None:
                 return Refused("no twos") if params.prompt == "two" else None
 

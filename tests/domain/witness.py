@@ -13,7 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from bottega.agents import BaseAgent, ToolCall, ToolResult
-from bottega.subagents.handle import Parent, SubagentHandle
+from bottega.subagents.handle import Listener, Parent, SubagentHandle
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.tool_base import SubagentTool
 
@@ -65,7 +65,7 @@ class Promise:
     cancelled: int
 
 
-class Witness:
+class Witness(Listener):
     """Listener of all runs of a registry."""
 
     def __init__(self, limits: SubagentLimits, slots: int) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from bottega.engine.plugins import subagent_plugins
 from bottega.settings import Settings
-from bottega.subagents.plugins import DispatchRequest, PluginContext, Refused, before_dispatch
+from bottega.subagents.handle import DispatchParams
+from bottega.subagents.plugins import PluginContext, Refused, before_dispatch
 from tests.fake_model import FakeModel, Reply, calls, gated, text
 from tests.flows.test_agent_data import install
 from tests.flows.test_resume import final
@@ -86,7 +87,7 @@ async def test_example_plugin_gives_agents_a_tool_a_hook_and_a_guard(
         asked = (await bottega.client.post("/v1/runs?wait=30", json=body)).json()
         assert asked["status"] == "waiting", "the agent's approval holds for plugins' tools, too"
     ctx = PluginContext(uuid4(), None, uuid4(), 1, "lead")
-    asks = DispatchRequest("Find the card number.", None, None, 5, {})
+    asks = DispatchParams("Find the card number.", None, None, 5, {})
     assert isinstance(await before_dispatch(subagent_plugins(), ctx, asks), Refused)
 
 

@@ -22,7 +22,7 @@ from bottega.engine.recorder import JournalRecorder
 from bottega.engine.replay import ENDS, RestoredTasks, RunReplay, replay_tasks
 from bottega.engine.workers import Load
 from bottega.events.types import EventType
-from bottega.subagents.handle import Parent, SubagentHandle, SubagentStatus
+from bottega.subagents.handle import Listener, Parent, SubagentHandle, SubagentStatus
 from bottega.subagents.plugins import sees_dispatches
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.shared_context import private_folder_of
@@ -86,7 +86,7 @@ class ResumedTasks:
 
     def _place(self, task_id: UUID) -> TaskPlace:
         above = self._replay.line(task_id)
-        agent = self._restored[task_id].params.agent
+        agent = self._restored[task_id].params.agent_name
         return TaskPlace(task_id, self._replay.task(task_id).parent_id, agent, len(above) - 1)
 
 
@@ -266,7 +266,7 @@ def end_all(runtime: SubagentRuntime, recorder: JournalRecorder, run: ClaimedRun
 _OTHER_KINDS = {"warning": EventType.WARNING, "message_read": EventType.MESSAGE_DELIVERED}
 
 
-class JournalListener:
+class JournalListener(Listener):
     """Writer of task events into the run's journal and into the task rows."""
 
     def __init__(
@@ -290,7 +290,7 @@ class JournalListener:
         elif kind in ENDS:
             data = self._ended(handle, data)
         tasks = self._recorder.tasks
-        tasks.write(tasks.place_at(handle.path, handle.agent), kind, data)
+        tasks.write(tasks.place_at(handle.path, handle.agent_name), kind, data)
         if kind in ENDS:
             self._resumed.ended(handle.task_id)
             if handle.running is not None:  # the task's calls may end after the task
@@ -326,7 +326,7 @@ def _dispatched(handle: SubagentHandle) -> dict[str, Any]:
     return {
         "call": handle.path[-1][0],
         "tool_call_id": call.id if call else None,
-        "agent": handle.agent if handle.named else None,
+        "agent": handle.agent,
         "prompt": handle.prompt,
         "instructions": handle.instructions,
         "priority": handle.priority,

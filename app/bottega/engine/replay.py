@@ -62,7 +62,7 @@ from bottega.graph.shared_memory import Publication
 from bottega.memory.facts import FACTS
 from bottega.memory.learning.lessons import INSIGHT
 from bottega.memory.patterns.adherence import SOURCE
-from bottega.subagents.child import ANONYMOUS, first_message
+from bottega.subagents.child import first_message
 from bottega.subagents.handle import (
     DispatchParams,
     Mailbox,
@@ -900,14 +900,13 @@ def restored_task(
     begun = None if task.dequeued is None else SubagentDequeued.of(task.dequeued.data)
     params = DispatchParams(
         prompt=asked.prompt,
-        agent=asked.agent or ANONYMOUS,
-        named=asked.agent is not None,
+        agent=asked.agent,
         instructions=asked.instructions,
         priority=asked.priority,
         timeout=(asked if begun is None else begun).timeout_ms / 1000,
         token_budget=asked.token_budget,
         metadata=asked.metadata,
-        shared=tuple(asked.shared),
+        shared_keys=tuple(asked.shared),
         retries=asked.retries,
         spread=asked.child_run_id is not None,
     )

@@ -19,7 +19,7 @@ from bottega.subagents.handle import (
     SubagentStatus,
 )
 from bottega.subagents.limits import SchedulerOptions
-from bottega.subagents.telemetry import Telemetry
+from bottega.subagents.telemetry import Totals
 
 _NOT_ITS_OWN = frozenset(
     {
@@ -36,7 +36,7 @@ def breaker_key(parent: Parent, params: DispatchParams) -> BreakerKey | None:
 
     Anonymous tasks have no breaker, because they have no agent in common.
     """
-    if not params.named:
+    if params.agent is None:
         return None
     return BreakerKey(parent.tenant_id, parent.run_id, params.agent)
 
@@ -85,7 +85,7 @@ class Breakers:
     def __init__(
         self,
         options: SchedulerOptions,
-        telemetry: Telemetry,
+        telemetry: Totals,
         *,
         call_at: Callable[..., object],
         release: Callable[[SubagentHandle], None],

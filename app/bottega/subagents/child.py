@@ -13,7 +13,13 @@ from bottega.agents.provider import with_patience
 from bottega.agents.query import QueriedAgent, Query, current_call, next_query
 from bottega.agents.tools import ToolBase
 from bottega.errors import BudgetExhaustedError, InvalidInputError
-from bottega.subagents.handle import DispatchParams, SubagentHandle, SubagentOutcome, SubagentStatus
+from bottega.subagents.handle import (
+    ANONYMOUS,
+    DispatchParams,
+    SubagentHandle,
+    SubagentOutcome,
+    SubagentStatus,
+)
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.shared_context import (
     GLOBAL,
@@ -32,7 +38,6 @@ from bottega.subagents.swarm import (
     scope_of,
 )
 
-ANONYMOUS = "subagent"
 DEFAULT_INSTRUCTIONS = (
     "You carry out one task for another agent, which reads your answer and nothing else of you. "
     "Answer with what it asked for, complete and to the point."
@@ -159,7 +164,7 @@ class ChildTask:
         self, params: DispatchParams
     ) -> Callable[[SubagentHandle], Awaitable[SubagentOutcome]]:
         swarm, parent, limits = self.scope.swarm, self.query, self.scope.parent.limits
-        source = self.agents.get(params.agent) if params.named else None
+        source = self.agents.get(params.agent) if params.agent is not None else None
         configure = self.configure
         if params.spread:
             return self._child_work(params)
@@ -185,7 +190,7 @@ class ChildTask:
             return False
         if parent.ancestors is not None or params.retries:
             return False
-        return (not params.named or is_leaf(self.agents[params.agent])) and (
+        return (params.agent is None or is_leaf(self.agents[params.agent])) and (
             sum(map(len, self._files().values())) <= 64_000  # most characters for one child run
         )
 
@@ -208,8 +213,8 @@ class ChildTask:
 
             caller = query.agent.agent_id or query.agent.agent_name
             work = ChildWork(
-                agent=params.agent if params.named else caller,
-                is_helper=not params.named,
+                agent=params.agent or caller,
+                is_helper=params.agent is None,
                 instructions=params.instructions,
                 question=first_message(handle.task_id, handle.prompt, handle.shared),
                 most_steps=limits.max_steps_per_subagent,

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import Any, Literal, NamedTuple, Self
 from uuid import UUID
 
 from bottega.agents.messages import AgentUsage, Usage
@@ -113,30 +113,39 @@ class BreakerKey(NamedTuple):
     agent: str
 
 
-@dataclass(frozen=True, slots=True)
+ANONYMOUS = "subagent"
+"""Name of a sub-agent that is none of its parent's sub-agents."""
+
+
+@dataclass(slots=True)
 class DispatchParams:
     """Parameters of a dispatch.
 
     Attributes:
-        agent: the sub-agent's name.
-        named: true if ``agent`` is one of the parent's sub-agents, false for an anonymous agent.
+        agent: name of one of the parent's sub-agents; ``None`` for an anonymous sub-agent.
+        priority: 1 (first) to 10.
+        metadata: a JSON object.
         timeout: in seconds; ``None``: the default.
-        shared: keys of the metadata that the task's agent can read.
+        shared_keys: keys of the metadata that the task's agent can read.
         retries: number of further tries after a failure.
-        spread: a child run does the task, on any worker.
+        spread: a child run does the task, on any worker, so that it needs no slot; the child run
+            has its timeout.
     """
 
     prompt: str
-    agent: str
-    named: bool = False
     instructions: str | None = None
+    agent: str | None = None
     priority: int = 5
+    metadata: Mapping[str, Any] = field(default_factory=dict)
     timeout: float | None = None
     token_budget: int | None = None
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    shared: tuple[str, ...] = ()
+    shared_keys: tuple[str, ...] = ()
     retries: int = 0
     spread: bool = False
+
+    @property
+    def agent_name(self) -> str:
+        return self.agent or ANONYMOUS
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,22 +197,14 @@ class RestoredTask:
     received: bool = False
 
 
-class Listener(Protocol):
-    """Receiver of the tasks' events. Must neither block nor raise."""
+class Listener:
+    """Receiver of the tasks' events, which it ignores. Subclasses must neither block nor raise."""
 
     def on_event(self, handle: "SubagentHandle", event: str, data: dict[str, Any]) -> None:
         """Receive an event; ``event`` is its type without the prefix ``subagent.``."""
 
     def refused(self, parent: "Parent", data: dict[str, Any]) -> None:
         """Receive the refusal of a dispatch."""
-
-
-class NoListener:
-    """Listener of tasks' events that ignores them all."""
-
-    def on_event(self, handle: object, event: str, data: dict[str, Any]) -> None: ...
-
-    def refused(self, parent: object, data: dict[str, Any]) -> None: ...
 
 
 Place = tuple[float, int]
@@ -293,15 +294,12 @@ class Parent:
             yield from self.owner.parent.paying()
 
 
-@dataclass(slots=True, eq=False)
-class SubagentHandle:
+@dataclass(slots=True, eq=False, kw_only=True)
+class SubagentHandle(DispatchParams):
     """A task. Times are seconds on the event loop's clock, durations of the API milliseconds.
 
     Attributes:
-        named: true if its agent is one of its parent's sub-agents, false for an anonymous agent.
-        shared_keys: keys of the metadata that the task's agent can read.
-        retries: number of further tries after a failure.
-        spread: a child run does the task, so that it needs no slot; the child run has its timeout.
+        timeout: in seconds, at most what its parent had left.
         is_stored: the child run is stored.
         mailbox: messages of its parent.
         has_answered: the task has given its answer and reads no more messages.
@@ -330,22 +328,12 @@ class SubagentHandle:
     task_id: UUID
     parent: Parent
     path: Path
-    agent: str
-    named: bool
-    prompt: str
-    instructions: str | None
-    priority: int
     timeout: float
-    token_budget: int | None
-    metadata: Mapping[str, Any]
     created_at: float
     status_changed_at: float
     work: Callable[["SubagentHandle"], Awaitable[SubagentOutcome]]
     account: Account
     context: contextvars.Context
-    shared_keys: tuple[str, ...] = ()
-    retries: int = 0
-    spread: bool = False
     is_stored: bool = False
     mailbox: Mailbox | None = None
     has_answered: bool = False
@@ -382,6 +370,9 @@ class SubagentHandle:
     calls: int = 0
     polling: bool = False
     waiting_below: int = 0
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
     @property
     def parent_id(self) -> UUID:
@@ -483,7 +474,7 @@ class TaskCounts:
         parent.here += 0 if status.is_final else by
         _add(self.by_status, status, by)
         if status is SubagentStatus.QUEUED:
-            _add(parent.waiting, handle.agent, by)
+            _add(parent.waiting, handle.agent_name, by)
             _add(self.queued_of, parent.tenant_id, by)
             _add(self.queued_of_run, parent.run_id, by)
         elif status.is_active:

@@ -2,8 +2,8 @@
 
 A plugin is any object with one or both of these functions, async or not::
 
-    before_dispatch(ctx: PluginContext, params: DispatchRequest)
-        -> None | DispatchRequest | {"prompt"?, "priority"?, "metadata"?}
+    before_dispatch(ctx: PluginContext, params: DispatchParams)
+        -> None | DispatchParams | {"prompt"?, "priority"?, "metadata"?}
          | Skip | {"skip": True, "result": "…"} | Refused
     after_subagent_complete(ctx: PluginContext, outcome: TaskOutcome) -> None
 
@@ -29,7 +29,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from bottega.agents.threads import run_in_thread
 from bottega.json_schema.values import WHOLE
-from bottega.subagents.handle import SubagentStatus
+from bottega.subagents.handle import DispatchParams, SubagentStatus
 
 TIMEOUT_S = 5.0
 """Time for one call of a plugin."""
@@ -72,23 +72,6 @@ class SubagentPlugin:
 
 
 @dataclass(frozen=True, slots=True)
-class DispatchRequest:
-    """A requested task. Plugins may change ``prompt``, ``priority`` and ``metadata``.
-
-    Attributes:
-        agent: the sub-agent's name; ``None`` for an anonymous sub-agent.
-        priority: 1 (first) to 10.
-        metadata: a JSON object.
-    """
-
-    prompt: str
-    instructions: str | None
-    agent: str | None
-    priority: int
-    metadata: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
 class Skip:
     """Decision to skip the task; the model reads ``result`` instead."""
 
@@ -114,21 +97,21 @@ class TaskOutcome:
 
 
 async def before_dispatch(
-    plugins: Sequence[object], ctx: PluginContext, request: DispatchRequest
-) -> DispatchRequest | Skip | Refused:
+    plugins: Sequence[object], ctx: PluginContext, request: DispatchParams
+) -> DispatchParams | Skip | Refused:
     """Pass the request through all plugins, guards last, until a plugin skips or refuses it."""
     for plugin in plugins:
         if not is_guard(plugin):
             said = await _asked(plugin, ctx, request)
-            if not isinstance(said, DispatchRequest):
+            if not isinstance(said, DispatchParams):
                 return said
             request = said
     return await guarded(plugins, ctx, request)
 
 
 async def guarded(
-    plugins: Sequence[object], ctx: PluginContext, request: DispatchRequest
-) -> DispatchRequest | Skip | Refused:
+    plugins: Sequence[object], ctx: PluginContext, request: DispatchParams
+) -> DispatchParams | Skip | Refused:
     """Pass the request through the guards until each has accepted the changes of all guards."""
     guards = [plugin for plugin in plugins if is_guard(plugin)]
     left = list(guards)
@@ -137,7 +120,7 @@ async def guarded(
             break
         guard = left.pop(0)
         said = await _asked(guard, ctx, request)
-        if not isinstance(said, DispatchRequest):
+        if not isinstance(said, DispatchParams):
             return said
         if said != request:
             request = said
@@ -148,8 +131,8 @@ async def guarded(
 
 
 async def _asked(
-    plugin: object, ctx: PluginContext, request: DispatchRequest
-) -> DispatchRequest | Skip | Refused:
+    plugin: object, ctx: PluginContext, request: DispatchParams
+) -> DispatchParams | Skip | Refused:
     """Ask one plugin. A failure is logged, and refuses the task if the plugin is a guard."""
     function = getattr(plugin, "before_dispatch", None)
     if function is None:
@@ -262,11 +245,11 @@ class _Said(BaseModel):
     result: Annotated[str, Field(max_length=100_000)] | None = None
 
 
-def _understood(said: object, request: DispatchRequest) -> DispatchRequest | Skip | Refused:
+def _understood(said: object, request: DispatchParams) -> DispatchParams | Skip | Refused:
     """Apply a plugin's answer to the request.
 
     Raises:
-        TypeError, ValueError: the answer is invalid, or changes ``agent`` or ``instructions``.
+        TypeError, ValueError: the answer is invalid, or changes other parameters.
     """
     if said is None or said == request:
         return request
@@ -274,18 +257,15 @@ def _understood(said: object, request: DispatchRequest) -> DispatchRequest | Ski
         return Refused(str(said.detail))
     if isinstance(said, Skip):
         said = {"skip": True, "result": said.result}
-    elif isinstance(said, DispatchRequest):
+    elif isinstance(said, DispatchParams):
         said = {field.name: getattr(said, field.name) for field in fields(said)}
-        said["metadata"] = dict(said["metadata"])
     if not isinstance(said, Mapping):
         raise TypeError(f"it returned {type(said).__name__}")
-    words = dict(said)
-    for name in ("agent", "instructions"):
-        own = getattr(request, name)
-        if words.pop(name, own) != own:
-            raise ValueError(f"a plugin must not change '{name}'")
+    own = {field.name: getattr(request, field.name) for field in fields(request)}
     try:
-        valid = _Said.model_validate(words)
+        valid = _Said.model_validate(
+            {name: value for name, value in said.items() if name not in own or value != own[name]}
+        )
     except ValidationError as error:  # without the input, which may be a prompt
         raise ValueError(str(error.errors(include_input=False, include_url=False))) from None
     if valid.skip:

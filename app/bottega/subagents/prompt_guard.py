@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pydantic_core import SchemaError, SchemaValidator, ValidationError, core_schema
 
 from bottega.errors import InvalidInputError
-from bottega.subagents.plugins import MAX_PROMPT, DispatchRequest, PluginContext, Refused
+from bottega.subagents.handle import DispatchParams
+from bottega.subagents.plugins import MAX_PROMPT, PluginContext, Refused
 from bottega.subagents.shared_context import plain_form
 
 
@@ -30,7 +31,7 @@ class PromptGuard:
         self._deny = [_matcher(pattern) for pattern in deny]
         self._max_prompt_chars = max_prompt_chars
 
-    async def before_dispatch(self, ctx: PluginContext, params: DispatchRequest) -> Refused | None:
+    async def before_dispatch(self, ctx: PluginContext, params: DispatchParams) -> Refused | None:
         """Return a refusal or ``None``. The refusal does not name the pattern."""
         length = len(params.prompt) + len(params.instructions or "")
         if length > self._max_prompt_chars:

@@ -4,6 +4,7 @@ import asyncio
 import contextvars
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from dataclasses import fields
 from typing import Any
 from uuid import UUID
 
@@ -31,7 +32,7 @@ from bottega.subagents.handle import (
 )
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.scheduler import SubagentScheduler
-from bottega.subagents.telemetry import Telemetry, Totals
+from bottega.subagents.telemetry import Totals
 
 logger = logging.getLogger(__name__)
 
@@ -169,7 +170,7 @@ class SubagentRegistry:
         self,
         limits: SubagentLimits | None = None,
         scheduler: SubagentScheduler | None = None,
-        telemetry: Telemetry | None = None,
+        telemetry: Totals | None = None,
     ) -> None:
         self.limits = limits or SubagentLimits()
         self.telemetry = telemetry or Totals()
@@ -289,21 +290,12 @@ class SubagentRegistry:
         place: Any,
     ) -> SubagentHandle:
         now = self.scheduler.now()
+        asked = {each.name: getattr(params, each.name) for each in fields(DispatchParams)}
         handle = SubagentHandle(
+            **{**asked, "timeout": parent.time_for(params.timeout)},
             task_id=task_id,
             parent=parent,
             path=(*parent.path, place),
-            agent=params.agent,
-            named=params.named,
-            prompt=params.prompt,
-            instructions=params.instructions,
-            priority=params.priority,
-            timeout=parent.time_for(params.timeout),
-            token_budget=params.token_budget,
-            metadata=params.metadata,
-            shared_keys=params.shared,
-            retries=params.retries,
-            spread=params.spread,
             breaker=breaker_key(parent, params),
             created_at=now,
             status_changed_at=now,
@@ -320,7 +312,7 @@ class SubagentRegistry:
     def _hold_back(self, handle: SubagentHandle) -> None:
         """Hold back a task until siblings end whose answers it reads, and siblings that read it."""
         parent = handle.parent
-        if parent.ancestors is None or not handle.named:
+        if parent.ancestors is None or handle.agent is None:
             return
         above = parent.ancestors(handle.agent)
         pairs = [(other, handle) for name in above for other in parent.active.get(name, ())]
@@ -373,11 +365,10 @@ class SubagentRegistry:
     def _take_over(self, handle: SubagentHandle, outcome: SubagentOutcome) -> None:
         handle.final_output, handle.error = outcome.output, outcome.error
         handle.error_code, handle.stop_reason = outcome.error_code, outcome.stop_reason
-        active = handle.parent.active.get(handle.agent)
-        if active is not None:
-            active.discard(handle)
-            if not active:
-                del handle.parent.active[handle.agent]
+        active = handle.parent.active.get(handle.agent_name, set())
+        active.discard(handle)
+        if not active:
+            handle.parent.active.pop(handle.agent_name, None)
 
     def _ended(self, handle: SubagentHandle) -> None:
         """Apply the consequences of a task's end: events, slot, waiters, sub-tasks, siblings."""

@@ -36,7 +36,7 @@ from bottega.subagents.handle import (
     all_done,
 )
 from bottega.subagents.limits import SchedulerOptions, SubagentLimits, resized
-from bottega.subagents.telemetry import Telemetry
+from bottega.subagents.telemetry import Totals
 
 WAKE = 0
 """Priority of a running task that needs its slot again; it goes before all new tasks."""
@@ -372,7 +372,7 @@ def _durations(parent: Parent) -> list[float] | None:
     ``None``: too few are known, they differ by a factor of 1.8, or an unfinished task neither waits
     in the queue nor holds its first slot.
     """
-    agents = {*parent.waiting, *(handle.agent for handle in parent.holders)}
+    agents = {*parent.waiting, *(handle.agent_name for handle in parent.holders)}
     known = [parent.durations.get(agent, ()) for agent in agents]
     seconds = [each for one in known for each in one]
     are_in_line = (
@@ -390,7 +390,7 @@ class TaskRegistry(Protocol):
 
     limits: SubagentLimits
     counts: TaskCounts
-    telemetry: Telemetry
+    telemetry: Totals
 
     def transition(self, handle: SubagentHandle, status: SubagentStatus) -> None:
         """Move a task to another state."""
@@ -529,7 +529,8 @@ class SubagentScheduler:
     def released(self, handle: SubagentHandle, by: SubagentHandle) -> None:
         """Queue a task that waited for the task ``by``; warn if ``by`` did not complete."""
         if by.status is not SubagentStatus.COMPLETED and handle.status is SubagentStatus.QUEUED:
-            text = f"'{handle.agent}' starts without the answer of '{by.agent}': it is {by.status}"
+            name, other = handle.agent_name, by.agent_name
+            text = f"'{name}' starts without the answer of '{other}': it is {by.status}"
             data = {"code": "upstream_failed", "message": text}
             handle.parent.listener.on_event(handle, "warning", data)
         self.push(handle)
@@ -653,7 +654,7 @@ class SubagentScheduler:
         since = handle.parent.holders.get(handle)
         took = self.now() - since if since is not None and since == handle.started_at else inf
         if self._registry.finish(handle, outcome) and not handle.spread:
-            known = handle.parent.durations.setdefault(handle.agent, deque(maxlen=10))
+            known = handle.parent.durations.setdefault(handle.agent_name, deque(maxlen=10))
             known.append(took)
 
     def time_out(self, handle: SubagentHandle) -> None:

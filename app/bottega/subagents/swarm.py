@@ -18,7 +18,6 @@ from bottega.subagents.budget import Account, reserved_for
 from bottega.subagents.handle import (
     Listener,
     Mode,
-    NoListener,
     Parent,
     RestoredTask,
     SubagentHandle,
@@ -123,7 +122,7 @@ class SwarmOptions:
     run_id: UUID | None = None
     tenant_id: UUID | None = None
     task_root: UUID | None = None
-    listener: Listener = NoListener()
+    listener: Listener = Listener()
     remaining: Callable[[], float | None] = lambda: None
     outer: tuple[Account, ...] = ()
     plugins: Sequence[Any] = ()
@@ -138,7 +137,7 @@ class SwarmOptions:
     own_task: UUID | None = None
 
 
-class Swarm:
+class Swarm(Listener):
     """The asynchronous sub-agents of one run.
 
     Attributes:

@@ -1,29 +1,14 @@
-"""Port for the metrics of tasks."""
+"""Metrics of tasks."""
 
 from bisect import bisect_left
 from collections import Counter
-from typing import Protocol
-
-
-class Telemetry(Protocol):
-    """Receiver of metrics. Must neither block nor raise."""
-
-    def count(self, name: str, value: int = 1, **attributes: str) -> None:
-        """Add to a counter."""
-
-    def gauge(self, name: str, value: float) -> None:
-        """Set a gauge."""
-
-    def observe(self, name: str, value: float) -> None:
-        """Add a measurement to a histogram."""
-
 
 BUCKETS = (100, 1_000, 10_000, 60_000, 300_000)
 """Upper bounds of a histogram's buckets. ``count`` and ``sum`` also include larger values."""
 
 
 class Totals:
-    """Telemetry that adds up in memory.
+    """Telemetry that adds up in memory; subclasses pass the metrics on.
 
     Attributes:
         values: counters by ``name`` or ``name{key=value}``; histograms as ``name.count``,
@@ -35,15 +20,18 @@ class Totals:
         self._gauges: dict[str, float] = {}
 
     def count(self, name: str, value: int = 1, **attributes: str) -> None:
+        """Add to a counter."""
         if attributes:
             labels = ",".join(f"{key}={attributes[key]}" for key in sorted(attributes))
             name = f"{name}{{{labels}}}"
         self.values[name] += value
 
     def gauge(self, name: str, value: float) -> None:
+        """Set a gauge."""
         self._gauges[name] = value
 
     def observe(self, name: str, value: float) -> None:
+        """Add a measurement to a histogram."""
         self.values[f"{name}.count"] += 1
         self.values[f"{name}.sum"] += round(value)
         for bound in BUCKETS[bisect_left(BUCKETS, value) :]:

@@ -4,7 +4,7 @@ Functions of this module also ask plugins about messages to tasks and synchronou
 """
 
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 from uuid import UUID
@@ -18,10 +18,9 @@ from bottega.agents.query import CurrentCall, Query, Screen, current_call
 from bottega.agents.tools import error_result, explain, success_result
 from bottega.errors import InvalidInputError
 from bottega.subagents.child import answer_file, excerpt, is_long
-from bottega.subagents.handle import Mode, SubagentHandle, SubagentStatus, as_id
+from bottega.subagents.handle import DispatchParams, Mode, SubagentHandle, SubagentStatus, as_id
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.plugins import (
-    DispatchRequest,
     PluginContext,
     Refused,
     Skip,
@@ -366,34 +365,23 @@ def _note_read(scope: QueryScope, handle: SubagentHandle, longest_partial: int) 
         handle.polled = handle.written
 
 
-Ask = Callable[
-    [Sequence[object], PluginContext, DispatchRequest],
-    Awaitable[DispatchRequest | Skip | Refused],
-]
-"""Function that asks all plugins, or the guards alone."""
-
-
 async def checked_message(
-    swarm: Swarm, query: Query, agent: str, text: str
+    swarm: Swarm, query: Query, handle: SubagentHandle, text: str
 ) -> str | Skip | Refused:
     """Return a message to a task with the guards' changes, or their decision."""
-    return await _checked(guarded, swarm, query, agent, text)
+    request = DispatchParams(text, agent=handle.agent_name)
+    said = await guarded(swarm.options.plugins, _context_of(swarm, query), request)
+    return said.prompt if isinstance(said, DispatchParams) else said
 
 
-async def _checked(
-    ask: Ask, swarm: Swarm, query: Query, agent: str, text: str
-) -> str | Skip | Refused:
-    asker = query.agent
-    context = PluginContext(
+def _context_of(swarm: Swarm, query: Query) -> PluginContext:
+    return PluginContext(
         run_id=swarm.run_id,
         tenant_id=swarm.options.tenant_id,
         parent_id=swarm.id_at(query.path),
         depth=query.depth,
-        agent=asker.agent_id or asker.agent_name,
+        agent=query.agent.agent_id or query.agent.agent_name,
     )
-    request = DispatchRequest(text, None, agent, 5, {})
-    said = await ask(swarm.options.plugins, context, request)
-    return said.prompt if isinstance(said, DispatchRequest) else said
 
 
 def screening(swarm: Swarm) -> Screen:
@@ -404,9 +392,13 @@ def screening(swarm: Swarm) -> Screen:
     """
 
     async def screen(call: CurrentCall, tool_call: ToolCall, question: str) -> str | ToolResult:
-        said = await _checked(before_dispatch, swarm, call.query, tool_call.name, question)
+        plugins, context = swarm.options.plugins, _context_of(swarm, call.query)
+        request = DispatchParams(question, agent=tool_call.name)
+        said = await before_dispatch(plugins, context, request)
         if isinstance(said, Refused):
             return error_result(tool_call, said.detail)
-        return success_result(tool_call, said.result) if isinstance(said, Skip) else said
+        if isinstance(said, Skip):
+            return success_result(tool_call, said.result)
+        return said.prompt
 
     return screen

@@ -13,10 +13,10 @@ from bottega.agents.query import CurrentCall
 from bottega.agents.shared_memory import awareness_message
 from bottega.agents.tools import ToolBase, explain
 from bottega.errors import CycleError, InvalidInputError, SubagentRefusedError
-from bottega.subagents.child import ANONYMOUS, FAN_OUT, ChildTask, own_file_tools, places_of
+from bottega.subagents.child import FAN_OUT, ChildTask, own_file_tools, places_of
 from bottega.subagents.handle import DispatchParams, Mailbox, SubagentHandle, SubagentStatus, as_id
 from bottega.subagents.limits import SubagentLimits
-from bottega.subagents.plugins import DispatchRequest, Refused, Skip, before_dispatch
+from bottega.subagents.plugins import Refused, Skip, before_dispatch
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.swarm import QueryScope, context_of
 from bottega.subagents.tool_base import (
@@ -108,7 +108,7 @@ class DispatchTool(SubagentTool):
         self._check_agent(arguments.agent)
         child = self._child(call, scope, place)
         if (handle := child.known()) is None:
-            decided = await _decided(scope, arguments)
+            decided = await _decided(scope, arguments, self.shared.share_metadata)
             if isinstance(decided, Skip):
                 return {"status": "skipped", "result": decided.result}
             if isinstance(decided, Refused):
@@ -117,7 +117,7 @@ class DispatchTool(SubagentTool):
                 raise InvalidInputError(decided.detail)
             child.give(arguments.input)
             try:
-                handle = child.dispatch(_params(decided, arguments, self.shared.share_metadata))
+                handle = child.dispatch(decided)
             except SubagentRefusedError as error:
                 child.take_back()
                 return {"error": error.detail, **error.about}
@@ -224,35 +224,26 @@ def _best_to_come(call: CurrentCall) -> int:
 
 
 async def _decided(
-    scope: QueryScope, arguments: DispatchArguments
-) -> DispatchRequest | Skip | Refused:
-    request = DispatchRequest(
+    scope: QueryScope, arguments: DispatchArguments, share_metadata: Collection[str]
+) -> DispatchParams | Skip | Refused:
+    """Return the parameters of a task with the plugins' changes, or their decision."""
+    asked = DispatchParams(
         prompt=arguments.prompt,
-        instructions=arguments.instructions,
         agent=arguments.agent,
+        instructions=arguments.instructions,
         priority=arguments.priority,
-        metadata=arguments.metadata,
-    )
-    if not scope.swarm.options.plugins:
-        return request
-    return await before_dispatch(scope.swarm.options.plugins, context_of(scope.parent), request)
-
-
-def _params(
-    request: DispatchRequest, arguments: DispatchArguments, share_metadata: Collection[str]
-) -> DispatchParams:
-    return DispatchParams(
-        prompt=request.prompt,
-        agent=arguments.agent or ANONYMOUS,
-        named=arguments.agent is not None,
-        instructions=request.instructions,
-        priority=request.priority,
         timeout=None if arguments.timeout_ms is None else arguments.timeout_ms / 1000,
         token_budget=arguments.token_budget,
-        metadata=request.metadata,
+        metadata=arguments.metadata,
         retries=arguments.retries,
-        shared=tuple(key for key in share_metadata if key in request.metadata),
     )
+    decided: DispatchParams | Skip | Refused = asked
+    if scope.swarm.options.plugins:
+        context = context_of(scope.parent)
+        decided = await before_dispatch(scope.swarm.options.plugins, context, asked)
+    if isinstance(decided, DispatchParams):
+        decided.shared_keys = tuple(key for key in share_metadata if key in decided.metadata)
+    return decided
 
 
 CANCELLED = "its parent cancelled it"
@@ -364,9 +355,7 @@ class SendTool(SubagentTool):
         sent = {"task_id": str(handle.task_id), "status": "sent"}
         if handle.mailbox is not None and message_id in handle.mailbox.known:
             return sent  # an attempt before a crash has sent the message
-        text: str | Skip | Refused = arguments.message
-        if scope.swarm.options.plugins:
-            text = await checked_message(scope.swarm, call.query, handle.agent, arguments.message)
+        text = await checked_message(scope.swarm, call.query, handle, arguments.message)
         if isinstance(text, Skip):
             return {**sent, "status": "skipped", "result": text.result}
         if isinstance(text, Refused):
