@@ -294,13 +294,16 @@ class TestCollection:
 
     def test_tasks_of_a_vanished_parent_are_cancelled(self) -> None:
         async def run() -> None:
-            there = True
-            async with registry(min_workers=1, max_workers=1) as where:
-                parent = by_hand(where, heard := Heard(), alive=lambda: there)
+            async with registry(min_workers=2, max_workers=2) as where:
+                owner = put(where, top := by_hand(where))
+                await settled()
+                parent = by_hand(where, heard := Heard(), owner=owner)
                 running, queued = put(where, parent, "a"), put(where, parent, "b")
                 await passed(31)
                 assert running.status is S.RUNNING
-                there = False
+                owner.scopes.clear()  # as if its end had not reached them
+                where.end_parent(top, "enough")
+                assert running.status is S.RUNNING
                 await passed(30)
                 assert [running.status, queued.status] == [S.CANCELLED] * 2
                 assert {each.error for each in (running, queued)} == {"orphan-cleanup"}

@@ -208,8 +208,7 @@ class ChildTask:
             def pay(usage: AgentUsage) -> None:
                 query.usage += usage
                 handle.token_usage += usage.tokens
-                for account in (handle.account, *handle.parent.paying()):
-                    account.spend(usage)
+                handle.spend(usage)
 
             caller = query.agent.agent_id or query.agent.agent_name
             work = ChildWork(
@@ -401,7 +400,7 @@ def _registry_of(query: Query) -> SubagentRegistry | None:
     if swarm is not None:
         return swarm.registry
     tools = query.agent.registered_tools
-    return next((tool.registry for tool in tools if isinstance(tool, DispatchingTool)), None)
+    return next((tool.shared.registry for tool in tools if isinstance(tool, DispatchingTool)), None)
 
 
 @functools.cache

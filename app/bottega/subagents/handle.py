@@ -3,7 +3,7 @@
 import asyncio
 import contextvars
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple, Self
@@ -222,8 +222,8 @@ class Parent:
         account: token budget of all its tasks together.
         accounts: accounts that pay for its tasks' model calls; ``account`` is the first of them.
         owner: the task that the query works for; ``None`` outside of tasks.
-        remaining: returns the seconds until its deadline; ``None``: no deadline.
-        alive: returns false once the query can dispatch no more.
+        remaining: returns the seconds until the deadline of the run, if the query belongs to no
+            task; ``None``: no deadline.
         ancestors: returns an agent's ancestors in the run's graph; ``None`` without a graph.
         active: its unfinished tasks by agent; filled only with a graph.
         waiting: its queued tasks in this process, counted by agent.
@@ -249,7 +249,6 @@ class Parent:
     listener: Listener
     owner: "SubagentHandle | None" = None
     remaining: Callable[[], float | None] = lambda: None
-    alive: Callable[[], bool] = lambda: True
     ancestors: Callable[[str], frozenset[str]] | None = None
     children: dict[UUID, "SubagentHandle"] = field(default_factory=dict)
     active: dict[str, set["SubagentHandle"]] = field(default_factory=dict)
@@ -274,24 +273,18 @@ class Parent:
     @property
     def is_over(self) -> bool:
         """True if the query can dispatch no more tasks, because the query or its task has ended."""
-        return self.ended or not self.alive()
+        return self.ended or (self.owner is not None and self.owner.status.is_final)
 
-    def time_for(self, timeout: float | None) -> float:
+    def time_for(self, timeout: float | None, now: float) -> float:
         """Return the seconds that a task may take, at most the seconds that the parent has left.
 
         Args:
             timeout: requested timeout; ``None``: the default.
         """
-        limits, left = self.limits, self.remaining()
+        limits = self.limits
+        left = self.remaining() if self.owner is None else self.owner.left(now)
         timeout = min(timeout or limits.default_timeout, limits.max_timeout)
         return timeout if left is None else max(0.0, min(timeout, left))
-
-    def paying(self) -> Iterator[Account]:
-        """Yield the accounts that tasks charge; other code charges the accounts of the run."""
-        yield self.account
-        if self.owner is not None:
-            yield self.owner.account
-            yield from self.owner.parent.paying()
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -410,6 +403,13 @@ class SubagentHandle(DispatchParams):
         if self.deadline is None:
             return None
         return self.deadline - (now if self.paused_at is None else self.paused_at)
+
+    def spend(self, usage: Usage) -> None:
+        """Charge the accounts of the task and of all parents above it, but not of the run."""
+        self.account.spend(usage)
+        self.parent.account.spend(usage)
+        if self.parent.owner is not None:
+            self.parent.owner.spend(usage)
 
     def stop_timer(self) -> None:
         if self.timer is not None:

@@ -3,7 +3,7 @@
 import asyncio
 import contextvars
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 from uuid import UUID
@@ -39,115 +39,6 @@ logger = logging.getLogger(__name__)
 ORPHANED = "orphan-cleanup"
 MOST_SPREAD = 10_000
 """Limit of one parent's unfinished tasks that are child runs."""
-
-
-def check_dispatch(
-    parent: Parent,
-    limits: SubagentLimits,
-    *,
-    counts: TaskCounts,
-    room: tuple[int, int],
-    wait: float | None,
-    spread: bool = False,
-) -> None:
-    """Check a dispatch against the limits. A task above ``max_concurrent`` passes, and waits.
-
-    Args:
-        limits: limits of all parents together; the parent's own limits are in ``parent``.
-        counts: counts of the registry's tasks.
-        room: (number of the parent's tasks that may start at once, number that wait already).
-        wait: seconds until the breaker lets a task of this agent through; ``None``: now.
-        spread: the task becomes a child run, which needs no slot and no queue here.
-
-    Raises:
-        SubagentRefusedError: a subclass for each limit; the text is for the model.
-    """
-    own = parent.limits
-    if parent.is_over:
-        raise SubagentQuotaExceededError("the dispatching agent has ended already")
-    if parent.depth >= own.max_depth:
-        raise SubagentDepthExceededError(
-            f"tasks may be nested at most {own.max_depth} deep, and this task would be deeper: do "
-            "it without a sub-agent",
-            limit=own.max_depth,
-        )
-    if wait is not None:
-        raise SubagentCircuitOpenError(
-            "tasks for this agent failed repeatedly in this run, so it accepts no task for about "
-            f"{wait:.0f} s: try later, or without this agent",
-            retry_after_ms=round(wait * 1000),
-        )
-    for account in parent.accounts:
-        if account.is_exhausted:
-            spent, limit = account.spent, account.limit or 0
-            raise SubagentQuotaExceededError(
-                account.state, reason="budget", size=spent, limit=limit
-            )
-    if spread:
-        if parent.remote >= MOST_SPREAD:
-            raise SubagentQuotaExceededError(
-                f"{parent.remote} of your tasks are runs of their own that are not over, which is "
-                "the limit: await some before you dispatch others",
-                size=parent.remote,
-                limit=MOST_SPREAD,
-            )
-        return
-    waiting = parent.queued - min(room)
-    if parent.queued >= own.max_queued + room[0]:
-        raise SubagentQuotaExceededError(
-            f"{waiting} of your tasks wait already, which is the limit: await some before you "
-            "dispatch others",
-            size=waiting,
-            limit=own.max_queued,
-        )
-    _check_queue(parent, limits, counts, *room)
-
-
-def _check_queue(
-    parent: Parent, limits: SubagentLimits, counts: TaskCounts, room: int, ready: int
-) -> None:
-    """Check that the queue has room for one more task.
-
-    It always has room for a tenant without queued tasks. Beyond its limit, it accepts one extra
-    task per tenant, from a run without queued tasks.
-    """
-    of_tenant = counts.queued_of[parent.tenant_id]
-    if not of_tenant:
-        return
-    extra = 0 if counts.queued_of_run[parent.run_id] else 1
-    sizes = [(counts.queued, limits.max_queue_size + extra * len(counts.queued_of))]
-    if parent.tenant_id is not None:
-        most = limits.tenant_max_queued or max(1, limits.max_queue_size // 2)
-        sizes.append((of_tenant, most + extra))
-    for size, limit in sizes:
-        if size >= limit + room:
-            waiting = size - min(room, ready)
-            raise SubagentQueueFullError(
-                f"the queue is full ({waiting} of {limit}): try again once some tasks are done",
-                size=waiting,
-                limit=limit,
-            )
-
-
-def collectable(
-    handles: Collection[SubagentHandle], limits: SubagentLimits, now: float
-) -> list[SubagentHandle]:
-    """Return the finished tasks to remove: old tasks; of too many tasks, received tasks. Pure.
-
-    A task stays as long as its parent may still read its outcome.
-
-    Args:
-        handles: all tasks of the registry.
-        now: seconds on the event loop's clock.
-    """
-    crowded = len(handles) > 10 * limits.max_concurrent_global
-    return [
-        handle
-        for handle in handles
-        if handle.status.is_final
-        and (handle.parent.ended or handle.received)
-        and (now - handle.status_changed_at >= limits.gc_ttl or (crowded and handle.received))
-    ]
 
 
 SHUTDOWN = "registry-shutdown"
@@ -231,7 +122,13 @@ class SubagentRegistry:
         """
         if (known := self.get(task_id, parent)) is not None:
             return known
-        self._check(parent, params)
+        try:
+            self._check(parent, params)
+        except SubagentRefusedError as refusal:
+            self.telemetry.count("subagent.dispatch.rejected", reason=refusal.reason)
+            data = {"code": refusal.code, "message": refusal.detail, **refusal.about}
+            parent.listener.refused(parent, data)
+            raise
         handle = self._add(parent, params, work, task_id, place)
         self._hold_back(handle)
         self.telemetry.count("subagent.dispatch.count")
@@ -258,28 +155,80 @@ class SubagentRegistry:
             self.scheduler.enqueue(handle)
             return handle
         handle.token_usage = restored.spent
-        for account in (handle.account, *parent.paying()):
-            account.spend(restored.usage)
+        handle.spend(restored.usage)
         handle.fixed_duration_ms, handle.received = restored.duration_ms, restored.received
         self._set(handle, restored.outcome.status)
         self._take_over(handle, restored.outcome)
         return handle
 
     def _check(self, parent: Parent, params: DispatchParams) -> None:
-        try:
-            check_dispatch(
-                parent,
-                self.limits,
-                counts=self.counts,
-                room=self.scheduler.room(parent),
-                wait=self.scheduler.refusal(breaker_key(parent, params)),
-                spread=params.spread,
+        """Check a dispatch against the limits. A task above ``max_concurrent`` passes, and waits.
+
+        Raises:
+            SubagentRefusedError: a subclass for each limit; the text is for the model.
+        """
+        own = parent.limits
+        if parent.is_over:
+            raise SubagentQuotaExceededError("the dispatching agent has ended already")
+        if parent.depth >= own.max_depth:
+            raise SubagentDepthExceededError(
+                f"tasks may be nested at most {own.max_depth} deep, and this task would be deeper: "
+                "do it without a sub-agent",
+                limit=own.max_depth,
             )
-        except SubagentRefusedError as refusal:
-            self.telemetry.count("subagent.dispatch.rejected", reason=refusal.reason)
-            data = {"code": refusal.code, "message": refusal.detail, **refusal.about}
-            parent.listener.refused(parent, data)
-            raise
+        wait = self.scheduler.circuits.refusal(breaker_key(parent, params), self.scheduler.now())
+        if wait is not None:
+            raise SubagentCircuitOpenError(
+                "tasks for this agent failed repeatedly in this run, so it accepts no task for "
+                f"about {wait:.0f} s: try later, or without this agent",
+                retry_after_ms=round(wait * 1000),
+            )
+        for account in parent.accounts:
+            if account.is_exhausted:
+                raise SubagentQuotaExceededError(
+                    account.state, reason="budget", size=account.spent, limit=account.limit or 0
+                )
+        if not params.spread:
+            self._check_queue(parent)
+        elif parent.remote >= MOST_SPREAD:
+            raise SubagentQuotaExceededError(
+                f"{parent.remote} of your tasks are runs of their own that are not over, which is "
+                "the limit: await some before you dispatch others",
+                size=parent.remote,
+                limit=MOST_SPREAD,
+            )
+
+    def _check_queue(self, parent: Parent) -> None:
+        """Check that one more of a parent's tasks may wait. Tasks that may start at once do not.
+
+        The queue always has room for a tenant without queued tasks. Beyond its limit, it accepts
+        one extra task per tenant, from a run without queued tasks.
+        """
+        room, counts, limits = self.scheduler.room(parent), self.counts, self.limits
+        startable, of_tenant = min(room, parent.ready), counts.queued_of[parent.tenant_id]
+        if parent.queued >= parent.limits.max_queued + room:
+            waiting = parent.queued - startable
+            raise SubagentQuotaExceededError(
+                f"{waiting} of your tasks wait already, which is the limit: await some before you "
+                "dispatch others",
+                size=waiting,
+                limit=parent.limits.max_queued,
+            )
+        if not of_tenant:
+            return
+        extra = 0 if counts.queued_of_run[parent.run_id] else 1
+        sizes = [(counts.queued, limits.max_queue_size + extra * len(counts.queued_of))]
+        if parent.tenant_id is not None:
+            most = limits.tenant_max_queued or max(1, limits.max_queue_size // 2)
+            sizes.append((of_tenant, most + extra))
+        for size, limit in sizes:
+            if size >= limit + room:
+                waiting = size - startable
+                raise SubagentQueueFullError(
+                    f"the queue is full ({waiting} of {limit}): try again once some tasks are done",
+                    size=waiting,
+                    limit=limit,
+                )
 
     def _add(
         self,
@@ -292,7 +241,7 @@ class SubagentRegistry:
         now = self.scheduler.now()
         asked = {each.name: getattr(params, each.name) for each in fields(DispatchParams)}
         handle = SubagentHandle(
-            **{**asked, "timeout": parent.time_for(params.timeout)},
+            **{**asked, "timeout": parent.time_for(params.timeout, now)},
             task_id=task_id,
             parent=parent,
             path=(*parent.path, place),
@@ -499,15 +448,29 @@ class SubagentRegistry:
             self.collect()
 
     def collect(self) -> int:
-        """Remove finished tasks, end orphans and overdue tasks; return the number removed. O(n)."""
+        """Remove finished tasks, end orphans and overdue tasks; return the number removed. O(n).
+
+        A finished task stays as long as its parent may still read its outcome, and for ``gc_ttl``
+        seconds; of too many tasks, received tasks are removed at once.
+        """
         now = self._collected_at = self.scheduler.now()
         for parent in self.parents():
-            if not parent.ended and not parent.alive():
+            if not parent.ended and parent.is_over:
                 self.end_parent(parent, ORPHANED)
         for handle in self.handles():
             if not handle.status.is_final:
                 self.scheduler.watch_over(handle)
-        removed = collectable(self._handles.values(), self.limits, now)
+        crowded = self.total_count > 10 * self.limits.max_concurrent_global
+        removed = [
+            handle
+            for handle in self.handles()
+            if handle.status.is_final
+            and (handle.parent.ended or handle.received)
+            and (
+                now - handle.status_changed_at >= self.limits.gc_ttl
+                or (crowded and handle.received)
+            )
+        ]
         for handle in removed:
             self.remove(handle)
         self.scheduler.circuits.forget(now)

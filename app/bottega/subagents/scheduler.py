@@ -26,7 +26,6 @@ from uuid import UUID
 from bottega.errors import BudgetExhaustedError
 from bottega.subagents.breaker import Breakers
 from bottega.subagents.handle import (
-    BreakerKey,
     Parent,
     Place,
     SubagentHandle,
@@ -457,27 +456,20 @@ class SubagentScheduler:
     def in_use(self) -> int:
         return self._queue.holding()
 
-    def in_use_by(self, tenant: UUID | None) -> int:
-        return self._queue.holding(tenant)
-
     @property
     def parked(self) -> int:
         """Number of running tasks without a slot, because they wait for other tasks or a slot."""
         return self._registry.counts.active - self.in_use
 
-    def room(self, parent: Parent) -> tuple[int, int]:
-        """Count a parent's tasks that may get a slot at once, and its tasks that wait for one."""
+    def room(self, parent: Parent) -> int:
+        """Count the slots that a parent's tasks may get at once."""
         others = len(self._queue) - parent.ready
         free = self.capacity - self.in_use - others
         own = parent.limits.max_concurrent - len(parent.holders)
         of_tenant = self._registry.limits.tenant_max_concurrent
         if parent.tenant_id is not None and of_tenant is not None:
             own = min(own, of_tenant - self._queue.holding(parent.tenant_id))
-        return max(0, min(free, own)), parent.ready
-
-    def refusal(self, key: BreakerKey | None) -> float | None:
-        """Return the seconds until a breaker lets a dispatch through; ``None``: now."""
-        return self.circuits.refusal(key, self.now())
+        return max(0, min(free, own))
 
     def position(self, handle: SubagentHandle) -> int:
         """Count the tenant's waiting tasks that go before a task.
@@ -613,7 +605,7 @@ class SubagentScheduler:
     def _start(self, handle: SubagentHandle) -> None:
         loop = asyncio.get_running_loop()
         now = handle.parent.holders[handle]
-        if (left := handle.parent.time_for(handle.timeout)) <= 0:
+        if (left := handle.parent.time_for(handle.timeout, now)) <= 0:
             self._registry.cancel(handle.task_id, PARENTS_TIME_IS_UP)
             return
         handle.started_at = now

@@ -1,19 +1,27 @@
 """The asynchronous sub-agents of one run, and the run's queries that dispatch them."""
 
 import asyncio
-from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Container,
+    Mapping,
+    Sequence,
+)
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 from uuid import UUID, uuid4
 from weakref import WeakSet
 
+from bottega.agents.agent import BaseAgent
 from bottega.agents.messages import AgentUsage, Usage
 from bottega.agents.provider import Permit
-from bottega.agents.query import Path, Query, task_id_at
+from bottega.agents.query import CurrentCall, Path, Query, current_call, task_id_at
 from bottega.agents.tools import ToolBase
-from bottega.errors import ModelError
+from bottega.errors import InvalidInputError, ModelError
 from bottega.subagents.budget import Account, reserved_for
 from bottega.subagents.handle import (
     Listener,
@@ -269,10 +277,8 @@ class TaskOfQuery:
                 raise
 
     def spent(self, usage: Usage) -> None:
-        handle = self.handle
-        handle.token_usage += usage
-        for account in (handle.account, *handle.parent.paying()):
-            account.spend(usage)
+        self.handle.token_usage += usage
+        self.handle.spend(usage)
 
     def on_text(self, query: Query, text: str) -> None:
         handle = self.handle
@@ -295,15 +301,59 @@ class TaskOfQuery:
         return list(told.values())
 
 
-class DispatchingTool(ToolBase):
-    """A tool that starts tasks for its agent, within ``limits``."""
+@dataclass(frozen=True, slots=True)
+class AsyncSubagents:
+    """State shared by an agent's tools for sub-agents.
 
-    limits: SubagentLimits
+    Attributes:
+        agents: the agent's sub-agents by name.
+        limits: the agent's own limits.
+        anonymous: the agent may dispatch helpers without a definition.
+        configure: called with each new helper.
+        share_metadata: keys of a dispatch's metadata that the task's agent can read.
+    """
+
     registry: SubagentRegistry
+    agents: Mapping[str, BaseAgent]
+    limits: SubagentLimits
+    anonymous: bool
+    configure: Callable[[BaseAgent], object]
+    share_metadata: Collection[str]
 
-    @abstractmethod
+    def scope(self) -> "tuple[CurrentCall, QueryScope]":
+        """Return the running tool call and the scope of its query."""
+        call = current_call.get()
+        if call is None:
+            raise InvalidInputError("this tool works only within an agent's query")
+        return call, scope_of(call.query, self.registry)
+
+    def without_agents(self) -> "AsyncSubagents":
+        """Return the state of tools that dispatch only helpers."""
+        return replace(self, agents={}, anonymous=True)
+
     def ancestors(self) -> Callable[[str], frozenset[str]] | None:
         """Return a function from a sub-agent's name to its ancestors; ``None`` without a graph."""
+        graphs = (agent.memory_graph for agent in self.agents.values())
+        return None if all(graph is None for graph in graphs) else self._ancestors
+
+    def _ancestors(self, name: str) -> frozenset[str]:
+        agent = self.agents.get(name)
+        graph = None if agent is None else agent.memory_graph
+        if agent is None or graph is None or agent.agent_id is None:
+            return frozenset()
+        ids = graph.ancestors(agent.agent_id)
+        return frozenset(
+            other
+            for other, sibling in self.agents.items()
+            if sibling.memory_graph is graph and sibling.agent_id in ids
+        )
+
+
+class DispatchingTool(ToolBase):
+    """A tool by which an agent starts and steers tasks."""
+
+    def __init__(self, shared: AsyncSubagents) -> None:
+        self.shared = shared
 
 
 class QueryScope:
@@ -338,9 +388,8 @@ class QueryScope:
             accounts=(account, *paying),
             listener=swarm,
             owner=owner,
-            remaining=swarm.options.remaining if owner is None else _left(swarm, owner),
-            alive=lambda: owner is None or not owner.status.is_final,
-            ancestors=None if tool is None else tool.ancestors(),
+            remaining=swarm.options.remaining,
+            ancestors=None if tool is None else tool.shared.ancestors(),
         )
         swarm.open(self.parent)
 
@@ -395,17 +444,10 @@ def _limits_of(query: Query, limits: SubagentLimits) -> SubagentLimits:
     while above is not None:
         for tool in above.agent.registered_tools:
             if isinstance(tool, DispatchingTool):
-                limits = limits.within(tool.limits)
+                limits = limits.within(tool.shared.limits)
                 break
         above = above.parent
     return limits
-
-
-def _left(swarm: Swarm, owner: SubagentHandle) -> Callable[[], float | None]:
-    def left() -> float | None:
-        return owner.left(swarm.registry.scheduler.now())
-
-    return left
 
 
 def scope_of(query: Query, registry: SubagentRegistry) -> QueryScope:

@@ -4,22 +4,19 @@ Functions of this module also ask plugins about messages to tasks and synchronou
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 from uuid import UUID
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from bottega.agents.agent import BaseAgent
 from bottega.agents.loop import FINAL_ANSWER
 from bottega.agents.messages import ToolCall, ToolResult, Usage
-from bottega.agents.query import CurrentCall, Query, Screen, current_call
+from bottega.agents.query import CurrentCall, Query, Screen
 from bottega.agents.tools import error_result, explain, success_result
 from bottega.errors import InvalidInputError
 from bottega.subagents.child import answer_file, excerpt, is_long
 from bottega.subagents.handle import DispatchParams, Mode, SubagentHandle, SubagentStatus, as_id
-from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.plugins import (
     PluginContext,
     Refused,
@@ -28,57 +25,8 @@ from bottega.subagents.plugins import (
     checked_metadata,
     guarded,
 )
-from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.shared_context import MAX_CONTENT, MAX_PATH_BYTES
-from bottega.subagents.swarm import DispatchingTool, QueryScope, Swarm, scope_of
-
-
-@dataclass(frozen=True, slots=True)
-class AsyncSubagents:
-    """State shared by an agent's tools for sub-agents.
-
-    Attributes:
-        agents: the agent's sub-agents by name.
-        limits: the agent's own limits.
-        anonymous: the agent may dispatch helpers without a definition.
-        configure: called with each new helper.
-        share_metadata: keys of a dispatch's metadata that the task's agent can read.
-    """
-
-    registry: SubagentRegistry
-    agents: Mapping[str, BaseAgent]
-    limits: SubagentLimits
-    anonymous: bool
-    configure: Callable[[BaseAgent], object]
-    share_metadata: Collection[str]
-
-    def scope(self) -> tuple[CurrentCall, QueryScope]:
-        """Return the running tool call and the scope of its query."""
-        call = current_call.get()
-        if call is None:
-            raise InvalidInputError("this tool works only within an agent's query")
-        return call, scope_of(call.query, self.registry)
-
-    def without_agents(self) -> "AsyncSubagents":
-        """Return the state of tools that dispatch only helpers."""
-        return replace(self, agents={}, anonymous=True)
-
-    def ancestors(self) -> Callable[[str], frozenset[str]] | None:
-        """See :meth:`DispatchingTool.ancestors`."""
-        graphs = (agent.memory_graph for agent in self.agents.values())
-        return None if all(graph is None for graph in graphs) else self._ancestors
-
-    def _ancestors(self, name: str) -> frozenset[str]:
-        agent = self.agents.get(name)
-        graph = None if agent is None else agent.memory_graph
-        if agent is None or graph is None or agent.agent_id is None:
-            return frozenset()
-        ids = graph.ancestors(agent.agent_id)
-        return frozenset(
-            other
-            for other, sibling in self.agents.items()
-            if sibling.memory_graph is graph and sibling.agent_id in ids
-        )
+from bottega.subagents.swarm import DispatchingTool, QueryScope, Swarm
 
 
 class SubagentTool(DispatchingTool):
@@ -92,13 +40,6 @@ class SubagentTool(DispatchingTool):
     idempotent = True
     local = True
     arguments: "type[Arguments]"
-
-    def __init__(self, shared: AsyncSubagents) -> None:
-        self.shared = shared
-        self.limits, self.registry = shared.limits, shared.registry
-
-    def ancestors(self) -> Callable[[str], frozenset[str]] | None:
-        return self.shared.ancestors()
 
     def create_schema(self) -> dict[str, Any]:
         return schema_of(self.arguments)

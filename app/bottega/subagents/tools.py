@@ -18,13 +18,12 @@ from bottega.subagents.handle import DispatchParams, Mailbox, SubagentHandle, Su
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.plugins import Refused, Skip, before_dispatch
 from bottega.subagents.registry import SubagentRegistry
-from bottega.subagents.swarm import QueryScope, context_of
+from bottega.subagents.swarm import AsyncSubagents, QueryScope, context_of
 from bottega.subagents.tool_base import (
     LAST_PRIORITY,
     MOST_PARTIAL,
     USUAL_PRIORITY,
     Arguments,
-    AsyncSubagents,
     AwaitArguments,
     CancelArguments,
     DispatchArguments,
