@@ -2,8 +2,7 @@
 
 import functools
 import json
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any
 from uuid import UUID
 
@@ -12,7 +11,7 @@ from bottega.agents.messages import AgentUsage, AssistantResponse, ToolCall
 from bottega.agents.provider import with_patience
 from bottega.agents.query import QueriedAgent, Query, current_call, next_query
 from bottega.agents.tools import ToolBase
-from bottega.errors import BudgetExhaustedError, InvalidInputError
+from bottega.errors import BottegaError, BudgetExhaustedError, InvalidInputError
 from bottega.subagents.handle import (
     ANONYMOUS,
     DispatchParams,
@@ -77,13 +76,15 @@ def places_of(model_call: int, index: int, tool_call: ToolCall) -> list[tuple[in
 
 
 class ChildTask:
-    """A task that a tool call dispatches.
+    """A task that a tool call dispatches, and the work of this task.
 
     Args:
         place: (model call, index of the tool call).
         agents: the caller's sub-agents by name.
         configure: called with a new helper.
     """
+
+    __slots__ = ("agents", "configure", "place", "query", "scope", "task_id")
 
     def __init__(
         self,
@@ -102,10 +103,10 @@ class ChildTask:
 
     def known(self) -> SubagentHandle | None:
         """Return the task if it was dispatched before; restore a task from before a crash."""
-        registry, parent = self.scope.swarm.registry, self.scope.parent
-        if (handle := registry.get(self.task_id, parent)) is not None:
+        swarm, parent = self.scope.swarm, self.scope.parent
+        if (handle := swarm.registry.get(self.task_id, parent)) is not None:
             return handle
-        restored = self.scope.swarm.options.restored.get(self.task_id)
+        restored = swarm.options.restored.get(self.task_id)
         if restored is None or parent.is_over:
             return None
         self.scope.dispatched[self.task_id] = restored.received
@@ -113,41 +114,38 @@ class ChildTask:
         if graph is not None:
             for publication in restored.publications:
                 graph.restore(publication)
-        work = self._work(restored.params)
         self.query.usage += restored.usage
         if restored.outcome is not None:
-            keep_answer(self.scope.swarm, self.task_id, restored.outcome)
-        handle = registry.restore(parent, restored, work, task_id=self.task_id, place=self.place)
-        if self.task_id in self.scope.swarm.options.cancelled:
-            registry.cancel(self.task_id, CANCELLED)
+            keep_answer(swarm, self.task_id, restored.outcome)
+        handle = swarm.registry.restore(
+            parent, restored, self, task_id=self.task_id, place=self.place
+        )
+        if self.task_id in swarm.options.cancelled:
+            swarm.registry.cancel(self.task_id, CANCELLED)
         return handle
 
-    def dispatch(self, params: DispatchParams) -> SubagentHandle:
-        """Dispatch the task; raise the errors of :meth:`SubagentRegistry.dispatch`."""
-        registry, parent = self.scope.swarm.registry, self.scope.parent
-        params = replace(params, spread=self._is_spread(params))
-        work = self._work(params)
-        handle = registry.dispatch(parent, params, work, task_id=self.task_id, place=self.place)
-        self.scope.dispatched[self.task_id] = False
-        return handle
+    def dispatch(self, params: DispatchParams, files: Mapping[str, str]) -> SubagentHandle:
+        """Dispatch the task; raise the errors of :meth:`SubagentRegistry.dispatch`.
 
-    def give(self, files: Mapping[str, str]) -> None:
-        """Write the task's input files, before the task is dispatched.
+        Args:
+            files: texts of its input files, by path.
 
         Raises:
             InvalidInputError: ``bad_path``, ``bad_content`` or ``too_large``; then no file stays.
         """
-        context = self.scope.swarm.context
+        swarm, parent = self.scope.swarm, self.scope.parent
         try:
             for path, content in files.items():
-                context.write(self._input(path), content)
-        except InvalidInputError:
-            self.take_back()
+                swarm.context.write(self._input(path), content)
+            params.spread = self._is_spread(params)
+            handle = swarm.registry.dispatch(
+                parent, params, self, task_id=self.task_id, place=self.place
+            )
+        except BottegaError:
+            swarm.context.forget(folder_of(self.task_id))
             raise
-
-    def take_back(self) -> None:
-        """Delete the files of a task that was refused."""
-        self.scope.swarm.context.forget(folder_of(self.task_id))
+        self.scope.dispatched[self.task_id] = False
+        return handle
 
     def give_again(self, files: Mapping[str, str]) -> None:
         """Restore the input files of a task from before a crash, except files that exist."""
@@ -159,29 +157,6 @@ class ChildTask:
 
     def _input(self, path: str) -> str:
         return f"{folder_of(self.task_id)}/input/{path.removeprefix('/')}"
-
-    def _work(
-        self, params: DispatchParams
-    ) -> Callable[[SubagentHandle], Awaitable[SubagentOutcome]]:
-        swarm, parent, limits = self.scope.swarm, self.query, self.scope.parent.limits
-        source = self.agents.get(params.agent) if params.agent is not None else None
-        configure = self.configure
-        if params.spread:
-            return self._child_work(params)
-
-        async def work(handle: SubagentHandle) -> SubagentOutcome:
-            most = limits.max_steps_per_subagent
-
-            def made() -> BaseAgent:
-                if source is not None:
-                    return copy_for_task(source, params.instructions, most)
-                helper = helper_of(parent.agent, params.instructions, most)
-                configure(helper)
-                return helper
-
-            return await _query_with_retries(swarm, parent, handle, made)
-
-        return work
 
     def _is_spread(self, params: DispatchParams) -> bool:
         """Check if a new task becomes a child run: its work is simple, and many tasks run here."""
@@ -197,45 +172,106 @@ class ChildTask:
     def _files(self) -> dict[str, str]:
         return self.scope.swarm.context.texts(GLOBAL, folder_of(self.task_id))
 
-    def _child_work(
-        self, params: DispatchParams
-    ) -> Callable[[SubagentHandle], Awaitable[SubagentOutcome]]:
-        swarm, query, limits = self.scope.swarm, self.query, self.scope.parent.limits
+    async def __call__(self, handle: SubagentHandle) -> SubagentOutcome:
+        """Query new agents until an agent succeeds, or no retry is left."""
+        if handle.spread:
+            return await self._do_as_child_run(handle)
+        swarm, tries = self.scope.swarm, 1
+        try:
+            outcome, calls = await self._try(handle, tries, 0)
+            while (
+                _is_retried(outcome)
+                and tries <= handle.retries
+                and not swarm.options.is_suspended()
+            ):
+                tries += 1
+                handle.partial_output, handle.was_limited = "", False
+                if handle.mailbox is not None:
+                    handle.mailbox.again()
+                retried = {"attempt": tries, "reason": outcome.error}
+                handle.parent.listener.on_event(handle, "retried", retried)
+                outcome, calls = await self._try(handle, tries, calls)
+            keep_answer(swarm, handle.task_id, outcome)
+            return outcome
+        finally:
+            swarm.context.forget(private_folder_of(handle.task_id))
+
+    async def _try(
+        self, handle: SubagentHandle, tries: int, calls: int
+    ) -> tuple[SubagentOutcome, int]:
+        """Query a new agent as part of the parent's query; add its usage to the parent's.
+
+        Args:
+            calls: number of model calls of earlier tries; the number after this try is returned.
+        """
+        agent = self._new_agent(handle)
+        query = Query(
+            agent=agent,
+            messages=(),
+            recorder=self.query.recorder,
+            parent=self.query,
+            path=handle.path,
+            model_calls=calls,
+            earlier_calls=calls,
+            tries=tries,
+            task=TaskOfQuery(self.scope.swarm, handle),
+        )
+        token = next_query.set(query)
+        try:
+            question = first_message(handle.task_id, handle.prompt, handle.shared)
+            outcome = outcome_of(await agent.execute_query_async(question))
+        except BudgetExhaustedError:
+            raise
+        except Exception as error:
+            if error is query.escaped:
+                self.scope.swarm.break_with(error)
+            outcome = SubagentOutcome.failed("task_failed", f"{type(error).__name__}: {error}")
+        finally:
+            next_query.reset(token)  # otherwise the task's context keeps its agent in memory
+            self.query.usage += query.usage
+        return outcome, query.model_calls
+
+    def _new_agent(self, handle: SubagentHandle) -> BaseAgent:
+        most = self.scope.parent.limits.max_steps_per_subagent
+        if handle.agent is not None:
+            return copy_for_task(self.agents[handle.agent], handle.instructions, most)
+        helper = helper_of(self.query.agent, handle.instructions, most)
+        self.configure(helper)
+        return helper
+
+    async def _do_as_child_run(self, handle: SubagentHandle) -> SubagentOutcome:
+        swarm, caller = self.scope.swarm, self.query.agent
         remote = swarm.options.remote
         assert remote is not None
 
-        async def work(handle: SubagentHandle) -> SubagentOutcome:
-            def pay(usage: AgentUsage) -> None:
-                query.usage += usage
-                handle.token_usage += usage.tokens
-                handle.spend(usage)
+        def pay(usage: AgentUsage) -> None:
+            self.query.usage += usage
+            handle.token_usage += usage.tokens
+            handle.spend(usage)
 
-            caller = query.agent.agent_id or query.agent.agent_name
-            work = ChildWork(
-                agent=params.agent or caller,
-                is_helper=params.agent is None,
-                instructions=params.instructions,
-                question=first_message(handle.task_id, handle.prompt, handle.shared),
-                most_steps=limits.max_steps_per_subagent,
-                files=self._files(),
-            )
+        work = ChildWork(
+            agent=handle.agent or caller.agent_id or caller.agent_name,
+            is_helper=handle.agent is None,
+            instructions=handle.instructions,
+            question=first_message(handle.task_id, handle.prompt, handle.shared),
+            most_steps=self.scope.parent.limits.max_steps_per_subagent,
+            files=self._files(),
+        )
+        try:
+            end = await remote.do(handle, work, pay)
+        except BudgetExhaustedError:
+            raise
+        except Exception as error:
+            swarm.break_with(error)
+            raise
+        for path, content in end.files.items():
             try:
-                end = await remote.do(handle, work, pay)
-            except BudgetExhaustedError:
-                raise
-            except Exception as error:
-                swarm.break_with(error)
-                raise
-            for path, content in end.files.items():
-                try:
-                    swarm.context.write(path, content)
-                except InvalidInputError as error:  # the run has too many files
-                    lost = {"code": "file_not_kept", "message": f"{path}: {error.detail}"}
-                    handle.parent.listener.on_event(handle, "warning", lost)
-            keep_answer(swarm, handle.task_id, end.outcome)
-            return end.outcome
-
-        return work
+                swarm.context.write(path, content)
+            except InvalidInputError as error:  # the run has too many files
+                lost = {"code": "file_not_kept", "message": f"{path}: {error.detail}"}
+                handle.parent.listener.on_event(handle, "warning", lost)
+        keep_answer(swarm, handle.task_id, end.outcome)
+        return end.outcome
 
 
 def is_leaf(agent: BaseAgent) -> bool:
@@ -280,27 +316,6 @@ def copy_for_task(source: BaseAgent, instructions: str | None, most: int) -> Bas
     return agent
 
 
-async def _query_with_retries(
-    swarm: Swarm, parent: Query, handle: SubagentHandle, made: Callable[[], BaseAgent]
-) -> SubagentOutcome:
-    """Query new agents until an agent succeeds, or no retry is left."""
-    tries = 1
-    try:
-        outcome, calls = await _try(swarm, parent, handle, made(), tries, 0)
-        while _is_retried(outcome) and tries <= handle.retries and not swarm.options.is_suspended():
-            tries += 1
-            handle.partial_output, handle.was_limited = "", False
-            if handle.mailbox is not None:
-                handle.mailbox.again()
-            retried = {"attempt": tries, "reason": outcome.error}
-            handle.parent.listener.on_event(handle, "retried", retried)
-            outcome, calls = await _try(swarm, parent, handle, made(), tries, calls)
-        keep_answer(swarm, handle.task_id, outcome)
-        return outcome
-    finally:
-        swarm.context.forget(private_folder_of(handle.task_id))
-
-
 def _is_retried(outcome: SubagentOutcome) -> bool:
     """Check if a task failed in a way that may not happen again."""
     code = outcome.error_code or ""
@@ -308,46 +323,6 @@ def _is_retried(outcome: SubagentOutcome) -> bool:
         code in _MAY_PASS
         or not (code.startswith("model_") or code in ("budget_exhausted", "max_iterations"))
     )
-
-
-async def _try(
-    swarm: Swarm,
-    parent: Query,
-    handle: SubagentHandle,
-    agent: BaseAgent,
-    tries: int,
-    calls: int,
-) -> tuple[SubagentOutcome, int]:
-    """Query the agent as part of the parent's query; add its usage to the parent's.
-
-    Args:
-        calls: number of model calls of earlier tries; the number after this try is returned.
-    """
-    query = Query(
-        agent=agent,
-        messages=(),
-        recorder=parent.recorder,
-        parent=parent,
-        path=handle.path,
-        model_calls=calls,
-        earlier_calls=calls,
-        tries=tries,
-        task=TaskOfQuery(swarm, handle),
-    )
-    token = next_query.set(query)
-    try:
-        question = first_message(handle.task_id, handle.prompt, handle.shared)
-        outcome = outcome_of(await agent.execute_query_async(question))
-    except BudgetExhaustedError:
-        raise
-    except Exception as error:
-        if error is query.escaped:
-            swarm.break_with(error)
-        outcome = SubagentOutcome.failed("task_failed", f"{type(error).__name__}: {error}")
-    finally:
-        next_query.reset(token)  # otherwise the task's context keeps its agent in memory
-        parent.usage += query.usage
-    return outcome, query.model_calls
 
 
 def first_message(task_id: UUID, prompt: str, shared: Mapping[str, Any]) -> str:

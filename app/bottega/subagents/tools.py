@@ -114,11 +114,9 @@ class DispatchTool(SubagentTool):
                 telemetry = self.shared.registry.telemetry
                 telemetry.count("subagent.dispatch.rejected", reason="guard")
                 raise InvalidInputError(decided.detail)
-            child.give(arguments.input)
             try:
-                handle = child.dispatch(decided)
+                handle = child.dispatch(decided, arguments.input)
             except SubagentRefusedError as error:
-                child.take_back()
                 return {"error": error.detail, **error.about}
         else:
             child.give_again(arguments.input)
