@@ -18,7 +18,7 @@ from bottega.subagents.handle import (
     SubagentHandle,
     SubagentOutcome,
     SubagentStatus,
-    needed,
+    missing,
 )
 from bottega.subagents.limits import SchedulerOptions, SubagentLimits
 from bottega.subagents.registry import SubagentRegistry
@@ -299,7 +299,7 @@ class Tasks(RuleBasedStateMachine):
             return
         some = st.lists(st.sampled_from(list(self.tasks.values())), min_size=1, unique_by=id)
         handles = data.draw(some)
-        count = needed(mode, 2, len(handles))
+        count = missing([S.QUEUED] * len(handles), mode, 2)
 
         def begin() -> None:
             waiting = self.where.wait_for_completion(handles, mode=mode, quorum=2, timeout=timeout)

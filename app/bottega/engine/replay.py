@@ -71,7 +71,7 @@ from bottega.subagents.handle import (
     SubagentOutcome,
     SubagentStatus,
     as_id,
-    needed,
+    missing,
     stands_still,
 )
 
@@ -782,11 +782,8 @@ class Clocks:
 
     def _needs_people(self, wait: _Await) -> bool:
         known = [self._statuses[each] for each in wait.awaited if each in self._statuses]
-        missing = needed(wait.mode, wait.quorum, len(known))
-        missing -= sum(status.is_final for status in known)
-        if wait.mode == "any_success":
-            missing = min(1, missing) * (SubagentStatus.COMPLETED not in known)
-        return stands_still(known, missing)
+        fewest = missing(known, wait.mode, wait.quorum)
+        return stands_still(known, min(1, fewest) if wait.mode == "any_success" else fewest)
 
 
 def _await_of(arguments: Any, at: datetime) -> _Await:

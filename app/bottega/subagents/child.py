@@ -71,8 +71,13 @@ def places_of(model_call: int, index: int, tool_call: ToolCall) -> list[tuple[in
     tasks = tool_call.arguments.get("tasks") if tool_call.name == FAN_OUT else None
     if not isinstance(tasks, list):
         return [(model_call, index)]
+    return fan_out_places(model_call, index, len(tasks))
+
+
+def fan_out_places(model_call: int, index: int, tasks: int) -> list[tuple[int, int]]:
+    """Return the positions of the tasks of one call of ``dispatch_subagents``."""
     # The positions are distinct, because no message has 2^20 tool calls.
-    return [(model_call, index + (number << 20)) for number in range(1, len(tasks) + 1)]
+    return [(model_call, index + (number << 20)) for number in range(1, tasks + 1)]
 
 
 class ChildTask:

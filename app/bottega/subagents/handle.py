@@ -544,54 +544,47 @@ Mode = Literal["all", "any", "quorum", "any_success"]
 """The condition of a wait; ``any_success``: one task has succeeded, or all have ended."""
 
 
-def needed(mode: Mode, quorum: int | None, tasks: int) -> int:
-    """Return the number of tasks that must end, out of ``tasks``, if none of them succeeds."""
-    if mode == "quorum":
-        return min(tasks, tasks if quorum is None else quorum)
-    return min(1, tasks) if mode == "any" else tasks
+def missing(statuses: Sequence[SubagentStatus], mode: Mode, quorum: int | None) -> int:
+    """Return the number of tasks that must still end until a wait is over, if none succeeds.
 
-
-def missing(
-    handles: Sequence[SubagentHandle], mode: Mode, quorum: int | None, gone: int = 0
-) -> int:
-    """Return the number of tasks that must still end until a wait is over; 0 or less: it is over.
-
-    Args:
-        gone: number of further awaited tasks that have ended and were removed.
+    0 or less: the wait is over.
     """
-    if mode == "any_success" and any(_succeeded(handle) for handle in handles):
+    if mode == "any_success" and SubagentStatus.COMPLETED in statuses:
         return 0
-    over = gone + sum(handle.status.is_final for handle in handles)
-    return needed(mode, quorum, len(handles) + gone) - over
+    total = len(statuses)
+    least = {"any": 1, "quorum": quorum or total}.get(mode, total)
+    return min(least, total) - sum(status.is_final for status in statuses)
 
 
-def _succeeded(handle: SubagentHandle) -> bool:
-    return handle.status is SubagentStatus.COMPLETED
+def ends_of(handles: Iterable[SubagentHandle], gone: int) -> list[SubagentStatus]:
+    """Return the statuses of awaited tasks, of which ``gone`` have ended and were removed."""
+    return [*(handle.status for handle in handles), *[SubagentStatus.FAILED] * gone]
 
 
 async def wait_for(
     handles: Sequence[SubagentHandle],
-    count: int,
+    mode: Mode,
+    quorum: int | None,
     timeout: float,
     waits: set[Waiter] | None = None,
-    *,
-    for_success: bool = False,
+    gone: int = 0,
 ) -> bool:
-    """Wait until ``count`` more of the tasks have ended; return false on timeout.
+    """Wait until the tasks meet a condition; return false on timeout.
 
     The tasks go on after a timeout. The timeout stands still while so many tasks wait for people
     that the condition cannot be met.
 
     Args:
-        for_success: the first success also ends the wait.
         waits: set that contains the wait as long as it lasts.
+        gone: number of further awaited tasks that have ended and were removed.
     """
+    count = missing(ends_of(handles, gone), mode, quorum)
     if count <= 0:
         return True
     under_way = [handle for handle in handles if not handle.status.is_final]
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     limit = asyncio.timeout(timeout)
-    waiter = Waiter(future, under_way, count, limit, for_success)
+    waiter = Waiter(future, under_way, count, limit, mode == "any_success")
     of_all = [] if waits is None else [waits]
     for handle in under_way:
         handle.waiters = handle.waiters or set()

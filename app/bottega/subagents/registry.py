@@ -27,7 +27,6 @@ from bottega.subagents.handle import (
     SubagentStatus,
     TaskCounts,
     check_move,
-    missing,
     wait_for,
 )
 from bottega.subagents.limits import SubagentLimits
@@ -390,17 +389,9 @@ class SubagentRegistry:
         mode: Mode = "all",
         quorum: int | None = None,
         timeout: float,
-        gone: int = 0,
     ) -> bool:
-        """Wait until the tasks meet the condition; return false on timeout.
-
-        The tasks go on after a timeout.
-
-        Args:
-            gone: number of further awaited tasks that have ended and were removed.
-        """
-        count = missing(handles, mode, quorum, gone)
-        return await wait_for(handles, count, timeout, for_success=mode == "any_success")
+        """Wait until the tasks meet the condition; return false on timeout. They go on then."""
+        return await wait_for(handles, mode, quorum, timeout)
 
     # Lifecycle
 

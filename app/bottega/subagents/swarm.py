@@ -33,6 +33,7 @@ from bottega.subagents.handle import (
     SubagentStatus,
     Waiter,
     all_done,
+    ends_of,
     missing,
     wait_for,
 )
@@ -407,16 +408,14 @@ class QueryScope:
     ) -> bool:
         """Wait as :meth:`SubagentRegistry.wait_for_completion`, without a slot during the wait."""
         registry, owner = self.swarm.registry, self.parent.owner
-        count = missing(handles, mode, quorum, gone)
-        if count <= 0:
+        if missing(ends_of(handles, gone), mode, quorum) <= 0:
             return True
         self.swarm.options.awaits()
         parked: AbstractAsyncContextManager[None] = (
             nullcontext() if owner is None else registry.scheduler.parking(owner)
         )
         async with parked:
-            success = mode == "any_success"
-            return await wait_for(handles, count, timeout, self.waits, for_success=success)
+            return await wait_for(handles, mode, quorum, timeout, self.waits, gone)
 
     async def close(self, error: BaseException | None = None) -> None:
         """End the query's tasks; see :class:`bottega.agents.context.QueryScopePort`.

@@ -51,14 +51,12 @@ class SubagentTool(DispatchingTool):
             return error_result(tool_call, explain(error), InvalidInputError.code)
         call, scope = self.shared.scope()
         try:
-            return success_result(tool_call, await self.answer(call, scope, tool_call, arguments))
+            return success_result(tool_call, await self.answer(call, scope, arguments))
         except InvalidInputError as error:
             return error_result(tool_call, error.detail, error.code)
 
     @abstractmethod
-    async def answer(
-        self, call: CurrentCall, scope: QueryScope, tool_call: ToolCall, arguments: Any
-    ) -> dict[str, Any]:
+    async def answer(self, call: CurrentCall, scope: QueryScope, arguments: Any) -> dict[str, Any]:
         """Execute a tool call; return the result for the model.
 
         Raises:
@@ -249,12 +247,9 @@ async def _look_up(
     if not gone:
         return
     for task, view in (await scope.swarm.options.lookup(list(gone), scope.task_id)).items():
-        if "final_output" in view and news and scope.dispatched.get(task):
-            view = {key: view[key] for key in view if key not in ("final_output", "stop_reason")}
-            view["sent_before"] = True
-        elif "final_output" in view:
-            view = {**view, "final_output": shown(scope, task, view["final_output"])}
-        views[gone[task]] = view
+        views[gone[task]] = _shortened(
+            scope, task, view, sent_before=news and scope.dispatched.get(task, False)
+        )
         if reads and task in scope.dispatched:
             scope.dispatched[task] = True
 
@@ -271,6 +266,18 @@ def shown(scope: QueryScope, task_id: UUID, output: str) -> str | dict[str, Any]
     return excerpt(output) | ({"file": answer_file(task_id)} if task_id in scope.dispatched else {})
 
 
+def _shortened(
+    scope: QueryScope, task_id: UUID, view: dict[str, Any], *, sent_before: bool
+) -> dict[str, Any]:
+    """Return a view without an answer that was sent before, or with its part for the model."""
+    if "final_output" not in view:
+        return view
+    if sent_before:
+        kept = {key: view[key] for key in view if key not in ("final_output", "stop_reason")}
+        return kept | {"sent_before": True}
+    return view | {"final_output": shown(scope, task_id, view["final_output"])}
+
+
 def _view(
     scope: QueryScope, handle: SubagentHandle, now: float, longest_partial: int, news: bool
 ) -> dict[str, Any]:
@@ -280,10 +287,8 @@ def _view(
         unread = handle.written - handle.polled if news and is_own else handle.written
         if new := handle.partial_output[-min(unread, longest_partial) :] if unread else "":
             view["partial_output"] = new
-    if handle.final_output is not None and news and is_own and handle.received:
-        view["sent_before"] = True
-    elif handle.final_output is not None:
-        view["final_output"] = shown(scope, handle.task_id, handle.final_output)
+    if handle.final_output is not None:
+        view["final_output"] = handle.final_output
         if handle.stop_reason not in (None, FINAL_ANSWER):
             view["stop_reason"] = handle.stop_reason
     if handle.error is not None:
@@ -292,7 +297,8 @@ def _view(
         view["unread_messages"] = len(handle.mailbox.unread)
     view["duration_ms"] = handle.duration_ms(now)
     view["token_usage"] = shown_usage(handle.token_usage)
-    return view
+    sent_before = news and is_own and handle.received
+    return _shortened(scope, handle.task_id, view, sent_before=sent_before)
 
 
 def _note_read(scope: QueryScope, handle: SubagentHandle, longest_partial: int) -> None:

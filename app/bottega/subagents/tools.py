@@ -13,7 +13,7 @@ from bottega.agents.query import CurrentCall
 from bottega.agents.shared_memory import awareness_message
 from bottega.agents.tools import ToolBase, explain
 from bottega.errors import CycleError, InvalidInputError, SubagentRefusedError
-from bottega.subagents.child import FAN_OUT, ChildTask, own_file_tools, places_of
+from bottega.subagents.child import FAN_OUT, ChildTask, fan_out_places, own_file_tools, places_of
 from bottega.subagents.handle import DispatchParams, Mailbox, SubagentHandle, SubagentStatus, as_id
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.plugins import Refused, Skip, before_dispatch
@@ -69,10 +69,8 @@ class DispatchTool(SubagentTool):
             schema["required"].append("agent")
         return schema
 
-    async def answer(
-        self, call: CurrentCall, scope: QueryScope, tool_call: ToolCall, arguments: Any
-    ) -> Answer:
-        place = places_of(call.query.model_calls, call.index, tool_call)[0]
+    async def answer(self, call: CurrentCall, scope: QueryScope, arguments: Any) -> Answer:
+        place = (call.query.model_calls, call.index)
         return self.answer_of(await self.dispatch(call, scope, place, arguments), call)
 
     def replayed(self, tool_call: ToolCall) -> None:
@@ -179,11 +177,9 @@ class FanOutTool(DispatchTool):
         tasks = tool_call.arguments.get("tasks")
         return tasks if isinstance(tasks, list) else [{}]
 
-    async def answer(
-        self, call: CurrentCall, scope: QueryScope, tool_call: ToolCall, arguments: Any
-    ) -> Answer:
+    async def answer(self, call: CurrentCall, scope: QueryScope, arguments: Any) -> Answer:
         self._make_room(scope, len(arguments.tasks))
-        places = places_of(call.query.model_calls, call.index, tool_call)
+        places = fan_out_places(call.query.model_calls, call.index, len(arguments.tasks))
         tasks = zip(places, arguments.tasks, strict=True)
         each_one = (self._one(call, scope, *each) for each in tasks)
         if scope.swarm.options.plugins:
@@ -254,9 +250,7 @@ class PollTool(SubagentTool):
 
     arguments = PollArguments
 
-    async def answer(
-        self, call: CurrentCall, scope: QueryScope, tool_call: ToolCall, arguments: Any
-    ) -> Answer:
+    async def answer(self, call: CurrentCall, scope: QueryScope, arguments: Any) -> Answer:
         longest = arguments.max_partial_output_length if arguments.include_partial_output else 0
         if arguments.task_ids is not None:
             return await report(scope, distinct(arguments.task_ids), longest, news=True)
@@ -275,9 +269,7 @@ class AwaitTool(SubagentTool):
 
     arguments = AwaitArguments
 
-    async def answer(
-        self, call: CurrentCall, scope: QueryScope, tool_call: ToolCall, arguments: Any
-    ) -> Answer:
+    async def answer(self, call: CurrentCall, scope: QueryScope, arguments: Any) -> Answer:
         ids = list(arguments.task_ids or ())
         ids = distinct([*ids, arguments.task_id] if arguments.task_id is not None else ids)
         if not ids:
@@ -287,7 +279,7 @@ class AwaitTool(SubagentTool):
             raise InvalidInputError(
                 f"invalid arguments: quorum must say how many of the {len(ids)} tasks, at least 1"
             )
-        key = (scope.task_id, call.query.model_calls, tool_call.id)
+        key = (scope.task_id, call.query.model_calls, call.id)
         seconds = max(0.0, arguments.timeout_ms / 1000 - scope.swarm.options.waits.get(key, 0.0))
         met = await _met(scope, ids, arguments, seconds)
         answer = await report(scope, ids, 0 if met else MOST_PARTIAL)
@@ -325,9 +317,7 @@ class CancelTool(SubagentTool):
 
     arguments = CancelArguments
 
-    async def answer(
-        self, call: CurrentCall, scope: QueryScope, tool_call: ToolCall, arguments: Any
-    ) -> Answer:
+    async def answer(self, call: CurrentCall, scope: QueryScope, arguments: Any) -> Answer:
         ids = distinct(arguments.task_ids)
         for each in ids:
             if (handle := find(scope, each)) is not None:
@@ -342,9 +332,7 @@ class SendTool(SubagentTool):
 
     arguments = SendArguments
 
-    async def answer(
-        self, call: CurrentCall, scope: QueryScope, tool_call: ToolCall, arguments: Any
-    ) -> Answer:
+    async def answer(self, call: CurrentCall, scope: QueryScope, arguments: Any) -> Answer:
         handle = find(scope, arguments.task_id)
         if handle is None:
             raise InvalidInputError("no task of yours under way has this id")
@@ -359,19 +347,14 @@ class SendTool(SubagentTool):
             raise InvalidInputError(text.detail)
         if problem := _refusal(handle):
             raise InvalidInputError(problem)
-        if not await _told(scope, handle, message_id, text):
+        remote = scope.swarm.options.remote if handle.spread else None
+        if remote is not None and not await remote.tell(handle, message_id, text):
             raise InvalidInputError("the task is over: it reads no more messages")
         handle.mailbox = handle.mailbox or Mailbox()
         handle.mailbox.put(message_id, text)
         about = {"message_id": message_id, "message": text}
         handle.parent.listener.on_event(handle, "message_sent", about)
         return sent
-
-
-async def _told(scope: QueryScope, handle: SubagentHandle, message_id: str, text: str) -> bool:
-    """Send a message to the task's child run, if it has one; return false if the run is over."""
-    remote = scope.swarm.options.remote if handle.spread else None
-    return remote is None or await remote.tell(handle, message_id, text)
 
 
 def _refusal(handle: SubagentHandle) -> str | None:
