@@ -121,7 +121,7 @@ class Witness(Listener):
         execute = tool.execute
 
         async def checked(tool_call: ToolCall) -> ToolResult:
-            caller = tool.shared.scope()[1].own_id
+            caller = tool.shared.scope()[1].parent_id
             result = await execute(tool_call)
             check = getattr(self, tool.name)
             try:

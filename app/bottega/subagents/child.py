@@ -108,7 +108,7 @@ class ChildTask:
 
     def known(self) -> SubagentHandle | None:
         """Return the task if it was dispatched before; restore a task from before a crash."""
-        swarm, parent = self.scope.swarm, self.scope.parent
+        swarm, parent = self.scope.swarm, self.scope
         if (handle := swarm.registry.get(self.task_id, parent)) is not None:
             return handle
         restored = swarm.options.restored.get(self.task_id)
@@ -138,7 +138,7 @@ class ChildTask:
         Raises:
             InvalidInputError: ``bad_path``, ``bad_content`` or ``too_large``; then no file stays.
         """
-        swarm, parent = self.scope.swarm, self.scope.parent
+        swarm, parent = self.scope.swarm, self.scope
         try:
             for path, content in files.items():
                 swarm.context.write(self._input(path), content)
@@ -165,7 +165,7 @@ class ChildTask:
 
     def _is_spread(self, params: DispatchParams) -> bool:
         """Check if a new task becomes a child run: its work is simple, and many tasks run here."""
-        parent, swarm = self.scope.parent, self.scope.swarm
+        parent, swarm = self.scope, self.scope.swarm
         if swarm.options.remote is None or parent.here < parent.limits.spread_above:
             return False
         if parent.ancestors is not None or params.retries:
@@ -237,7 +237,7 @@ class ChildTask:
         return outcome, query.model_calls
 
     def _new_agent(self, handle: SubagentHandle) -> BaseAgent:
-        most = self.scope.parent.limits.max_steps_per_subagent
+        most = self.scope.limits.max_steps_per_subagent
         if handle.agent is not None:
             return copy_for_task(self.agents[handle.agent], handle.instructions, most)
         helper = helper_of(self.query.agent, handle.instructions, most)
@@ -259,7 +259,7 @@ class ChildTask:
             is_helper=handle.agent is None,
             instructions=handle.instructions,
             question=first_message(handle.task_id, handle.prompt, handle.shared),
-            most_steps=self.scope.parent.limits.max_steps_per_subagent,
+            most_steps=self.scope.limits.max_steps_per_subagent,
             files=self._files(),
         )
         try:

@@ -357,29 +357,25 @@ class DispatchingTool(ToolBase):
         self.shared = shared
 
 
-class QueryScope:
-    """The tasks and files of one query (``Query.scope``)."""
+class QueryScope(Parent):
+    """A query that may dispatch tasks, with its files (``Query.scope``).
+
+    Attributes:
+        task_id: the task of its tasks' rows; ``None`` for the root.
+        dispatched: its tasks in order; true: it has read the task's outcome.
+        waits: its open waits for tasks.
+    """
 
     def __init__(self, swarm: Swarm, query: Query) -> None:
         tools = query.agent.registered_tools
         tool = next((each for each in tools if isinstance(each, DispatchingTool)), None)
         limits = _limits_of(query, swarm.registry.limits)
         owner = query.task.handle if isinstance(query.task, TaskOfQuery) else None
-        self.swarm = swarm
-        is_task = owner is not None and owner.path == query.path
-        self.own_id = owner.task_id if owner and is_task else swarm.id_at(query.path)
-        self.task_id = self.own_id if query.path else None
-        self.dispatched: dict[UUID, bool] = {}  # in order; true: its outcome was read
-        self.waits: set[Waiter] = set()
-        self.workspace = Workspace(
-            swarm.context,
-            self.own_id if query.parent is not None else swarm.options.own_task,
-            self.dispatched.__contains__,
-        )
         account = Account("the token budget of your tasks", limits.max_total_tokens)
         paying = swarm.options.outer if owner is None else (owner.account, *owner.parent.accounts)
-        self.parent = Parent(
-            parent_id=self.own_id,
+        is_task = owner is not None and owner.path == query.path
+        super().__init__(
+            parent_id=owner.task_id if owner and is_task else swarm.id_at(query.path),
             agent=query.agent.agent_id or query.agent.agent_name,
             run_id=swarm.run_id,
             tenant_id=swarm.options.tenant_id,
@@ -392,7 +388,16 @@ class QueryScope:
             remaining=swarm.options.remaining,
             ancestors=None if tool is None else tool.shared.ancestors(),
         )
-        swarm.open(self.parent)
+        self.swarm = swarm
+        self.task_id = self.parent_id if query.path else None
+        self.dispatched: dict[UUID, bool] = {}
+        self.waits: set[Waiter] = set()
+        self.workspace = Workspace(
+            swarm.context,
+            self.parent_id if query.parent is not None else swarm.options.own_task,
+            self.dispatched.__contains__,
+        )
+        swarm.open(self)
 
     def id_below(self, place: tuple[int, int]) -> UUID:
         """Return the id of the task that this query dispatches at the position ``place``."""
@@ -407,13 +412,12 @@ class QueryScope:
         gone: int = 0,
     ) -> bool:
         """Wait as :meth:`SubagentRegistry.wait_for_completion`, without a slot during the wait."""
-        registry, owner = self.swarm.registry, self.parent.owner
         if missing(ends_of(handles, gone), mode, quorum) <= 0:
             return True
         self.swarm.options.awaits()
-        parked: AbstractAsyncContextManager[None] = (
-            nullcontext() if owner is None else registry.scheduler.parking(owner)
-        )
+        parked: AbstractAsyncContextManager[None] = nullcontext()
+        if self.owner is not None:
+            parked = self.swarm.registry.scheduler.parking(self.owner)
         async with parked:
             return await wait_for(handles, mode, quorum, timeout, self.waits, gone)
 
@@ -423,15 +427,14 @@ class QueryScope:
         Raises:
             Exception: the swarm's ``broken``, if the query itself ended without an error.
         """
-        swarm, parent = self.swarm, self.parent
+        swarm = self.swarm
         if swarm.suspended:
             return  # Swarm.close waits for all tasks
         cancelled = isinstance(error, asyncio.CancelledError)
-        registry = swarm.registry
-        children = list(parent.children.values())
-        registry.end_parent(parent, "parent-cancelled" if cancelled else "parent-ended")
+        children = list(self.children.values())
+        swarm.registry.end_parent(self, "parent-cancelled" if cancelled else "parent-ended")
         await all_done({child.running for child in children if child.running})
-        swarm.closed(parent)
+        swarm.closed(self)
         swarm.context.forget(self.workspace.private)
         if swarm.broken is not None and error is None:
             raise swarm.broken

@@ -174,7 +174,7 @@ def distinct(ids: Iterable[str]) -> list[str]:
 def find(scope: QueryScope, task_id: str) -> SubagentHandle | None:
     """Return the task with this id if it is a descendant of the calling query."""
     known = as_id(task_id)
-    return None if known is None else scope.swarm.registry.get(known, scope.parent)
+    return None if known is None else scope.swarm.registry.get(known, scope)
 
 
 async def report(
@@ -220,7 +220,7 @@ def own_tasks(scope: QueryScope) -> tuple[list[str], str | None]:
     order of dispatch.
     """
     places = {task_id: place for place, task_id in enumerate(scope.dispatched)}
-    children = scope.parent.children
+    children = scope.children
 
     def first_then_latest(task_id: UUID) -> tuple[bool, int]:
         child = children.get(task_id)
@@ -282,7 +282,7 @@ def _view(
     scope: QueryScope, handle: SubagentHandle, now: float, longest_partial: int, news: bool
 ) -> dict[str, Any]:
     view: dict[str, Any] = {"task_id": str(handle.task_id), "status": str(handle.status)}
-    is_own = handle.parent is scope.parent
+    is_own = handle.parent is scope
     if longest_partial and handle.partial_output and handle.final_output is None:
         unread = handle.written - handle.polled if news and is_own else handle.written
         if new := handle.partial_output[-min(unread, longest_partial) :] if unread else "":
@@ -303,7 +303,7 @@ def _view(
 
 def _note_read(scope: QueryScope, handle: SubagentHandle, longest_partial: int) -> None:
     """Note that the caller has read the state of its own task."""
-    if handle.parent is not scope.parent:
+    if handle.parent is not scope:
         return
     handle.received = handle.received or handle.status.is_final
     if handle.task_id in scope.dispatched:

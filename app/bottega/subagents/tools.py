@@ -87,8 +87,8 @@ class DispatchTool(SubagentTool):
 
     def _make_room(self, scope: QueryScope, tasks: int) -> None:
         """Let more tasks of a parent run at once if it dispatches many by one call."""
-        if tasks > scope.parent.limits.max_concurrent_of_call:
-            scope.parent.limits = scope.parent.limits.of_large_call()
+        if tasks > scope.limits.max_concurrent_of_call:
+            scope.limits = scope.limits.of_large_call()
 
     async def dispatch(
         self,
@@ -128,7 +128,7 @@ class DispatchTool(SubagentTool):
             raise InvalidInputError(f"there is no agent '{name}'; use: {names}")
 
     def _child(self, call: CurrentCall, scope: QueryScope, place: tuple[int, int]) -> ChildTask:
-        may_dispatch = scope.parent.depth + 1 < scope.parent.limits.max_depth
+        may_dispatch = scope.depth + 1 < scope.limits.max_depth
         configure = self._equip if may_dispatch else self.shared.configure
         return ChildTask(scope, call.query, place, self.shared.agents, configure)
 
@@ -232,7 +232,7 @@ async def _decided(
     )
     decided: DispatchParams | Skip | Refused = asked
     if scope.swarm.options.plugins:
-        context = context_of(scope.parent)
+        context = context_of(scope)
         decided = await before_dispatch(scope.swarm.options.plugins, context, asked)
     if isinstance(decided, DispatchParams):
         decided.shared_keys = tuple(key for key in share_metadata if key in decided.metadata)
