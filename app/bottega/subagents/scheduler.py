@@ -371,8 +371,11 @@ def _durations(parent: Parent) -> list[float] | None:
     ``None``: too few are known, they differ by a factor of 1.8, or an unfinished task neither waits
     in the queue nor holds its first slot.
     """
+    durations = parent.durations
+    if any(len(durations.get(agent, ())) < 3 for agent in parent.waiting):
+        return None  # before the costly look at the holders
     agents = {*parent.waiting, *(handle.agent_name for handle in parent.holders)}
-    known = [parent.durations.get(agent, ()) for agent in agents]
+    known = [durations.get(agent, ()) for agent in agents]
     seconds = [each for one in known for each in one]
     are_in_line = (
         parent.queued == parent.in_line

@@ -145,14 +145,16 @@ class DispatchTool(SubagentTool):
         """Return the answer for the model about a task that this call dispatched."""
         if not isinstance(started, SubagentHandle):
             return started
-        scheduler = self.shared.registry.scheduler
         is_queued = started.status is SubagentStatus.QUEUED
-        is_known = is_queued and started.priority <= _best_to_come(call)
+        scheduler = self.shared.registry.scheduler
+        estimate = scheduler.estimated_start_ms(started) if is_queued else None
+        if estimate is not None and started.priority > _best_to_come(call):
+            estimate = None
         return {
             "task_id": str(started.task_id),
             "status": str(started.status),
             "queue_position": started.queue_position if is_queued else None,
-            "estimated_start_ms": scheduler.estimated_start_ms(started) if is_known else None,
+            "estimated_start_ms": estimate,
         }
 
 
