@@ -199,7 +199,7 @@ class _Unpaid(NamedTuple):
 
 
 class SuccessChecks:
-    """Decider of the success checks of all tenants' runs. Several processes may run it at once.
+    """Decider of the success checks of all tenants' runs. Several processes may do so at once.
 
     Args:
         models_for: returns a judge's model.
@@ -242,7 +242,7 @@ class SuccessChecks:
     def run_end_hook(self, episode_stored: Callable[[], None]) -> Callable[[bool, bool], None]:
         """Return a function that wakes this process's background work after a run's end.
 
-        The function has two parameters: the run has stored an episode; its success checks are due.
+        The function has two boolean parameters: the run stored an episode; its checks are due.
 
         Args:
             episode_stored: function to call after a run that stored an episode.
@@ -257,7 +257,7 @@ class SuccessChecks:
         return on_run_finished
 
     async def _check(self, tenant_id: UUID, rows: Sequence[asyncpg.Record]) -> None:
-        """Decide a stage of a run's checks. If that fails, store the error."""
+        """Decide a stage of a run's checks. If an internal error prevents this, store the error."""
         (claimed,) = rows
         try:
             await self._check_run(claimed)
@@ -380,8 +380,8 @@ class SuccessChecks:
         """Store the verdicts of a stage, or only an error if the stage has no verdicts.
 
         Args:
-            left: numbers of the stages with undecided checks. The next of these stages follows. If
-                no stage follows, or a check failed, the round is over.
+            left: numbers of the stages with undecided checks. The next stage with undecided checks
+                follows. If no stage follows, or a check failed, the round is over.
             unpaid: judges that could not be paid. The row waits for a budget if no other check is
                 undecided, or if no tries are left.
         """

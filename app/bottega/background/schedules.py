@@ -65,7 +65,7 @@ def check_zone(name: str) -> str:
 
 
 def check_cron(cron: str) -> str:
-    """Return a cron expression in its normal form. Raise ``InvalidInputError`` for a wrong one."""
+    """Return a cron expression in its normal form, or raise ``InvalidInputError``."""
     plain = " ".join(cron.split())
     if not _CRON.fullmatch(plain):
         raise InvalidInputError(
@@ -117,7 +117,7 @@ def previous_tick(cron: str, until: datetime) -> datetime:
 
 
 def _local_times(cron: str, after: datetime) -> croniter:
-    # The 29th of February may be missing for eight years.
+    # The next 29th of February may be eight years away.
     return croniter(cron, after.replace(tzinfo=None), max_years_between_matches=8)
 
 
@@ -182,7 +182,7 @@ async def put(
     lost.
 
     Returns:
-        The schedule; and true if no schedule had this name.
+        The schedule, and true if the schedule is new.
 
     Raises:
         ConflictError: ``too_many`` or ``session_user``.

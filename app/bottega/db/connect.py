@@ -269,7 +269,8 @@ async def _check_session(
 
     Args:
         asked: the result of :func:`_session`.
-        newer: settings that older servers refuse as start-up parameters. The check sets them.
+        newer: settings that older servers refuse as start-up parameters. The check itself sets
+            these settings.
         database: name of the database in the address.
 
     Raises:

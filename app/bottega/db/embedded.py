@@ -58,7 +58,7 @@ log_min_messages = warning
 
 
 class DataFolderError(UnavailableError):
-    """Error of an unusable data folder. The text has the reason and a remedy."""
+    """Error of an unusable data folder. The error's text has the reason and a remedy."""
 
     code = "data_folder"
 
@@ -215,7 +215,7 @@ def _prepare(folder: Path) -> IO[str]:
 
 @contextmanager
 def _exclusive(folder: Path) -> Iterator[None]:
-    """Lock out other processes that start or stop the server, during the block."""
+    """Prevent other processes from starting or stopping the server during the block."""
     with (folder / "start.lock").open("a") as lock:
         _flock(lock, shared=False, wait=True)
         yield
@@ -237,7 +237,7 @@ def _start(folder: Path, usage: IO[str]) -> str:
 
 
 def _make(folder: Path, data: Path) -> None:
-    """Make the server's files if they are missing. Rename their folder at the end."""
+    """Make missing files of the server in a temporary folder. Rename this folder at the end."""
     for old in folder.glob(f"{_UNFINISHED}*"):  # from a killed start
         shutil.rmtree(old, ignore_errors=True)
     if data.exists() and any(data.iterdir()):
@@ -337,8 +337,9 @@ def _leave(folder: Path, usage: IO[str]) -> None:
 def _server(data: Path) -> "PostgresServer":
     """Return the library's object for the server with these files.
 
-    Do not use the object's ``start`` and ``stop``. Both trust the process number in a file. Both
-    lock a file in the temporary folder, which belongs to the first user who created the file.
+    Do not use the object's ``start`` and ``stop``. ``start`` and ``stop`` trust the process number
+    in a file, and lock a file in the temporary folder. This file belongs to the first user who
+    created it.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the import warns about XDG_RUNTIME_DIR
@@ -347,7 +348,7 @@ def _server(data: Path) -> "PostgresServer":
 
 
 def _stop(data: Path) -> None:
-    """Stop the folder's server, if it answers. It then ends connections and writes files."""
+    """Stop the folder's server, if it answers. The server ends connections and writes files."""
     if (pid := _answering(data)) is None:
         return
     with contextlib.suppress(ProcessLookupError):

@@ -2,7 +2,7 @@
 
 A database has an SQLAlchemy engine for requests (composed queries, one transaction per request) and
 an asyncpg pool for frequent single statements (steps of a run, reads of the log). Engine and pool
-connect in the same way. Metrics count the connections of both.
+connect in the same way. Metrics count the connections of the engine and the pool.
 """
 
 import asyncio
@@ -312,8 +312,9 @@ async def open_database(
         pooler: URL of a pooler for this server. Engine and pool then connect to the pooler; see
             :class:`PooledSession`.
         pool_size: maximum number of connections in the pool.
-        engine_size: maximum number of connections in the engine; ``None``: ``pool_size``. A tenant
-            may use half of these at the same time, and two thirds of the pool for short statements.
+        engine_size: maximum number of connections in the engine; ``None``: ``pool_size``. At the
+            same time, a tenant may use half of the engine's connections, and two thirds of the pool
+            for short statements.
         idle_s: seconds after which idle connections are closed.
         silence: timeouts for a silent server.
 

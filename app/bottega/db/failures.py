@@ -79,7 +79,6 @@ def is_storage_full(error: BaseException) -> bool:
 
 
 def _state(error: BaseException | None) -> str | None:
-    """Return the SQLSTATE of an error, if it has one."""
     found = driver_error(error)
     return found.sqlstate if isinstance(found, asyncpg.PostgresError) else None
 

@@ -72,13 +72,12 @@ def hashes() -> Mapping[str, str]:
 
 
 def roles_script() -> str:
-    """Return the SQL that creates the roles. An administrator runs it with more rights."""
+    """Return the SQL that creates the roles. An administrator must run this SQL."""
     statement, end, _ = texts()["policies.sql"].partition("END $$;")
     return statement + end
 
 
 def script() -> str:
-    """Return the SQL that applies all files."""
     first, *others = texts().values()
     # Functions call each other, so that their bodies cannot be checked before all functions exist.
     return "\n".join(
@@ -163,7 +162,6 @@ def _close(match: re.Match[str]) -> str:
 
 
 def _comments(text: str) -> str:
-    """Return the SQL that stores a file's comments in the database."""
     found = []
     for match in _COMMENTED.finditer(text):
         rights = _RIGHTS.search(match["comment"])
@@ -326,7 +324,7 @@ def upgrade(url: str) -> None:
 
     If the database is up to date, the login needs only the rights of the service.
 
-    This function blocks. Call it outside of an event loop.
+    This function blocks, so call the function outside of an event loop.
 
     Raises:
         UnavailableError: ``database_incompatible`` or ``database_unsuitable``.
@@ -338,7 +336,7 @@ def upgrade(url: str) -> None:
 
 
 def whole_script() -> str:
-    """Return all statements that turn an empty database into this version's, for ``psql``."""
+    """Return the statements that ``psql`` needs to create this version's schema."""
     from alembic import command
 
     config = alembic_config("")
@@ -348,7 +346,7 @@ def whole_script() -> str:
 
 
 def apply_script(text: str) -> None:
-    """Run a migration's statements. Without a connection, write them to Alembic's output."""
+    """Run a migration's statements. Without a connection, write SQL to Alembic's output."""
     from alembic import op
 
     context = op.get_context()

@@ -40,5 +40,4 @@ async def require_room(connection: AsyncConnection, tenant_id: UUID) -> None:
 
 
 def storage_full() -> LimitedError:
-    """Return the error for a tenant that has used up its storage."""
     return LimitedError(STORAGE_FULL, code=STORAGE_QUOTA, retry_after_s=60)

@@ -66,7 +66,7 @@ class SilenceTimeouts:
 
 
 class ConnectionGeneration:
-    """State of a database's connections. After a silent connection, all idle ones are replaced.
+    """State of a database's connections. If one is silent, all idle connections are replaced.
 
     Attributes:
         generation: number of the current generation of connections.

@@ -53,9 +53,9 @@ class SignalSender:
 
     Attributes:
         pool: pool of the connection; ``None``: signals wait until :meth:`take` returns them.
-        claims: claims due runs in this process. It returns true if no signal is needed then.
-        wake: sends a wake-up over NATS. It returns false if that is impossible now; then NOTIFY
-            sends the wake-up.
+        claims: claims due runs in this process. ``claims`` returns true if no signal is needed.
+        wake: sends a wake-up over NATS. ``wake`` returns false without a connection to NATS; then
+            NOTIFY sends the wake-up.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Asynchronous sub-agents of a run. The journal records them, and they resume after a crash."""
+"""Asynchronous sub-agents of a run, which the journal records and which resume after a crash."""
 
 import asyncio
 from collections import Counter, defaultdict
@@ -182,7 +182,7 @@ async def running_subagents(
     pool: asyncpg.Pool,
     is_suspended: Callable[[], bool],
 ) -> AsyncIterator[None]:
-    """Execute a run's asynchronous sub-agents during the block. At its end, all of them end.
+    """Execute a run's asynchronous sub-agents. The end of the block ends all of them.
 
     Args:
         is_suspended: returns true if the block ends because the run is suspended.

@@ -5,8 +5,8 @@ counts as used until the process returns the slice. If a process dies and no lon
 slice, the slice counts as spent. A process that cannot report its usage reports the usage later.
 While the database cannot be read, model calls wait.
 
-The operator does not pay for a tenant's own model servers. So calls of these servers count only for
-the run's budgets.
+The operator does not pay for a tenant's own model servers, so that calls of these servers count
+only for the run's budgets.
 """
 
 import asyncio
@@ -304,7 +304,7 @@ class DayBudgets:
         self._to_show: dict[_Call, Usage] = {}
 
     def open(self, tenant_id: UUID, payer: Payer | None = None) -> Sequence[DayAccount]:
-        """Return the accounts that pay for a run. Later close or release these accounts.
+        """Return the accounts that pay for a run. The caller must close or release the accounts.
 
         Args:
             payer: the API key that started the run, if the key has a daily limit.
@@ -360,7 +360,7 @@ class DayBudgets:
         self._to_show[call] = usage if before is None else before + usage
 
     async def show(self) -> None:
-        """Store the added usage. If that fails, the next call stores the rest."""
+        """Store the added usage. After a failure, the next call stores the rest."""
         for call in list(self._to_show):
             usage = self._to_show.pop(call, None)
             if usage is None:
@@ -395,7 +395,7 @@ class DayBudgets:
 
     @asynccontextmanager
     async def kept(self, services: Services) -> AsyncIterator["DayBudgets"]:
-        """Call :meth:`run` during the block. At its end, report the rest of the spending."""
+        """Call :meth:`run` during the block. After the block, report the rest of the spending."""
         try:
             async with services.running(budgets=self.run):
                 yield self

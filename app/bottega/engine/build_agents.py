@@ -305,7 +305,6 @@ async def _compiled(
 def _own_caller(
     caller: BaseAgent, graph: SharedMemoryGraph | None, session: McpSession | None
 ) -> BaseAgent:
-    """Return a run's own copy of a stand-in."""
     own = caller.copy_for_call()
     own.memory_graph = graph
     if session is not None:
@@ -327,7 +326,7 @@ def _callers(
 def _caller(
     run: ClaimedRun, name: str, node: Mapping[str, Any], dependencies: AgentDependencies
 ) -> BaseAgent:
-    """Return a stand-in agent for a node that is no agent. The log has no name for it."""
+    """Return a stand-in agent for a node that is no agent. The log has no name of this agent."""
     caller = BaseAgent("")
     caller.agent_name, caller.agent_id = "", name
     if (tool := node.get("tool")) is not None:

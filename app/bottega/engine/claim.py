@@ -45,7 +45,7 @@ class ClaimedRun:
         input: a text, or messages with ``role`` and ``content``.
         agent: name of the root agent; ``None`` for a DAG.
         pins: versions of the agents' and the graph's definitions.
-        overrides: ``{agent: {"params": {…}}}``. These parameters are merged with the agent's.
+        overrides: ``{agent: {"params": {…}}}``. A run's parameters are merged with the agent's.
         output_schema: JSON Schema of the answer; ``None``: the agent's own schema.
         demands: the run's ``goals``, ``constraints`` and ``success_criteria``.
         agents: pinned definitions of all agents, by name. Before :meth:`with_definitions`, only the

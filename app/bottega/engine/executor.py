@@ -123,7 +123,6 @@ class Executor:
         return [lease for entry in list(self._under_way.values()) if (lease := entry.lease)]
 
     def under_way(self) -> list[tuple[UUID, UUID]]:
-        """Return the tenant and the id of each run that this worker executes."""
         return [(entry.tenant_id, run_id) for run_id, entry in self._under_way.items()]
 
     def cancel(self, run_id: UUID, task_id: UUID | None = None) -> None:
@@ -142,7 +141,7 @@ class Executor:
             entry.task.cancel()
 
     async def take(self, kind: str, run_ids: Collection[UUID]) -> set[UUID]:
-        """Deliver new messages or decisions to runs. Return the ids of the runs that accepted.
+        """Deliver new messages or decisions to runs. Return the ids of the runs that received one.
 
         Args:
             kind: ``message`` or ``decision``.

@@ -1,4 +1,4 @@
-"""Execution of a run's graph in DAG mode. Rules decide which nodes run, not agents.
+"""Execution of a run's graph in DAG mode. Rules, not agents, decide which nodes run.
 
 A node starts after all its incoming edges are decided. Every agent gets the run's question and the
 answers of the nodes before. :mod:`bottega.graph.decisions` decides. This module executes nodes and
@@ -129,7 +129,7 @@ class PartCount:
     begun: int = 0
 
     def begin(self, more: int) -> AssistantResponse | None:
-        """Count elements or turns. Return a failure if the run has too many."""
+        """Count elements or turns. Return a failure if the run has too many elements and turns."""
         if self.begun + more > MOST_PARTS:
             text = f"the run has more than {MOST_PARTS} elements and turns in all its graphs"
             return _failed(TOO_MANY_ITEMS, text)
@@ -389,7 +389,7 @@ class GraphRun:
         return response.model_copy(update={"usage": usage})
 
     def _next_try(self, before: Query) -> Query:
-        """Return the query of the next try. Its agent has no history of earlier tries."""
+        """Return the query of the next try, with an agent without history of earlier tries."""
         return Query(
             _agent_of(before).fresh_copy(),
             (),
@@ -530,7 +530,7 @@ class GraphRun:
     async def _child_runs(
         self, runs: ElementRuns, name: str, work: _Work, items: Sequence[Any]
     ) -> Mapping[int, AssistantResponse]:
-        """Execute elements as child runs. Meanwhile, this run may be suspended."""
+        """Execute elements as child runs. This run may be suspended during the execution."""
         each, query = work.node["for_each"], work.query
         may_fail, most = each["on_error"] != "fail", len(items)
         if runs.are_limited(query.path):

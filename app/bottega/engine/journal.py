@@ -600,7 +600,6 @@ class Tasks:
         return self._ids[path]
 
     def place_at(self, path: Path, agent: str) -> TaskPlace:
-        """Return the position of the task at a path."""
         place = self._places.get(path)
         if place is None or place.agent != agent:
             above = self._above(path) if path else ()

@@ -77,7 +77,7 @@ class CallProgress:
     _written: str | None = None
 
     def report(self, progress: float, total: float | None, message: str | None) -> None:
-        """Store the server's report. It replaces an earlier report that is not written yet."""
+        """Store the server's report, which replaces an unwritten earlier report."""
         if not math.isfinite(progress):
             return
         said = None if message is None else self.clean(storable(message))[:LONGEST_MESSAGE]
@@ -220,7 +220,7 @@ class McpSessions:
         return McpSession(connections, tasks, self.live_text)
 
     async def _changed(self, tenant_id: UUID, server: McpServer) -> None:
-        """Mark a server's stored tools as stale. If that fails, a later run tries again."""
+        """Mark a server's stored tools as stale. After a failure, a later run tries again."""
         try:
             of_server = tenant_id, server.name, server.url
             await self.pool.execute(_STALE, *of_server, timeout=3.0)

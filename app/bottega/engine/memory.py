@@ -82,7 +82,7 @@ def run_facts(run: ClaimedRun) -> RunFacts:
 
 
 def _silent(run: ClaimedRun) -> frozenset[str]:
-    """Return the agents of parts without full memory. The episode does not have their work."""
+    """Return the agents of parts without full memory, whose work is not in the episode."""
     graphs = [] if run.graph is None else [run.graph, *(each for _, each in inner_of(run.graph))]
     modes = [(name, each.get("memory")) for name, each in run.agents.items()]
     modes += [(node.get("agent"), node.get("memory")) for each in graphs for node in each["nodes"]]

@@ -177,7 +177,7 @@ class RunParts(RunObserver):
     # What the parts do
 
     def node_ended(self, part: RunPart, rule: PartRule) -> None:
-        """Record the end of an agent node. It replaces the node's end in an earlier turn."""
+        """Record the end of an agent node, which replaces the node's end in an earlier turn."""
         if rule.memory != "full":
             self._quiet.add(part.node)
             return
@@ -212,7 +212,7 @@ class RunParts(RunObserver):
         calls.append(part)
 
     async def judged(self) -> list[RunPart]:
-        """Return the checked parts. Of a sub-agent's calls, return a failed or the last call."""
+        """Return the checked parts; for a sub-agent, the last failed call or the last call."""
         for part in [part for calls in self._ended.values() for part in calls]:
             alone = [each for each in part.checks if each["type"] in ALONE]
             if part.passed is None and part.output is not None and alone:

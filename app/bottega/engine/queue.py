@@ -15,9 +15,9 @@ Lease: :class:`bottega.engine.workers.WorkerLease` reports the runs of this work
 their own thread, so that a long computation in the event loop does not delay a report.
 
 Takeover: every process sweeps. A worker without a lease loses its runs. A worker that shuts down
-hands back its runs before.
+first hands back its runs.
 
-Fair: the database shares the places among tenants. So a claim has the tenants of this worker's
+Fair: the database shares the places among tenants. So a claim contains the tenants of this worker's
 runs, and the tenants of the runs that ended in this worker in the last second.
 """
 
@@ -77,8 +77,8 @@ class RunClaimer:
     """Claimer of runs for this worker's free places, which also executes the runs.
 
     Args:
-        execute: executes one run. It returns false if the run's tenant has no more due runs. An
-            error is logged and counts as a crash of the run.
+        execute: executes one run; returns false if the run's tenant has no more due runs. An error
+            is logged and counts as a crash of the run.
         places: returns the number of this worker's places.
     """
 
@@ -104,8 +104,7 @@ class RunClaimer:
     def claims_own(self) -> bool:
         """Claim due runs soon if runs have just ended here. Return true if this worker claims.
 
-        So this worker itself continues with the next runs of a batch that it executes. Places must
-        be free.
+        This worker itself continues with the next runs of a batch, if it has free places.
         """
         ended_lately = any(at > monotonic() - _RECENT_S for at in self._ended.values())
         if claims := ended_lately and len(self._active) < self._places() * 4 // 5:

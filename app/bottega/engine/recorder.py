@@ -602,8 +602,8 @@ class JournalRecorder(Recorder):
         known = self.known_call(query, tool_call)
         self.tasks.add(query, EventType.TOOL_STARTED, {**about, "arguments": tool_call.arguments})
         if isinstance(tool, SubAgentWrapper):
-            # Only the sub-agent's own calls are replayed. Its result is not replayed, so that the
-            # sub-agent publishes.
+            # Only the sub-agent's own calls are replayed. The sub-agent's result is not replayed,
+            # so that the sub-agent publishes.
             path = (*query.path, (number, call.index))
             answered = await self.tasks.cancellable(path, tool.agent, execute)
             result = answered or error_result(tool_call, CANCELLED["message"], CANCELLED["code"])

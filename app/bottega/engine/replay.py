@@ -670,7 +670,6 @@ def _read_by(replay: RunReplay, task_id: UUID | None, completed: ToolEnded) -> l
 
 
 def _usage_of_child_run(event: Event) -> AgentUsage | None:
-    """Return the usage of the child run that did the task, from the task's end."""
     usage = SubagentEnded.of(event.data).usage
     return None if usage is None else AgentUsage.from_dict(usage)
 

@@ -547,7 +547,7 @@ def _run(registry: SubagentRegistry, handle: SubagentHandle) -> None:
 
 
 class WaitingTasks:
-    """The tasks that need people to continue. They ask people, or await a task that asks people."""
+    """Tasks that need people to continue: tasks that ask people, or await such tasks."""
 
     def __init__(self, tasks: Tasks, loops: RunActivity) -> None:
         self._tasks = tasks

@@ -128,7 +128,7 @@ class WorkerLease:
             await self.leave(pool)
 
     async def leave(self, pool: asyncpg.Pool) -> None:
-        """Report that this worker claims no more runs. If that fails, the next report says it."""
+        """Report that this worker claims no more runs. After a failure, the next report says it."""
         self._is_over, self._open = True, 0
         with contextlib.suppress(Exception):
             async with asyncio.timeout(_LEAVE_S):

@@ -2,8 +2,8 @@
 
 A process has only one :class:`NotifyListener`, because each NOTIFY is work for every listening
 connection of the database, even if the connection does not listen on its channel. For the same
-reason, an idle worker stops listening while no signal can be for this worker. Its subscribers then
-poll the database.
+reason, an idle worker stops listening while no signal can be for this worker. The worker's
+subscribers then poll the database.
 
 A wake-up says that a run has new events or live text. :class:`Notifier` sends wake-ups, and
 :class:`WakeupFeed` receives wake-ups. A wake-up is only a hint; the log has the events.
@@ -174,8 +174,8 @@ class Notifier:
     def began(self, run_id: UUID, quiet_s: float | None) -> None:
         """Send a wake-up that a run starts, unless the run was accepted a short time ago.
 
-        Subscribers poll a run that was just accepted, so they need no wake-up. ``quiet_s``: seconds
-        since the run's acceptance.
+        Subscribers poll a run that was just accepted, so that they need no wake-up. ``quiet_s``:
+        seconds since the run's acceptance.
         """
         if quiet_s is None or quiet_s >= QUIET_S:
             self.wake(run_id)

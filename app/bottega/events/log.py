@@ -148,7 +148,8 @@ def encoded(value: Any, known: Redactor) -> str:
     """Encode a value as JSON. Replace secrets, NUL, lone surrogates and too deep nesting.
 
     ``jsonb`` cannot store NUL or lone surrogates, and our decoder refuses deep nesting. The API
-    refuses all three in users' input. In the output of a model or tool, they must not fail the run.
+    refuses all three in users' input. In the output of a model or tool, all three must not fail the
+    run.
     """
     encoded = _storable_json(value) or _json(storable(value))
     text = encoded.decode()
@@ -205,8 +206,8 @@ _READ = """
 SELECT first_seq, last_seq, at, events FROM run_steps
 WHERE tenant_id = $1 AND run_id = $2 AND last_seq > $3 AND last_seq <= $4 ORDER BY last_seq
 """
-# The column step is the last seq of the event's row. It is at least the event's seq, and less than
-# the event's seq plus STEP_EVENTS.
+# The column step is the last seq of the event's row. This seq is at least the event's seq, and less
+# than the event's seq plus STEP_EVENTS.
 _PAGE = f"""
 SELECT e.seq, e.type, e.at, e.task_id, e.parent_task_id, e.agent,
        with_answer(e.tenant_id, e.run_id, e.type, e.body) AS data
@@ -342,7 +343,7 @@ class _Waiting(NamedTuple):
 
 
 class StepWriter:
-    """Writer of the steps of a worker's runs. Steps that are ready at the same time form a group.
+    """Writer of the steps of a worker's runs. Steps that are ready together form a group.
 
     One call of the SQL function ``append_steps`` stores a group. The function checks the fence of
     each step separately. A step that the group cannot store is sent alone, so that it does not

@@ -108,7 +108,7 @@ class NatsSignals:
         self._client_type = _client_type()
         servers = [urlsplit(each.strip()) for each in url.split(",")]
         login = servers[0].username or "", servers[0].password or ""
-        self._user, self._password = map(unquote, login)  # the library does not decode them
+        self._user, self._password = map(unquote, login)  # the library does not decode these
         plain = [each._replace(netloc=each.netloc.rpartition("@")[2]) for each in servers]
         self._servers = [each.geturl() for each in plain]
         self._client: Client | None = None

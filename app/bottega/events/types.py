@@ -188,7 +188,6 @@ class ToolError(NamedTuple):
 
     @property
     def data(self) -> dict[str, Any]:
-        """The error as JSON of the event."""
         return {name: value for name, value in self._asdict().items() if value is not None}
 
 
@@ -231,7 +230,6 @@ class LlmCompleted(NamedTuple):
 
     @property
     def tool_calls(self) -> Sequence[Data]:
-        """The tool calls in the model's answer."""
         calls: Sequence[Data] = self.message.get("tool_calls", ())
         return calls
 
@@ -306,7 +304,7 @@ class AgentCompleted(NamedTuple):
     """Data of ``agent.completed``.
 
     Attributes:
-        output: ``None`` if ``answer_seq`` refers to it.
+        output: ``None`` if ``answer_seq`` refers to the text.
     """
 
     output: str | None
@@ -345,7 +343,7 @@ class ContextReceived(NamedTuple):
     """Data of ``memory.injected`` and ``context.recalled``.
 
     Attributes:
-        content: ``None`` if ``answer_seq`` refers to it.
+        content: ``None`` if ``answer_seq`` refers to the text.
         call, tool_call_id: the failed tool call because of which memory was recalled.
     """
 
@@ -447,7 +445,7 @@ class SubagentEnded(NamedTuple):
     """Data of ``subagent.completed``, ``.failed``, ``.timeout`` and ``.cancelled``.
 
     Attributes:
-        output: ``None`` if ``answer_seq`` refers to it.
+        output: ``None`` if ``answer_seq`` refers to the text.
         usage: usage of the child run that did the task.
     """
 

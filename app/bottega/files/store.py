@@ -91,7 +91,7 @@ class FileOrigin:
 
 
 class Owner(NamedTuple):
-    """User and session of a run, if any. The run may use the files of both.
+    """User and session of a run, if any. The run may use the files of this user and session.
 
     Attributes:
         run_id: id of the run; ``None`` for a new run.

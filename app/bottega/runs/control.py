@@ -68,7 +68,7 @@ async def request_cancel(
 async def request_task_cancel(
     database: Database, tenant_id: UUID, run_id: UUID, task_id: UUID, actor: str
 ) -> dict[UUID, bool]:
-    """Store a cancellation of a task and the tasks below it. Return true for ended tasks, by id.
+    """Store a cancellation of a task and all tasks below. By id, return true for ended tasks.
 
     Raises:
         NotFoundError: the tenant's run has no such task.
@@ -91,7 +91,7 @@ class RunsHere(Protocol):
         """Cancel a run, or only one of the run's tasks. Idempotent."""
 
     async def take(self, kind: str, run_ids: Collection[UUID]) -> set[UUID]:
-        """Deliver new messages or decisions to runs. Return the ids of the runs that accepted."""
+        """Deliver new messages or decisions to runs. Return the ids of runs that received one."""
 
     def child_ended(self, run_id: UUID) -> None:
         """Notify the parent run of a child run's end. Idempotent."""
@@ -147,7 +147,7 @@ class SentMessage(NamedTuple):
 
     Attributes:
         content: a text or parts.
-        made_files: ids of the files with the message's data. They are deleted with the run.
+        made_files: ids of the files with the message's data, which are deleted with the run.
     """
 
     content: Any

@@ -282,7 +282,7 @@ def _beyond(after: tuple[int, int] | None, descending: bool) -> ColumnElement[bo
 
 
 def fitting(found: list[dict[str, Any]], limit: int, *, more: bool) -> PageItems[dict[str, Any]]:
-    """Cut a list of messages to a page's size. The query did not limit the input's messages."""
+    """Cut messages to a page's size, because the query does not limit an input's messages."""
     size = 0
     for number, message in enumerate(found):
         size += len((message["content"] or "").encode(errors="replace"))

@@ -122,7 +122,6 @@ def composed(
 
 
 def _fenced(given: Row) -> str:
-    """Return shared context in the form of a text in a prompt."""
     policy = PropagationPolicy.FINAL_RESPONSE_ONLY  # no effect on this content
     item = MemoryItem(given["source"], given["content"], given["at"], given["version"], policy)
     return shared_message(item).content

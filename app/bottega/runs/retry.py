@@ -217,7 +217,6 @@ class NodeTasks(NamedTuple):
         return cls(definition, GraphRules.of(definition), ids)
 
     def node(self, name: str) -> dict[str, Any]:
-        """Return the definition of a node, with its name."""
         found = {name_of_node(node): node for node in self.definition["nodes"]}
         return {**found[name], "name": name}
 
@@ -427,7 +426,7 @@ def _undone(
 ) -> set[int]:
     """Return the indexes of failures that no later step used, and of these failures' consequences.
 
-    A failure that a model received and answered is no such failure. A task that is executed again,
+    A failure that a model received and answered is a used failure. A task that is executed again,
     or that has not ended, keeps its dispatch and finished steps. If an agent read the state of its
     tasks and then made no step, the agent reads the state again.
 

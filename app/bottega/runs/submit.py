@@ -119,8 +119,8 @@ class RunRequest:
         token_budget: maximum number of input and output tokens of all calls; ``None``: no limit.
         cost_budget: maximum cost (``amount``, ``currency``) of all model calls; ``None``: no limit.
         webhook_url: URL that receives a message when the run has ended.
-        overrides: ``{agent: {"params": {…}}}``. These parameters are merged with the agent's.
-        output_schema: JSON Schema of the answer. It replaces the agent's schema.
+        overrides: ``{agent: {"params": {…}}}``. A run's parameters are merged with the agent's.
+        output_schema: JSON Schema of the answer, which replaces the agent's schema.
         goals, constraints, success_criteria: texts that the agents read in addition to the input.
         memory: ``off``, ``read`` or ``full``. The run's agents may have a stricter mode.
         principal: the API key or user that starts the run.
@@ -128,7 +128,7 @@ class RunRequest:
         version: version of the agent or, without an agent, of the graph; ``None``: the current
             version.
         way: the request's façade, which must offer the agent; ``None``: our own API.
-        made_files: ids of the files with the input's data. They are deleted with the run.
+        made_files: ids of the files with the input's data, which are deleted with the run.
         batch: ``concurrency``, ``on_error`` and ``total`` of a batch.
         draft: a draft's unstored definition; see :meth:`bottega.runs.pins.PinCache.of_draft`.
     """

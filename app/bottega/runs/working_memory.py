@@ -166,7 +166,6 @@ def fold_working(
 
 
 def _outputs(tasks: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the answers or errors of ended tasks, by the task's id."""
     return {
         str(each["id"]): f"Error: {error['message']}"
         if (error := each["error"])

@@ -1,7 +1,7 @@
 -- Child runs: runs that do a part of another run, and that any worker may claim. run_children has
--- them in order. At most child_limit child runs of a parent are queued or running. The others are
--- held: they only have a row in run_children. Child runs do not count for their tenant's limits,
--- and take turns with the tenant's other runs.
+-- the child runs in order. At most child_limit child runs of a parent are queued or running. Other
+-- child runs are held: a held child run has only a row in run_children. Child runs do not count for
+-- their tenant's limits, and take turns with the tenant's other runs.
 --
 -- The end of a child run adds a row to the parent's inbox. After the transaction, the process that
 -- stored the end calls arrive() for the parent, which queues the next child runs. If the process

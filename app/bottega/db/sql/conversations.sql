@@ -84,7 +84,7 @@ BEGIN
     blocker := unfinished_in(p_tenant, conversation);
 END $$;
 
--- Return the oldest unfinished run of a conversation. The conversation's other runs wait for it.
+-- Return the oldest unfinished run of a conversation. Other runs wait for this run.
 CREATE OR REPLACE FUNCTION unfinished_in(p_tenant uuid, p_conversation uuid) RETURNS uuid
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -104,7 +104,8 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- Trigger on runs. After the end of a conversation's run, make the next run due. A completed run
--- becomes the last turn. A locked next run is being cancelled. Its end makes the run after it due.
+-- becomes the last turn. A locked next run is being cancelled, and its end makes the following run
+-- due.
 CREATE OR REPLACE FUNCTION pass_turn() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     -- While this row is locked, the conversation accepts no run.

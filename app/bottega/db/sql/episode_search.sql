@@ -125,7 +125,7 @@ LANGUAGE sql IMMUTABLE STRICT AS $$
         FROM unnest(p_vector::real[]) WITH ORDINALITY AS e(number, place)) AS bytes
 $$;
 
--- Called by searches and by consolidation. Return the vector of packed bytes, with the length 1.
+-- Called by searches and by consolidation. Return a packed vector as a vector of the length 1.
 CREATE OR REPLACE FUNCTION unpacked_vector(p_packed bytea) RETURNS halfvec
 LANGUAGE sql IMMUTABLE STRICT AS $$
     SELECT l2_normalize(ARRAY(

@@ -42,7 +42,7 @@ END $$;
 
 -- Called by episode_candidates. Choose a query's words. Rare words find about 1,000 episodes (if
 -- the rarest word has more: rare_rows). Known words (16 of the sample, 16 others) rank episodes in
--- classes. telling: a query per word, in order; null: of 200 or more episodes, a fifth has it.
+-- classes. telling: a query for each word; null: a fifth of 200 or more episodes have the word.
 CREATE OR REPLACE FUNCTION episode_words(
     p_tenant uuid, p_words text[], p_rows double precision, p_scope text,
     OUT rare tsquery, OUT rare_rows double precision, OUT known tsquery,

@@ -158,7 +158,7 @@ BEGIN
 END $$;
 
 -- Return an episode's present insights: {"insights"}, with people's changes, sorted from old to
--- new. If an insight is not by the reflection's author, "by" says it.
+-- new. "by" is set if an insight is not by the reflection's author.
 CREATE OR REPLACE FUNCTION lessons_of(p_tenant uuid, p_episode uuid, p_by text) RETURNS jsonb
 LANGUAGE sql STABLE AS $$
     SELECT jsonb_build_object('insights', coalesce(jsonb_agg(l.text ORDER BY l.id), '[]'))
@@ -317,7 +317,7 @@ CREATE OR REPLACE FUNCTION decision_in(p_metadata jsonb) RETURNS jsonb LANGUAGE 
     WHERE p_metadata ? 'approval'
 $$;
 
--- Called when an episode has a new verdict. If it is no success, make one lesson of its reason.
+-- Called when an episode has a new verdict. Make one lesson of a verdict that is no success.
 -- Withdraw an earlier verdict's lesson, unless a person has edited, pinned or removed this lesson.
 -- p_for_all: the reason's text comes from the agent, so the lesson is for all users of the agent.
 CREATE OR REPLACE FUNCTION learn_from_verdict(

@@ -2,8 +2,8 @@
 -- deletion of objects that belong to no row.
 
 -- Called after the upload of a file's pieces, whose keys were claimed. Insert the file's row and
--- return null; or return the limit that the file would exceed, or user_erasing if the user of its
--- session is being erased. Uploads of one tenant wait for each other.
+-- return null; or return the limit that the file would exceed, or user_erasing if the session's
+-- user is being erased. Uploads of one tenant wait for each other.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION add_file(p_file jsonb, p_most_bytes bigint, p_most_files bigint)
 RETURNS text

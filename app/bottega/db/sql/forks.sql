@@ -1,5 +1,5 @@
 -- Sessions that begin with the turns of another session. No turn is copied: rows of forked_turns
--- refer to the turns' runs. A run belongs to one session, and other sessions may refer to it.
+-- refer to the turns' runs. A run belongs to one session. Other sessions may refer to the run.
 
 -- Return the runs that a session shows: its own runs, and the runs of its forked turns.
 CREATE OR REPLACE FUNCTION runs_of_session(p_tenant uuid, p_session text) RETURNS SETOF runs

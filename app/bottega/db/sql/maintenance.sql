@@ -25,7 +25,7 @@ BEGIN
     GROUP BY o.tenant_id;
     -- Release blocked runs that are next because the run before was deleted.
     PERFORM release_run(q.tenant_id, q.run_id) FROM run_queue q
-    -- Look up one by one: a join may call the function for all runs.
+    -- Look up runs one by one: a join may call the function for all runs.
     WHERE NOT q.is_due AND q.run_id = (
         SELECT unfinished_in(b.tenant_id, b.conversation_id) FROM runs b
         WHERE b.tenant_id = q.tenant_id AND b.id = q.run_id AND b.conversation_id IS NOT NULL)
@@ -43,7 +43,7 @@ BEGIN
         WHERE span = 'hour' AND at < now() - interval '366 days' LIMIT 2000));
     DELETE FROM live_text WHERE ctid = ANY (ARRAY(
         SELECT l.ctid FROM live_text l
-        -- Look up one by one: a join may read all runs.
+        -- Look up runs one by one: a join may read all runs.
         WHERE (SELECT r.status FROM runs r WHERE r.tenant_id = l.tenant_id AND r.id = l.run_id)
               IS DISTINCT FROM 'running'
         LIMIT 1000 FOR UPDATE SKIP LOCKED));
@@ -74,8 +74,9 @@ BEGIN
     END IF;
 END $$;
 
--- Called by maintenance of indexes. Drop the invalid indexes of a killed rebuild. Return their
--- number. A locked index is being built and is not dropped. Acts as the login that migrated.
+-- Called by maintenance of indexes, as the login that migrated. Drop the invalid indexes of a
+-- killed rebuild. Return the number of these indexes. A locked index is being built and is not
+-- dropped.
 -- owner: migrator, execute: bottega_maintenance
 CREATE OR REPLACE FUNCTION drop_broken_indexes() RETURNS integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$

@@ -14,7 +14,7 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
 $$;
 
 -- Called by workers, with shares in the order of locks. Tenants with few calls under way come
--- first; of these, tenants with a long wait. Return the new amounts of each share and, while other
+-- first, and then tenants with a long wait. Return the new amounts of each share and, while other
 -- shares wait, the share's part of the limit: the number of calls that the worker may keep.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION claim_shares(p_worker uuid, p_shares jsonb)

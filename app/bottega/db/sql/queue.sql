@@ -9,9 +9,9 @@
 -- Fence: each write has the attempt. A write changes nothing unless run_heads has this attempt.
 -- Lease: a worker is alive until workers.leased_until. report() extends this lease and stores the
 -- list of the runs that the worker executes.
--- Takeover: sweep() runs in every process. It queues a run again if the run's worker has no lease
--- (cause crash), or if the worker's list lacks the run 5 s after the claim: the answer to the claim
--- was lost (cause lost, which is no crash). A lease lasts two thirds of BOTTEGA_TAKEOVER_S.
+-- Takeover: sweep() runs in every process. sweep() queues a run again if the run's worker has no
+-- lease (cause crash), or if the worker's list lacks the run 5 s after the claim: the answer to the
+-- claim was lost (cause lost, which is no crash). A lease lasts two thirds of BOTTEGA_TAKEOVER_S.
 -- Fair: a claim reads 500 tenants with due runs, from a random tenant on, and serves the four with
 -- the longest time since their last claim, with equal shares. Other tenants get the unused part of
 -- a share. The last fifth of a worker's places is for tenants without a run in the worker. A
@@ -113,8 +113,8 @@ BEGIN
                     WHERE v_free > 0 AND (v_common > 0 OR d <> ALL (p_held)));
     FOR q IN
         SELECT t.* FROM tenant_queues t WHERE t.tenant_id = ANY (v_mine)
-        -- A tenant at its limit counts as served one second later. Its runs are counted again only
-        -- after this second, or after the end of a run.
+        -- A tenant at its limit counts as served one second later. The tenant's runs are counted
+        -- again only after this second, or after the end of a run.
         ORDER BY t.served_at + CASE
             WHEN t.counted + t.claimed < v_limit OR t.tenant_id = ANY (p_ended)
                  OR next_due(t.tenant_id, true) IS NOT NULL

@@ -60,7 +60,7 @@ LANGUAGE sql AS $$
             UNION ALL SELECT 'errors', 1 WHERE r.status IN ('failed', 'timeout')
             UNION ALL SELECT 'run_cost', (r.usage #>> '{cost,amount}')::numeric
             UNION ALL
-            -- Waits for people do not count. They have postponed the deadline by their length.
+            -- Waits for people do not count, because they postpone the deadline by their length.
             SELECT 'duration:' || time_bucket(extract(epoch FROM ended_at - started_at - greatest(
                 interval '0', deadline - started_at - make_interval(secs => timeout_s)))), 1
             UNION ALL

@@ -2,8 +2,8 @@
 
 -- The planner gets no statistics about tenants. With statistics, the planner would expect only one
 -- row of a tenant that is newer than the last ANALYZE, and read all the tenant's rows for each row
--- of a join. Without statistics, it expects 1/200 of a table. Two tables have statistics about
--- tenants, because the search for episodes needs estimates of these tables.
+-- of a join. Without statistics, the planner expects 1/200 of a table. Two tables have statistics
+-- about tenants, because the search for episodes needs estimates of these tables.
 DO $$
 DECLARE
     v_table text;
@@ -16,7 +16,7 @@ BEGIN
         ORDER BY c.relname
     LOOP
         EXECUTE format('ALTER TABLE %I ALTER tenant_id SET STATISTICS 0', v_table);
-        -- Delete statistics of an older version. PostgreSQL 18 is the first with this function.
+        -- Delete statistics of an older version. PostgreSQL 17 does not have this function.
         IF current_setting('server_version_num')::integer >= 180000 THEN
             PERFORM pg_clear_attribute_stats('public', v_table, 'tenant_id', false);
         END IF;

@@ -150,9 +150,9 @@ BEGIN
     RETURN v_answers;
 END $$;
 
--- Called by append_steps. Store the events of those of a tenant's steps whose run has an unlocked
--- head with the caller's attempt and seq. The row of an ending run must be unlocked, too. Return
--- positions.
+-- Called by append_steps. Store events of a tenant's steps if the run has an unlocked head with the
+-- caller's attempt and seq. The row of an ending run must be unlocked, too. Return the positions of
+-- stored steps.
 CREATE OR REPLACE FUNCTION store_steps(
     p_tenant uuid, p_places integer[], p_runs uuid[], p_attempts integer[], p_after bigint[],
     p_counts integer[], p_events text[], p_outcomes jsonb[], p_now timestamptz

@@ -1,10 +1,10 @@
 -- Waiting runs, and arrivals for runs.
 --
--- A waiting run has no worker, no row in the queue and no head. Its row of run_waits has the reason
--- and the end of the wait. A row of run_inbox is an arrival for a run, of the kind cancel, task (to
--- cancel), message, decision or child (a child run has ended). A worker reads its runs' arrivals
--- several times a second. Arrivals for other runs are processed at once, or by the sweep. Arrivals
--- are hints; a claim reads the facts from other tables.
+-- A waiting run has no worker, no row in the queue and no head. The run's row of run_waits has the
+-- reason and the end of the wait. A row of run_inbox is an arrival for a run, of the kind cancel,
+-- task (to cancel), message, decision or child (a child run has ended). A worker reads its runs'
+-- arrivals several times a second. Arrivals for other runs are processed at once, or by the sweep.
+-- Arrivals are hints; a claim reads the facts from other tables.
 
 -- Return true if a wait is over: the end time has passed, enough child runs have ended, or all
 -- interrupts of a group (of one model message) are decided. An interrupt that was not stored counts
