@@ -27,7 +27,6 @@ from bottega.agents.provider import LLMProvider
 from bottega.agents.query import CurrentCall, current_call
 from bottega.container import GC_THRESHOLD
 from bottega.subagents.child import DEFAULT_INSTRUCTIONS, own_file_tools
-from bottega.subagents.handle import ANONYMOUS
 from bottega.subagents.limits import SchedulerOptions, SubagentLimits
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.scheduler import SubagentScheduler
@@ -166,7 +165,7 @@ async def ask_directly(model: LLMProvider, numbers: Sequence[int], at_once: int)
             agent = BaseAgent(
                 DEFAULT_INSTRUCTIONS,
                 provider=model,
-                agent_name=ANONYMOUS,
+                agent_name="subagent",
                 max_iterations=20,
                 tools=own_file_tools(),
             )

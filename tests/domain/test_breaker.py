@@ -162,17 +162,6 @@ def test_breaker_opens_when_half_of_the_recent_tasks_failed(well: int, opens: bo
     assert breakers.failed("k", 3, 0.0) is opens
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_without_queued_tasks_the_next_dispatch_is_the_probe(told: bool) -> None:
-    breakers = opened()
-    if told:
-        assert breakers.next_probe("k", 30.0) is None
-    assert breakers.refusal("k", 30.0) is None
-    assert breakers.admit("k", "probe", 30.0)
-    assert breakers.next_probe("k", 30.0) is None
-    assert breakers.refusal("k", 30.0) == 30.0
-
-
 def test_dispatch_before_the_timer_ran_does_not_overtake() -> None:
     breakers = opened("q0")
     assert breakers.refusal("k", 30.0) == 30.0
