@@ -66,11 +66,11 @@ class Conversation:
     """A parsed request.
 
     Attributes:
-        own: the agent's system message, without the text about its sub-agents.
+        own: the agent's system message, without the text about sub-agents.
         system: the whole system message.
         context: the pieces of context before the query.
-        asked: the current query, without the note that names this agent's part.
-        part: the agent's part in that note; empty: there is no note.
+        asked: the current query, without the note about this agent's part.
+        part: the agent's part in this note, or empty without a note.
         is_task: true if the query belongs to an asynchronous task.
         later: messages of users or of the service after the query.
         outcomes: (name of the tool, text) of each result after the query, oldest first.
@@ -89,7 +89,7 @@ class Conversation:
 
 
 def decide(request: dict[str, Any]) -> Answer:
-    """Answer the body of a Chat Completions request, in the form of its schema, if any."""
+    """Answer a Chat Completions request, in the form of the request's schema, if any."""
     conversation = read(request)
     answer = _answer(conversation)
     if answer.calls:
@@ -108,7 +108,7 @@ def decide(request: dict[str, Any]) -> Answer:
 
 
 def _answer(conversation: Conversation) -> Answer:
-    """Call the tools that the query names, dispatch tasks, or ask agents; otherwise answer."""
+    """Call the tools in the query, dispatch tasks, or call agents; otherwise answer."""
     if calls := _tool_calls(conversation):
         return Answer(calls=calls)
     if _DISPATCH in conversation.tools and not conversation.is_task:
@@ -144,7 +144,7 @@ def read(request: dict[str, Any]) -> Conversation:
 
 
 def _query_index(messages: Sequence[dict[str, Any]]) -> int:
-    """Return the index of the current query: a task's query, or else the user's last query."""
+    """Return the index of the current query: a task's query, or the user's last query."""
     texts = {i: text_of(m) for i, m in enumerate(messages) if m["role"] == "user"}
     tasks = [i for i, text in texts.items() if _FOLDER.search(text)]
     queries = [i for i, text in texts.items() if text != GO_ON and not _REQUIRED_TOOL.search(text)]
@@ -167,7 +167,7 @@ def _allowed_tools(request: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def text_of(message: dict[str, Any]) -> str:
-    """Return a message's text; if it has several parts, the joined texts of the parts."""
+    """Return a message's text. If the message has several parts, join the texts of the parts."""
     content = message.get("content")
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content)
@@ -175,7 +175,7 @@ def text_of(message: dict[str, Any]) -> str:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """Decode a JSON object; return an empty object if the text is no JSON object."""
+    """Decode a JSON object; return an empty object if the text is not a JSON object."""
     try:
         found = from_json(text)
     except ValueError:
@@ -184,7 +184,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def _tool_calls(conversation: Conversation) -> tuple[DemoCall, ...]:
-    """Return calls of the plain tools: one for each message that asks for the tool."""
+    """Return calls of the plain tools: one call for each message that requests the tool."""
     texts = (conversation.asked, *conversation.later)
     called = Counter(name for name, _ in conversation.outcomes)
     return tuple(
@@ -196,7 +196,7 @@ def _tool_calls(conversation: Conversation) -> tuple[DemoCall, ...]:
 
 
 def _is_agent(parameters: dict[str, Any]) -> bool:
-    """Return true for the parameters of a sub-agent: a ``query``, and at most a ``context``."""
+    """Return true for a sub-agent's parameters: a ``query``, and optionally a ``context``."""
     names = set(parameters.get("properties") or ())
     return "query" in names and names <= {"query", "context"}
 
@@ -211,7 +211,7 @@ def _asks_for(text: str, tool: str) -> bool:
 
 
 def _call(name: str, conversation: Conversation) -> DemoCall:
-    """Make a call with a tool's required arguments, or with its only argument."""
+    """Make a call with a tool's required arguments, or with the tool's only argument."""
     parameters, text = conversation.tools[name], conversation.asked
     properties = parameters.get("properties") or {}
     names = parameters.get("required") or (properties if len(properties) == 1 else ())
@@ -258,8 +258,8 @@ def _value(schema: Any, text: str, root: dict[str, Any], depth: int = 0) -> Any:
 def _order(conversation: Conversation) -> list[str]:
     """Return the agents in the recommended order, followed by agents that the order omits.
 
-    A coordinator that may choose the order uses the order of a recalled pattern. Without a pattern,
-    the order depends only on the request.
+    A coordinator with a free choice uses the order of a recalled pattern. Without a pattern, the
+    order depends only on the request.
     """
     tools = conversation.tools
     names = [name for name, parameters in tools.items() if _is_agent(parameters)]
@@ -275,7 +275,7 @@ def _order(conversation: Conversation) -> list[str]:
 
 
 def _ask_agents(conversation: Conversation, order: Sequence[str]) -> Answer:
-    """Ask the next agent, or all of them if the query has "in parallel"; at last sum up."""
+    """Call the next agent, or all agents if the query has "in parallel"; at the end, sum up."""
     asked, answers = conversation.asked, dict(conversation.outcomes)
     due = [name for name in order if name not in answers]
     if "in parallel" not in asked.lower():
@@ -292,7 +292,7 @@ def _ask_agents(conversation: Conversation, order: Sequence[str]) -> Answer:
 
 
 def _next_step_of_tasks(conversation: Conversation) -> Answer:
-    """Dispatch, send a message, await one, cancel the others or poll, await all, or report."""
+    """Dispatch, send a message, await one task, cancel or poll the others, await all, or report."""
     topic = _COUNT.sub("", _FIRST_IS_ENOUGH.sub("", conversation.asked)).strip(" .")
     parts = _parts(conversation)
     step = sum(name in _TASK_TOOLS for name, _ in conversation.outcomes)
@@ -317,9 +317,9 @@ def _next_step_of_tasks(conversation: Conversation) -> Answer:
 
 
 def _parts(conversation: Conversation) -> dict[str, dict[str, Any]]:
-    """Return the arguments of each task beside its prompt, by title.
+    """Return the arguments of each task except the prompt, by title.
 
-    There is a task for each agent that the tool names, and further tasks up to the number in the
+    Each agent in the tool's description gets a task. Further tasks follow, up to the number in the
     query.
     """
     schema = conversation.tools["dispatch_subagent"]["properties"].get("agent") or {}
@@ -335,7 +335,7 @@ def _parts(conversation: Conversation) -> dict[str, dict[str, Any]]:
 
 
 def _states(conversation: Conversation, count: int) -> list[dict[str, Any]]:
-    """Return the last known state of each task, in the order of their dispatch."""
+    """Return the last known state of each task, in the order of dispatch."""
     results = [json_object(text) for name, text in conversation.outcomes if name in _TASK_TOOLS]
     states = [state for result in results for state in result.get("tasks") or ()]
     dispatched = {state["index"]: state for state in states if "index" in state}
@@ -345,7 +345,7 @@ def _states(conversation: Conversation, count: int) -> list[dict[str, Any]]:
 
 
 def _report(topic: str, states: dict[str, dict[str, Any]]) -> str:
-    """Return Markdown with each task's result or error, and the number of each status."""
+    """Return Markdown with each task's result or error, and the number of tasks per status."""
     sections = []
     for title, state in states.items():
         text = str(state.get("final_output") or state.get("result") or state.get("error") or "")
@@ -357,10 +357,11 @@ def _report(topic: str, states: dict[str, dict[str, Any]]) -> str:
 
 
 def _own_text(conversation: Conversation) -> str:
-    """Answer from the tools' results and the shared context; quote the context with its sources.
+    """Answer from the tools' results and the shared context; quote the context with the sources.
 
     The answer has numbered points if the system message asks for them, as in "requirements (R1, R2,
-    …)". There is one point for each numbered line of the sources, or else for each of ``_POINTS``.
+    …)". Each numbered line of the sources becomes a point. Without such lines, ``_POINTS`` are the
+    points.
     """
     results = [
         f"{name} says: {text}".replace("says: Error:", "failed:", 1)
@@ -389,7 +390,7 @@ def _shortened(text: str) -> str:
 
 
 def usage(answer: Answer, request: dict[str, Any]) -> dict[str, int]:
-    """Estimate input and output tokens; the input is the texts and the tools."""
+    """Estimate input and output tokens; the input consists of the texts and the tools."""
     texts = [text_of(message) for message in request["messages"]]
     tools = to_json(request["tools"]) if request.get("tools") else b""
     prompt = tokens_in(sum(map(len, texts)) + len(tools))

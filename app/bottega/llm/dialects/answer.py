@@ -1,13 +1,13 @@
 """Assembly of a streamed answer: the common part of all dialects.
 
-A message's state keeps the order in which the server sent the blocks of an answer, as a list. Its
-entries are ``{"type": "text", "length": N}``, ``{"type": "call", "id": ID}`` and
+A message's state has a list with the server's order of the blocks of an answer. The entries are
+``{"type": "text", "length": N}``, ``{"type": "call", "id": ID}`` and
 ``{"type": "opaque", "block": …}``. Entries of texts and calls may have ``more``: further fields of
-the block. The texts and calls are in the message itself, where hooks may change them.
+the block. The texts and calls are only in the message itself, where hooks may change both.
 
-Most chunks of an answer repeat the same bytes around a few letters. To decode each chunk as JSON
-costs more than all other work of a model call. So chunks that differ only in their text are
-recognised by their bytes.
+Most chunks of an answer repeat the same bytes around a few letters. Decoding each chunk as JSON
+costs more than all other work of a model call. So the module recognises chunks that differ only in
+their text by the bytes around the text.
 """
 
 import asyncio
@@ -39,11 +39,11 @@ _PROBE = "probe"
 
 
 class TextChunks:
-    """Recognises chunks that have only text, by the bytes around the text.
+    """Recogniser of chunks with only text, by the bytes around the text.
 
     Args:
         only_text: returns the text of a decoded chunk, or ``None`` if the chunk has other fields.
-        names: spellings of the text's field in JSON, with the colon.
+        names: spellings of the text field's name in JSON, with the colon.
     """
 
     def __init__(self, only_text: Callable[[Any], str | None], names: tuple[bytes, ...]) -> None:
@@ -53,10 +53,11 @@ class TextChunks:
         self._before = self._after = b""
 
     def leading(self, chunks: Sequence[bytes], start: int) -> tuple[int, str | None]:
-        """Read the chunks from ``start`` that have the learned form.
+        """Read the chunks of the learned form from ``start``.
 
         Returns:
-            The number of such chunks, and their text. ``None`` as text: decode them as JSON.
+            The number of these chunks, and their text. If the text is ``None``, decode the chunks
+            as JSON.
         """
         before, after = self._before, self._after
         if not before:
@@ -72,7 +73,7 @@ class TextChunks:
             decoded = from_json(b'["%b"]' % b'","'.join(texts))
         except ValueError:
             return len(texts), None
-        # A chunk with further fields has more quotes, which add elements to the list.
+        # A chunk with further fields has more quotes, and each quote adds an element to the list.
         return len(texts), "".join(decoded) if len(decoded) == len(texts) else None
 
     def learn(self, chunk: bytes, text: str) -> None:
@@ -98,21 +99,21 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _UNNAMED = "unnamed"
 _DONE = b"[DONE]"
 _AROUND = re.compile(r"[\"\[\]:]")
-"""Characters that show cut JSON: an object next to them is a part of a larger value."""
+"""Characters that show cut JSON: an object next to such a character is part of a larger value."""
 _BEAT = re.compile(rb"\s*\"?\[?[A-Za-z_-]*\]?\"?\s*")
 _DECODER = json.JSONDecoder(strict=False)
 _DEEPEST = 200
-"""Most nested levels of an event, and of a call's arguments, as in other JSON readers."""
+"""Maximum nested levels of an event and of a call's arguments, as in other JSON readers."""
 MAX_CHARACTERS = 4_000_000
 MAX_CALLS = 500
 
 
 @dataclass(slots=True)
 class PartialCall:
-    """A tool call whose pieces are still arriving.
+    """A tool call that arrives in pieces.
 
     Attributes:
-        more: fields that only the server understands.
+        more: fields that only the server can interpret.
     """
 
     id: str = ""
@@ -122,14 +123,14 @@ class PartialCall:
 
 
 class AnswerBuilder(ABC):
-    """Collects the events of one answer, then builds the message.
+    """Builder of a message from the events of one answer.
 
     Args:
-        report: makes the errors.
-        text_chunks: recognises events that have only text.
+        report: factory of the errors.
+        text_chunks: recogniser of events that have only text.
 
     Attributes:
-        complete: true if no event follows, so that the rest of the stream need not be read.
+        complete: true if no event follows, so that the client need not read the rest of the stream.
     """
 
     complete = False
@@ -145,11 +146,11 @@ class AnswerBuilder(ABC):
 
     @property
     def finished(self) -> bool:
-        """True once the server sent a finish reason; after it only usage may follow."""
+        """True after the server sent a finish reason; then only the usage may follow."""
         return self._finish_reason is not None
 
     def add_events(self, events: Sequence[bytes]) -> str:
-        """Add the events of a piece of the stream; return their text.
+        """Add the events of a piece of the stream; return the events' text.
 
         Raises:
             ModelError: see :meth:`add_event`.
@@ -183,16 +184,17 @@ class AnswerBuilder(ABC):
         return self.add_event(event)
 
     def _take_text(self, text: str) -> None:
-        """Add the text of events that have only text."""
+        """Add the text of events that contain nothing else."""
         self._text.append(text)
 
     def add_event(self, data: bytes) -> str:
         """Add one event of the stream and return its text.
 
-        A single word is ignored: some servers send a word, or null, to keep a connection open.
+        The method ignores a single word, because some servers send a word or null to keep a
+        connection open.
 
         Raises:
-            ModelError: the API has no such event, or the event reports an error.
+            ModelError: the event is not valid in the API, or reports an error.
         """
         if len(data) <= 40 and _BEAT.fullmatch(data):
             return ""
@@ -204,9 +206,9 @@ class AnswerBuilder(ABC):
             raise
 
     def add_whole(self, body: bytes) -> str:
-        """Add the body of a server that does not stream; return its text.
+        """Add the body of a server that does not stream; return the body's text.
 
-        The body may have no finish reason: complete JSON is a complete answer.
+        The body may lack a finish reason, because complete JSON is a complete answer.
 
         Raises:
             ModelError: see :meth:`add_event`.
@@ -218,7 +220,7 @@ class AnswerBuilder(ABC):
         except (ValueError, RecursionError):
             raise self._report.unreadable("its body was not JSON") from None
         self._refuse_depth(body, value)
-        # Gemini's API answers with a list of chunks if the request does not ask for events.
+        # Gemini's API answers with a list of chunks if the request does not require events.
         text = "".join(
             [self.add(event) for event in (value if isinstance(value, list) else [value])]
         )
@@ -246,7 +248,7 @@ class AnswerBuilder(ABC):
             raise self._report.no_completion(error.detail) from None
 
     def _end_whole(self) -> None:
-        """Set the finish reason of a complete answer that came without a finish reason."""
+        """Set the finish reason of a complete answer that has none."""
         self._end(TOOL_CALLS if any(self._partial_calls()) else STOP)
 
     def add(self, event: Any) -> str:
@@ -266,8 +268,8 @@ class AnswerBuilder(ABC):
         """Build the message.
 
         Args:
-            new_id: makes ids for tool calls without an id.
-            sent: function that measures the request, in bytes of text.
+            new_id: function that makes ids for tool calls without an id.
+            sent: function that returns the request's size, in bytes of text.
 
         Raises:
             ModelError: the answer is not complete, or too large.
@@ -300,7 +302,7 @@ class AnswerBuilder(ABC):
         )
 
     def _refuse_excess(self, text: str) -> None:
-        """Refuse an oversized answer, because it would be stored and sent with every later call."""
+        """Refuse an oversized answer, because the run would store and resend it at every call."""
         calls = list(self._partial_calls())
         length = len(text) + sum(
             len(call.id) + len(call.name) + sum(map(len, call.arguments)) for call in calls
@@ -325,11 +327,11 @@ class AnswerBuilder(ABC):
         return usage_of_lost(self._reported(), sent, spoken + self.hidden_size())
 
     def hidden_size(self) -> int:
-        """Return the bytes of reasoning and other fields that are neither text nor tool calls."""
+        """Return the size in bytes of reasoning and other fields besides text and tool calls."""
         return 0
 
     def _end(self, word: str) -> None:
-        """Set the finish reason from a vendor's word; the first that is not a stop counts."""
+        """Set the finish reason from a vendor's word; the first reason other than a stop counts."""
         reason = finish_reason(word)
         if reason == REFUSED:
             self._refused = True
@@ -338,7 +340,7 @@ class AnswerBuilder(ABC):
 
     @abstractmethod
     def _add(self, event: dict[str, Any]) -> str:
-        """Add an event that reports no error; return its text.
+        """Add an event that reports no error; return the event's text.
 
         An implementation calls :meth:`_end` with the server's finish reason.
 
@@ -376,10 +378,10 @@ class AnswerBuilder(ABC):
         return tuple(calls)
 
     def _whole(self, piece: str) -> str:
-        """Return ``piece`` as text that UTF-8 can encode.
+        """Return ``piece`` as a text that UTF-8 can encode.
 
-        Some servers cut text between UTF-16 units, which splits an emoji. This method keeps the
-        first half for the next piece.
+        Some servers cut text between UTF-16 units, which splits an emoji. This method stores the
+        first half until the next piece arrives.
         """
         if self._half:
             piece, self._half = self._half + piece, ""
@@ -399,12 +401,12 @@ class AnswerBuilder(ABC):
 
 
 def decode_arguments(raw: str) -> tuple[dict[str, Any], str | None]:
-    """Return a tool call's arguments, and the raw text if they cannot be read.
+    """Return a tool call's arguments, and the raw text if the arguments are unreadable.
 
-    Some models send nothing, or ``null``, for a tool without arguments. Others put the object into
-    a string or a fence, send it twice or after an empty object, or add a closing brace. A complete
-    object is accepted if the text has no other object. An incomplete object, or two different
-    objects, are not accepted.
+    Some models send nothing, or ``null``, for a tool without arguments. Other models put the object
+    into a string or a fence, send the object twice or after an empty object, or add a closing
+    brace. The function accepts a complete object if the text has no other object. It does not
+    accept an incomplete object or two different objects.
     """
     if _SURROGATE.search(raw):
         raw = without_lone_surrogates(raw)
@@ -424,7 +426,7 @@ def decode_arguments(raw: str) -> tuple[dict[str, Any], str | None]:
 
 
 def _only_object(text: str) -> Any:
-    """Return the only JSON object of a text; ``None``: incomplete, or several objects."""
+    """Return the only JSON object of a text, or ``None`` for an incomplete or a second object."""
     begin = text.find("{")
     if begin < 0 or _AROUND.search(text[:begin]):
         return None
@@ -456,10 +458,10 @@ def in_order(
     text: Callable[[str], Block],
     call: Callable[[ToolCall], Block],
 ) -> list[Block]:
-    """Return a message's blocks in their order; a changed text goes where the first text was.
+    """Return a message's blocks in order; a changed text gets the position of the first text.
 
     Args:
-        text, call: make a block.
+        text, call: functions that make a block.
     """
     calls = {each.id: each for each in message.tool_calls}
     texts = _texts(message.content, order)
@@ -479,7 +481,7 @@ def in_order(
 
 
 def _texts(content: str, order: Sequence[Entry]) -> dict[int, str]:
-    """Split a message's text into the texts of its blocks; the keys are positions in ``order``."""
+    """Split a message's text into the texts of the blocks, by position in ``order``."""
     lengths = {i: entry["length"] for i, entry in enumerate(order) if entry["type"] == "text"}
     if sum(lengths.values()) != len(content):
         return {next(iter(lengths)): content} if lengths else {}
@@ -498,10 +500,10 @@ _USUAL = b"data: "
 
 
 class SSESplitter:
-    """Extracts the ``data`` of events from pieces of a stream that may be cut anywhere.
+    """Reader of the ``data`` of events from pieces of a stream, which may be cut anywhere.
 
-    Lines may end in LF, CRLF or CR. Several ``data`` lines of one event are joined by LF.
-    Comments, other fields (``event``, ``id``, ``retry``) and events without data are dropped.
+    Lines may end in LF, CRLF or CR. The reader joins several ``data`` lines of one event with LF.
+    It drops comments, other fields (``event``, ``id``, ``retry``) and events without data.
     """
 
     def __init__(self) -> None:
@@ -509,7 +511,7 @@ class SSESplitter:
         self._data: list[bytes] = []
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """Return the events that are complete with ``piece``, in order."""
+        """Return the events that ``piece`` completes, in order."""
         if not piece:
             return []
         if b"\n" not in piece and b"\r" not in piece and not self._ends_in_cr():
@@ -528,26 +530,27 @@ class SSESplitter:
             events = [event for block in blocks if block and (event := self._event(block))]
         lines, end, unfinished = rest.rpartition(b"\n")
         self._take(lines)
-        # The line end is kept, because a second line end would make a blank line, the event's end.
+        # The buffer keeps the line end, because a second line end would make a blank line, the
+        # event's end.
         if end or unfinished or kept:
             self._tail.append(end + unfinished + kept)
         return events
 
     def finish(self) -> list[bytes]:
-        """Return the last event, if the stream ended without a blank line after it."""
+        """Return the last event if the stream ended without a blank line after the event."""
         event = self._event(b"".join(self._tail).rstrip(b"\r"))
         self._tail = []
         return [event] if event else []
 
     def _single_lines(self, text: bytes, blocks: list[bytes]) -> list[bytes] | None:
-        """Return the events if each has one line of data, as usual; ``None``: another form."""
+        """Return the events if each event has one line of data, as usual, or ``None``."""
         if self._data or text.count(b"\n") != 2 * len(blocks) or not text.startswith(_USUAL):
             return None
         events = [block[6:] for block in blocks if block[:6] == _USUAL]
         return events if len(events) == len(blocks) and all(events) else None
 
     def _event(self, block: bytes) -> bytes:
-        """Return the data of the event that ends with ``block``; empty if it has no data."""
+        """Return the data of the event that ends with ``block``, or an empty text without data."""
         if block[:5] == _DATA and b"\n" not in block and not self._data:
             return block[6:] if block[5:6] == b" " else block[5:]
         self._take(block)
@@ -555,7 +558,7 @@ class SSESplitter:
         return data[0] if len(data) == 1 else b"\n".join(data)
 
     def _take(self, lines: bytes) -> None:
-        """Keep the data in complete lines."""
+        """Store the data of complete lines."""
         for line in lines.split(b"\n"):
             if line[:5] == _DATA:
                 self._data.append(line[6:] if line[5:6] == b" " else line[5:])
@@ -571,8 +574,8 @@ _TURNS = 5
 _LONGEST_ANSWER = 64 * 1024 * 1024
 _MOST_LINES = 500_000
 _SHORTEST_EVENT, _FREE_EVENTS = 32, 2000
-"""Least average size of an event after the first _FREE_EVENTS events. Each event costs some
-microseconds, so many tiny events would be an attack."""
+"""Minimum average size of an event in bytes, after the first _FREE_EVENTS events. Each event costs
+some microseconds, so many tiny events would be an attack."""
 
 
 async def read(
@@ -587,11 +590,11 @@ async def read(
 
     Args:
         asked_at: time of the request, by the event loop's clock.
-        begins: called when the first piece arrives.
+        begins: function called when the first piece arrives.
 
     Raises:
         ModelError: the connection failed, or the answer cannot be used. A failure after the finish
-            reason is no error, because at most the usage is missing.
+            reason is not an error, because at most the usage is missing.
     """
     content_type = response.headers.get("content-type", "").lower()
     if "html" in content_type:
@@ -644,7 +647,7 @@ async def _read_all(
 
 
 def _collect(response: aiohttp.ClientResponse, asked_at: float) -> None:
-    """Pause reading for a moment, so that one read gets more data: each read costs the same."""
+    """Pause for a moment, so that one read gets more data, because each read costs the same."""
     transport = response.connection and response.connection.transport
     if not transport or transport.is_closing():
         return
@@ -656,20 +659,21 @@ def _collect(response: aiohttp.ClientResponse, asked_at: float) -> None:
 
 
 def pause_of(now: float, took_s: float, turn: int) -> float:
-    """Return the seconds until an answer is read again.
+    """Return the seconds until the next read of an answer.
 
-    The pause is at most half of the time since the request, and at most about ``_COLLECT_S``,
-    because clients get live text no more often. Longer answers are read at ``_TURNS`` fixed moments
-    per ``_COLLECT_S``. So one wake-up serves many answers, and the steps that end with these
-    answers are stored together. A single moment for all would block the event loop for too long.
+    The pause is at most half of the time since the request. It is also at most about
+    ``_COLLECT_S``, because clients get live text no more often. Longer answers are read at
+    ``_TURNS`` fixed times per ``_COLLECT_S``. So one wake-up serves many answers, and the steps
+    that end with these answers are stored together. A single time for all answers would block the
+    event loop for too long.
 
     Args:
-        now: time of the event loop's clock, which may count whole milliseconds.
+        now: time of the event loop's clock, whose resolution may be a millisecond.
         took_s: seconds since the request.
-        turn: the answer's moment, from 0 to ``_TURNS`` - 1.
+        turn: number of the answer's fixed time, from 0 to ``_TURNS`` - 1.
     """
     wait_s = _COLLECT_S - (now - turn * _COLLECT_S / _TURNS) % _COLLECT_S
-    if wait_s < _COLLECT_S / 10:  # with a coarse clock, this may still be the current moment
+    if wait_s < _COLLECT_S / 10:  # with a coarse clock, this may still be the current time
         wait_s += _COLLECT_S
     return min(wait_s, took_s / 2)
 
@@ -683,22 +687,22 @@ async def _drain(response: aiohttp.ClientResponse) -> None:
     """Read the rest of a complete answer, so that the pool can reuse the connection."""
     if response.content.at_eof():
         return
-    # call_later, because it costs a tenth of asyncio.timeout.
+    # The code uses call_later, because it costs a tenth of asyncio.timeout.
     limit = asyncio.get_running_loop().call_later(0.1, response.close)
     left = 256 * 1024
     try:
         while left > 0 and (piece := await response.content.readany()):
             left -= len(piece)
     except NETWORK_ERRORS:
-        pass  # no error, because the answer is complete
+        pass  # not an error, because the answer is complete
     finally:
         limit.cancel()
 
 
 class _Answer:
-    """Reads an answer as a stream of events or as JSON, depending on its first character.
+    """Reader of an answer as a stream of events or as JSON, by the answer's first character.
 
-    The content type does not decide, because some servers label a stream as JSON, or JSON as a
+    The reader ignores the content type, because some servers label a stream as JSON, or JSON as a
     stream.
     """
 
@@ -709,7 +713,6 @@ class _Answer:
         self._reader: _Events | _Whole | None = None
 
     def feed(self, piece: bytes, outside: BoundedReader) -> str:
-        """Read a piece of the answer; return the text in it."""
         if self._reader is None:
             outside.count(piece.count(b"\n") + piece.count(b"\r"))
             piece = (self._head + piece).removeprefix(BOM_UTF8).lstrip()
@@ -721,7 +724,7 @@ class _Answer:
         return self._reader.feed(piece, outside)
 
     def finish(self) -> str:
-        """End the answer; return the rest of its text."""
+        """End the answer; return the rest of the text."""
         if self._reader is None:
             return ""
         try:
@@ -733,7 +736,7 @@ class _Answer:
 
 
 class _Events:
-    """Reads a stream of server-sent events."""
+    """Reader of a stream of server-sent events."""
 
     def __init__(self, builder: AnswerBuilder) -> None:
         self._builder = builder
@@ -741,7 +744,6 @@ class _Events:
         self._room = _FREE_EVENTS
 
     def feed(self, piece: bytes, outside: BoundedReader) -> str:
-        """Read a piece of the stream; return the text in it."""
         outside.count(piece.count(b"\n") + piece.count(b"\r"))
         events = self._splitter.feed(piece)
         self._room += len(piece) // _SHORTEST_EVENT - len(events)
@@ -750,12 +752,11 @@ class _Events:
         return self._builder.add_events(events)
 
     def finish(self) -> str:
-        """End the stream; return the rest of its text."""
         return self._builder.add_events(self._splitter.finish())
 
 
 class _Whole:
-    """Reads the answer of a server that ignored the request to stream."""
+    """Reader of the answer of a server that ignored the request to stream."""
 
     def __init__(self, builder: AnswerBuilder) -> None:
         self._builder = builder

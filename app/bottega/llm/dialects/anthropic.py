@@ -2,12 +2,12 @@
 
 Sources: platform.claude.com/docs/en/api/messages for the API's version 2026-10-21, the types of
 Anthropic's SDK 2.12, and for answers platform.claude.com/docs/en/build-with-claude/streaming and
-…/api/handling-stop-reasons. The SDK itself is not used: a call through it costs at least twice as
-much CPU, and its import costs each process two seconds and 39 MB (docs/guides/models.md).
+…/api/handling-stop-reasons. Bottega does not use the SDK: a call through the SDK costs at least
+twice as much CPU, and the import costs each process two seconds and 39 MB (docs/guides/models.md).
 
 The system message and the newest block of the request are breakpoints of the prompt cache
 (platform.claude.com/docs/en/build-with-claude/prompt-caching). Tools and instructions form a stable
-prefix, and each call of a query extends the prompt of the call before.
+prefix, and each call of a query extends the previous call's prompt.
 """
 
 import re
@@ -51,7 +51,7 @@ _KNOWN_OF_CALL = frozenset(("type", "id", "name", "input"))
 
 @dataclass(slots=True)
 class _Block:
-    """A block of the answer whose pieces are still arriving.
+    """A block of the answer that arrives in pieces.
 
     Attributes:
         body: the block from the event that began it.
@@ -71,10 +71,10 @@ class _Block:
 
 
 class AnthropicAnswer(AnswerBuilder):
-    """Collects the events of one answer, or a complete message of a server that does not stream.
+    """Builder of a message from the events of one answer, or from a complete answer.
 
-    The state's ``message`` is ``{"order": …}``; see :mod:`.answer`. The state keeps thinking with
-    its signature, and any other block that is neither text nor a call. An answer without such
+    The state's ``message`` is ``{"order": …}``; see :mod:`.answer`. The state contains thinking
+    with its signature, and any other block that is neither text nor a call. An answer without such
     blocks has no state.
 
     Args:
@@ -88,7 +88,8 @@ class AnthropicAnswer(AnswerBuilder):
         self._spoken: _Block | None = None
 
     def _take_text(self, text: str) -> None:
-        # The learned form contains the block's number, so this is text of the first text block.
+        # The learned form contains the block's number, so this text belongs to the first text
+        # block.
         assert self._spoken is not None
         self._spoken.text["text"].append(text)
         self._text.append(text)
@@ -196,7 +197,7 @@ class AnthropicAnswer(AnswerBuilder):
 
 
 def _only_text(event: Any) -> str | None:
-    """Return the text of an event; ``None``: the event has something other than text."""
+    """Return the text of an event, or ``None`` if the event has other content."""
     if event["type"] != "content_block_delta" or event["delta"]["type"] != "text_delta":
         return None
     text: str = event["delta"]["text"]
@@ -226,12 +227,12 @@ def anthropic(spec: ServerSpec, model: str, address: str) -> Dialect:
     """Return the dialect for ``model`` behind the Messages API at ``address``.
 
     Raises:
-        InvalidInputError: ``extra_body`` holds a reserved field, or a value that is not JSON.
+        InvalidInputError: ``extra_body`` has a reserved field, or a value that is not JSON.
     """
     origin = origin_of(KEY, spec.name, address, model)  # another model cannot read the thinking
     fields = {
         "model": model,
-        # The API requires a limit; every model allows this limit.
+        # The API requires a limit, and every model allows this limit.
         "max_tokens": 32_000,
         "cache_control": {"type": "ephemeral"},
         **spec.extra_body,
@@ -257,7 +258,7 @@ def anthropic(spec: ServerSpec, model: str, address: str) -> Dialect:
 
 
 def write(params: ModelParams, most: int | None, has_tools: bool) -> dict[str, Any]:
-    """Return the fields for parameters."""
+    """Return the request's fields for the parameters."""
     effort = params.reasoning_effort
     return present(
         max_tokens=most,
@@ -272,9 +273,9 @@ def write(params: ModelParams, most: int | None, has_tools: bool) -> dict[str, A
 
 
 def fit(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Lower the budget of thinking below the limit of output, or turn thinking off.
+    """Lower the thinking budget below the output limit, or turn thinking off.
 
-    A run's budget may leave fewer tokens than the request's budget of thinking. The API requires a
+    A run's budget may allow fewer tokens than the request's thinking budget. The API requires a
     thinking budget of at least 1,024 tokens
     (platform.claude.com/docs/en/build-with-claude/extended-thinking).
     """
@@ -295,7 +296,7 @@ def write_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_media(media: Media) -> dict[str, Any] | None:
-    """Return the block for a part; ``None``: the API does not accept the part."""
+    """Return the block for a part, or ``None`` if the API does not accept the part."""
     if media.type == "image" and (media.url or media.media_type in _IMAGES):
         return {"type": "image", "source": _source(media)}
     is_pdf = media.media_type == "application/pdf"
@@ -306,7 +307,7 @@ def write_media(media: Media) -> dict[str, Any] | None:
 
 
 def encoder(files: Files, *, origin: str) -> Encode:
-    """Return the encoder of messages; tool messages become blocks, for one turn of all results."""
+    """Return the encoder of messages. It encodes tool messages as blocks of one turn of results."""
     items = partial(_items, origin=origin, files=files)
     return partial(piece_of, items=items, shown=partial(_shown, files=files))
 

@@ -66,7 +66,7 @@ def chat(spec: ServerSpec, model: str, address: str) -> Dialect:
     """Return the dialect for ``model`` behind Chat Completions at ``address``.
 
     Raises:
-        InvalidInputError: ``extra_body`` holds a reserved field, or a value that is not JSON.
+        InvalidInputError: ``extra_body`` has a reserved field, or a value that is not JSON.
     """
     origin = origin_of(KEY, spec.name, address)
     streamed = {"stream": True, "stream_options": {"include_usage": True}}
@@ -77,7 +77,7 @@ def chat(spec: ServerSpec, model: str, address: str) -> Dialect:
         fields=fields,
         head=encode_head(fields, spec),
         origin=origin,
-        key=f"{KEY} {origin}",  # messages for other servers are encoded without this state
+        key=f"{KEY} {origin}",  # the encoding for other servers omits this state
         encode=encoder(NO_FILES, origin=origin),
         encoder=partial(encoder, origin=origin),
         form=_FORM,
@@ -92,7 +92,7 @@ def chat(spec: ServerSpec, model: str, address: str) -> Dialect:
 def write(
     params: ModelParams, most: int | None, has_tools: bool, *, most_field: str
 ) -> dict[str, Any]:
-    """Return the fields for parameters (developers.openai.com/api/reference, "Create chat")."""
+    """Return the fields for the parameters (developers.openai.com/api/reference, "Create chat")."""
     choice: Any = params.tool_choice
     if isinstance(choice, NamedTool):
         choice = {"type": "function", "function": {"name": name_of(choice.name)}}
@@ -117,7 +117,7 @@ def write_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_media(media: Media) -> dict[str, Any] | None:
-    """Return the block for a part; ``None``: the API does not accept the part."""
+    """Return the block for a part, or ``None`` if the API does not accept the part."""
     if media.type == "image":
         return {"type": "image_url", "image_url": {"url": media.data_url}}
     if media.type == "audio" and media.data is not None and media.media_type in _AUDIO:
@@ -130,7 +130,7 @@ def write_media(media: Media) -> dict[str, Any] | None:
 
 
 def encoder(files: Files, *, origin: str) -> Encode:
-    """Return the encoder of messages; a tool message of several results gives several items."""
+    """Return the encoder of messages. A tool message with several results becomes several items."""
     items = partial(_items, origin=origin, files=files)
     return partial(piece_of, items=items, shown=partial(_shown, files=files))
 
@@ -172,7 +172,7 @@ def _items(message: AssistantMessage | ToolMessage, *, origin: str, files: Files
 
 
 def _results(message: ToolMessage, files: Files) -> bytes:
-    """Encode results. Images and other media go into a user's turn: a result is only text."""
+    """Encode results. Media go into a user's turn, because a result can be only text."""
     items = []
     shown: list[dict[str, Any]] = []
     for each in tool_outputs(message):
@@ -194,7 +194,7 @@ def _call(call: ToolCall, more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class ChatAnswer(AnswerBuilder):
-    """Collects the chunks of one answer, or a complete answer of a server that does not stream.
+    """Builder of a message from the chunks of one answer, or from a complete answer.
 
     Args:
         after_results: true if the request ends with results of tools.
@@ -241,10 +241,10 @@ class ChatAnswer(AnswerBuilder):
         return text
 
     def _text_of(self, blocks: Sequence[Mapping[str, Any]]) -> str:
-        """Return the text of the text blocks; keep other blocks for the state.
+        """Return the text of the text blocks; store other blocks for the state.
 
-        Mistral's reasoning models send thinking as blocks of the content, and require these blocks
-        in the content of later requests (docs.mistral.ai/capabilities/reasoning).
+        Mistral's reasoning models send their thinking as blocks of the content. They require these
+        blocks in the content of later requests (docs.mistral.ai/capabilities/reasoning).
         """
         thoughts = [block for block in blocks if block["type"] != "text"]
         take(self._more, {"content": thoughts}, frozenset())
@@ -285,10 +285,10 @@ class ChatAnswer(AnswerBuilder):
     def _call_of(self, index: tuple[Any, Any], call_id: Any, name: Any) -> PartialCall:
         """Return the call that a piece belongs to.
 
-        This is the call with the piece's index, unless the piece clearly begins another call. Some
-        servers give all calls the index 0, or no index, and send each call in one piece. Others
-        give each piece a new id. A piece without a name continues the call with its index, or the
-        last call while the arguments of that call are incomplete.
+        The call has the piece's index, unless the piece clearly begins another call. Some servers
+        give all calls the index 0, or no index, and send each call in one piece. Other servers give
+        each piece a new id. A piece without a name continues the call with the same index, or the
+        last call if its arguments are still incomplete.
         """
         call = self._by_index.get(index)
         numbered = index[1] is not None
@@ -307,7 +307,7 @@ class ChatAnswer(AnswerBuilder):
 
 
 def _only_text(event: Any) -> str | None:
-    """Return the text of a chunk; ``None``: the chunk has something other than text."""
+    """Return the text of a chunk, or ``None`` if the chunk has other content."""
     if event.get("error") or event.get("usage"):
         return None
     (choice,) = event["choices"]
@@ -321,15 +321,15 @@ def _only_text(event: Any) -> str | None:
 
 
 def _begins_another(call: PartialCall, call_id: Any, name: Any) -> bool:
-    """Return true if a piece with a name begins a new call, although ``call`` has its index."""
+    """Return true if a piece with a name begins a new call, even if ``call`` has its index."""
     if call_id and call.id and call_id != call.id:
         return not _is_open(call) or name != call.name
     return bool(call.name and call.arguments) and not _is_open(call)
 
 
 def _is_open(call: PartialCall) -> bool:
-    """Return true if a call has arguments that are not a complete JSON object yet."""
-    # The check reads all pieces, so it is skipped for calls with many pieces.
+    """Return true if a call's arguments are not a complete JSON object yet."""
+    # The check reads all pieces, so the function skips it for calls with many pieces.
     if len(call.arguments) > 100:
         return True
     return bool(call.arguments) and not _is_object("".join(call.arguments))

@@ -1,6 +1,6 @@
-"""Requests to a model's API, the common part of all dialects: parts, turns and the body.
+"""Requests to a model's API: parts, turns and the body, as far as all dialects share them.
 
-A message is encoded once, when it is first sent. Later bodies reuse its bytes.
+A message is encoded once, for its first request. Later requests reuse the message's bytes.
 
 Parts that each dialect accepts:
 
@@ -14,21 +14,22 @@ Parts that each dialect accepts:
 All dialects send a text file as text.
 
 This module also arranges a history's messages into turns that every chat template accepts.
-Templates and APIs differ, so a request satisfies the strictest of them:
+Templates and APIs differ, so a request satisfies the strictest rules:
 
 - The only system message is at the start: Qwen 3.5 and later on vLLM and llama.cpp ("System message
   must be at the beginning", github.com/vllm-project/vllm/issues/41114).
-- User and assistant alternate. A user's message follows only an assistant's message, not a tool's.
-  The last message is not the assistant's (github.com/mistralai/mistral-common/issues/169, and its
-  ``validator.py``).
+- User and assistant alternate. A user's message follows only an assistant's message, not a tool's
+  message. The last message is not an assistant's message
+  (github.com/mistralai/mistral-common/issues/169, and its ``validator.py``).
 - No content is empty (Gemini's OpenAI-compatible endpoint, Anthropic).
-- The next turn after tool calls has all their results, before its text (Anthropic and Gemini:
+- The next turn after tool calls has the results of all calls, and then text (Anthropic and Gemini:
   platform.claude.com/docs/en/agents-and-tools/tool-use/handle-tool-calls,
   ai.google.dev/gemini-api/docs/function-calling).
 
-The history itself does not change. Instructions at its start form the system message. Context
-changes with each query, so it goes into the query's turn, before the query. So prompts have a
-common prefix, and prompt caches hit. All other text, except the model's, becomes the user's text.
+The history itself does not change. Instructions at the start of the history form the system
+message. Context changes with each query, so the module puts the context into the query's turn,
+before the query. So prompts have a common prefix, and prompt caches hit. All other text, except the
+model's text, becomes the user's text.
 """
 
 import re
@@ -57,7 +58,7 @@ _JOINT = b"\\n\\n"  # in JSON
 
 
 INSTRUCTION, CONTEXT, ASKED, ANSWER, CALLS, RESULTS = range(6)
-"""Kinds of messages in a request. They are plain numbers, because each call compares many kinds."""
+"""Kinds of messages in a request, as plain numbers, because each call compares many kinds."""
 
 
 class Blocks(bytes):
@@ -65,7 +66,7 @@ class Blocks(bytes):
 
 
 class ResultsAndBlocks(bytes):
-    """Results of tools, and their content that the API accepts only in a user's turn."""
+    """Tools' results, with the part of their content that the API accepts only in a user's turn."""
 
     blocks: Blocks
 
@@ -74,15 +75,15 @@ Piece = tuple[int, bytes]
 """A message's kind and encoding.
 
 For an instruction, context or a user's message, the encoding is the text as the inside of a JSON
-string, or :class:`Blocks`. For other messages, it is all items, joined by commas. It is empty if
-there is nothing to send.
+string, or :class:`Blocks`. For other messages, the encoding is all items, joined by commas. The
+encoding is empty if there is nothing to send.
 """
 
 Items = Callable[[AssistantMessage | ToolMessage], bytes]
-"""Encodes a message of a model or a tool as items joined by commas."""
+"""Function that encodes a message of a model or a tool as items joined by commas."""
 
 Shown = Callable[[StandardMessage], Blocks]
-"""Encodes the content of a message that has parts."""
+"""Function that encodes the content of a message that has parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +95,9 @@ class Form:
         user: a user's turn with one text.
         user_blocks: a user's turn with blocks.
         text: a block of text.
-        results: a turn with results; ``None``: each result is an item by itself.
-        bridge: a model's turn between results and the user's text; ``None``: the text follows the
-            results in the same turn.
+        results: a turn with results, or ``None`` if each result is a separate item.
+        bridge: a model's turn between results and the user's text, or ``None`` if the text follows
+            the results in the same turn.
     """
 
     system: bytes
@@ -153,7 +154,7 @@ def arranged(
     """Return the encoded instructions and turns of a request.
 
     Args:
-        asked: the piece before which the context goes; ``None``: the user's last piece.
+        asked: the piece that follows the inserted context; by default the user's last piece.
         demand: an instruction after all other instructions, as the inside of a JSON string.
     """
     head = next((i for i, (kind, _) in enumerate(pieces) if kind > CONTEXT), len(pieces))
@@ -163,7 +164,7 @@ def arranged(
     context = [data for kind, data in pieces[:head] if kind == CONTEXT and data]
     place = _place(pieces, asked) if context else -1
     items: list[bytes] = []
-    said = context if place < 0 else []  # texts of the open turn of the user
+    said = context if place < 0 else []  # texts of the user's unfinished turn
     results: list[bytes] = []
     for index, (kind, data) in enumerate(pieces[head:], head):
         if kind == RESULTS:
@@ -187,7 +188,7 @@ def arranged(
 
 
 def _place(pieces: Sequence[Piece], asked: Piece | None) -> int:
-    """Return the index of the piece before which the context goes; -1: there is no such piece."""
+    """Return the index of the piece that follows the context, or -1 without such a piece."""
     places = [i for i, (kind, _) in enumerate(pieces) if kind == ASKED]
     return next((i for i in places if pieces[i] is asked), places[-1] if places else -1)
 
@@ -203,7 +204,7 @@ _LARGEST: Mapping[DialectName, int] = {
     "anthropic": 23_000_000,
     "gemini": 32_000_000,
 }
-"""Limit of all files of a request, in bytes, by dialect. Base64 makes files a third longer.
+"""Size limit of all files of a request, in bytes, by dialect. Base64 makes files a third longer.
 
 Limits of a request: 32 MB at Anthropic (platform.claude.com/docs/en/api/overview), 50 MB at OpenAI
 (developers.openai.com/api/docs/guides/pdf-files), 100 MB at Google (ai.google.dev/gemini-api/docs/
@@ -214,16 +215,16 @@ _TEXTS = re.compile(r"text/|application/(json|xml|yaml|x-ndjson|toml)\b|.*\+(jso
 
 
 class MissingFilesError(Exception):
-    """A message refers to stored files that are not loaded yet."""
+    """Error of a message that refers to stored files that are not loaded yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """A part that is not text, with its content or its URL.
+    """A part that is not text, with the part's content or URL.
 
     Attributes:
         data: the content in base64.
-        media_type: empty if unknown; only a part with a URL may have an unknown type.
+        media_type: the type, or empty if unknown. Only a part with a URL may have an unknown type.
     """
 
     type: str
@@ -239,7 +240,7 @@ class Media:
 
 
 WritePart = Callable[[Media], dict[str, Any] | None]
-"""Function that returns the block for a part; ``None``: the dialect does not accept the part."""
+"""Function that returns a part's block, or ``None`` if the dialect does not accept the part."""
 
 WriteText = Callable[[str], dict[str, Any]]
 
@@ -304,10 +305,10 @@ async def load_files(
 
 
 def size_as_text(size: int, messages: Iterable[StandardMessage], files: Files) -> int:
-    """Return the bytes of a text that has as many tokens as a request.
+    """Return the size in bytes of a text with the same number of tokens as a request.
 
     Args:
-        size: bytes of the request, with media in base64.
+        size: size of the request in bytes, with media in base64.
     """
     for message in messages:
         for part in _parts(message):
@@ -358,12 +359,12 @@ class Dialect:
     """One API, for one model.
 
     Attributes:
-        spec: the server.
+        spec: the server's description.
         path: the endpoint's path, below the base URL.
         fields: fields of every request.
         head: the encoded ``fields``: the start of an object, without the closing brace.
-        origin: identifies the server that may receive the state of messages; see :mod:`.opaque`.
-        key: cache key of encoded messages; a message encoded under another key is encoded again.
+        origin: id of the server that may receive the state of messages; see :mod:`.opaque`.
+        key: cache key of encoded messages. A message with another key is encoded again.
         encode: encodes a message without stored files.
         encoder: returns an encoder of messages that refer to the given files.
         form: templates of turns.
@@ -374,7 +375,7 @@ class Dialect:
         write_schema: returns the fields for an output's schema.
         new_answer: makes the builder of an answer, from a flag that is true if the request ends
             with results of tools.
-        fit: removes contradictions between the fields of a request.
+        fit: removes contradictory fields of a request.
     """
 
     spec: ServerSpec
@@ -394,7 +395,7 @@ class Dialect:
     fit: Callable[[Fields], Fields] = _as_they_are
 
     def output(self, options: ModelOptions) -> Output | None:
-        """Return the form in which the answer's schema is sent; ``None``: there is no schema."""
+        """Return the form of the answer's schema in the request, or ``None`` without a schema."""
         schema = options.output_schema
         return None if schema is None else output_of(schema, self.spec)
 
@@ -414,7 +415,7 @@ class Dialect:
 
         Raises:
             HistoryError: a message cannot be sent.
-            InvalidInputError: ``unsupported_part``, or fields of the caller cannot be sent.
+            InvalidInputError: ``unsupported_part``, or the caller's fields cannot be sent.
             MissingFilesError: a message refers to a file that ``files`` lacks.
         """
         key = self.key

@@ -1,8 +1,8 @@
 """Gemini's API as a dialect: requests as bytes.
 
 Sources: ai.google.dev/api/generate-content (v1beta), …/gemini-api/docs/function-calling and
-…/thought-signatures, and the types of Google's SDK 3.4. The SDK itself is not used: a call through
-it costs at least twice as much CPU, and its import costs each process 20 MB; see
+…/thought-signatures, and the types of Google's SDK 3.4. Bottega does not use the SDK: a call
+through the SDK costs at least twice as much CPU, and the import costs each process 20 MB; see
 docs/guides/models.md.
 """
 
@@ -49,12 +49,12 @@ _KNOWN = frozenset(("text", "thought", "functionCall"))
 
 
 class GeminiAnswer(AnswerBuilder):
-    """Collects the chunks of one answer, or a complete answer of a server that does not stream.
+    """Builder of a message from the chunks of one answer, or from a complete answer.
 
     The state's ``message`` is ``{"order": …}``; see :mod:`.answer`. A part with a signature stays a
-    separate part, even if its text is empty. Thoughts are not kept, because their signatures are on
-    other parts. Each answer with calls has a state. So a message without a state must come from
-    another model, and its calls have no signature.
+    separate part, even if its text is empty. The state has no thoughts, because the thoughts'
+    signatures are on other parts. Each answer with calls has a state. So a message without a state
+    must come from another model, and its calls have no signature.
 
     Args:
         origin: identifies the server and model that answer; see :func:`.opaque.origin_of`.
@@ -77,7 +77,7 @@ class GeminiAnswer(AnswerBuilder):
         candidates = event.get("candidates")
         if not candidates:
             return ""
-        candidate = candidates[0]  # the only candidate, unless extra_body asks for more
+        candidate = candidates[0]  # the only candidate, unless extra_body requests more
         if candidate.get("index"):
             return ""
         parts = (candidate.get("content") or {}).get("parts") or ()
@@ -173,7 +173,7 @@ def gemini(spec: ServerSpec, model: str, address: str) -> Dialect:
     """Return the dialect for ``model`` behind Gemini's API at ``address``.
 
     Raises:
-        InvalidInputError: ``extra_body`` holds a reserved field, or a value that is not JSON.
+        InvalidInputError: ``extra_body`` has a reserved field, or a value that is not JSON.
     """
     origin = origin_of(KEY, spec.name, address, model)
     folder, slash, rest = model.partition("/")
@@ -199,7 +199,7 @@ def gemini(spec: ServerSpec, model: str, address: str) -> Dialect:
 
 
 def write(params: ModelParams, most: int | None, has_tools: bool) -> dict[str, Any]:
-    """Return the fields for parameters."""
+    """Return the request's fields for the parameters."""
     effort = params.reasoning_effort
     thinking: dict[str, Any] | None = None
     if effort is not None:
@@ -233,13 +233,13 @@ def write_media(media: Media) -> dict[str, Any]:
 
 
 def encoder(files: Files, *, origin: str) -> Encode:
-    """Return the encoder of messages; tool messages become parts, for one turn of all results."""
+    """Return the encoder of messages. It encodes tool messages as parts of one turn of results."""
     items = partial(_items, origin=origin, files=files)
     return partial(piece_of, items=items, shown=partial(_shown, files=files))
 
 
 def encode_tool(schema: ToolSchema) -> bytes:
-    """Encode a tool, without a schema if it has no parameters: the API refuses an empty schema."""
+    """Encode a tool. Omit the schema of a tool without parameters, because the API refuses it."""
     found = {"name": _name(schema.name), "description": schema.description}
     if schema.parameters.get("properties"):
         return encode_json(found | {"parametersJsonSchema": fitted(schema.parameters, "gemini")})
@@ -289,7 +289,7 @@ def _items(message: AssistantMessage | ToolMessage, *, origin: str, files: Files
 
 
 def _results(message: ToolMessage, files: Files) -> bytes:
-    """Encode results. URLs go into a user's turn, because parts of results can only have data."""
+    """Encode results. URLs go into a user's turn, because parts of results can have only data."""
     items = []
     shown: list[dict[str, Any]] = []
     for each in tool_outputs(message):

@@ -5,7 +5,7 @@ MiniMax), ``extra_content.google.thought_signature`` of a tool call (Gemini's Op
 endpoint), and other unknown fields of a message or a tool call.
 
 A message keeps these fields as JSON in ``state``: ``{"origin": …, "message": {field: value},
-"calls": {id: {field: value}}}``. Only the server that sent the fields gets them back.
+"calls": {id: {field: value}}}``. Bottega sends the fields back only to the server that sent them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,21 +15,22 @@ from typing import Any
 from bottega.agents.messages import AssistantMessage, StandardMessage
 from bottega.llm.dialects.wire import encodable, encode_json
 
-# Text fields whose later pieces replace earlier pieces. Pieces of other text fields are joined.
+# Text fields in which a later piece replaces an earlier piece. Pieces of other text fields are
+# joined.
 _REPLACED = frozenset({"type", "id", "index", "format", "name", "signature", "thought_signature"})
 
-_OPEN = 16  # number of newest items in a list that a later piece may continue
+_OPEN = 16  # a later piece may continue this number of newest items in a list
 
 Fields = dict[str, Any]
 
 
 def origin_of(*parts: str) -> str:
-    """Return a short hash that identifies a server (or server and model) without showing it."""
+    """Return a short hash that identifies a server (or server and model) without its name."""
     return blake2s("\n".join(parts).encode(), digest_size=8).hexdigest()
 
 
 def state_of(origin: str, message: Fields, calls: Mapping[str, Fields]) -> Fields:
-    """Return an answer's state from fields that :func:`take` collected; empty without fields."""
+    """Return an answer's state from the fields that :func:`take` collected, or an empty state."""
     own = {key: more for key, more in calls.items() if more}
     if not (message or own):
         return {}
@@ -39,7 +40,7 @@ def state_of(origin: str, message: Fields, calls: Mapping[str, Fields]) -> Field
 
 
 def state_for(origin: str, message: AssistantMessage) -> Fields:
-    """Return a message's state if it has this origin; otherwise an empty state."""
+    """Return a message's state if its origin is ``origin``; otherwise an empty state."""
     if message.state.get("origin") == origin:
         return message.state
     return {"message": {}, "calls": {}}
@@ -48,10 +49,10 @@ def state_for(origin: str, message: AssistantMessage) -> Fields:
 def dropped_for(
     origin: str, messages: Sequence[StandardMessage], provider: str, model: str
 ) -> str | None:
-    """Return the model of the newest reasoning state if a call newly drops it, else ``None``.
+    """Return the model of the newest reasoning state if this call is the first to drop this state.
 
     A call drops state of another origin. If this model gave a newer answer, an earlier call has
-    dropped the state.
+    already dropped the state. If this call is not the first, the function returns ``None``.
     """
     for message in reversed(messages):
         if not isinstance(message, AssistantMessage):
@@ -66,12 +67,12 @@ def dropped_for(
 
 
 def size_of_fields(fields: Fields) -> int:
-    """Return the size of fields that :func:`take` collected, in bytes of JSON."""
+    """Return the size in bytes of JSON of the fields that :func:`take` collected."""
     return len(encode_json(_all_joined(fields)))
 
 
 def take(fields: Fields, delta: Mapping[str, Any], known: frozenset[str]) -> None:
-    """Merge the unknown fields of a stream's piece into ``fields``, without a copy of values.
+    """Merge the unknown fields of a stream's piece into ``fields``; do not copy values.
 
     Texts are joined and objects are merged. Items of a list are merged by ``type`` and ``index``,
     because OpenRouter numbers ``reasoning_details`` like this.
@@ -82,7 +83,7 @@ def take(fields: Fields, delta: Mapping[str, Any], known: frozenset[str]) -> Non
 
 
 class _Pieces(list[str]):
-    """Pieces of one text. They are joined once, at the end, because a long text has many pieces."""
+    """Pieces of one text, joined once at the end, because a long text has many pieces."""
 
 
 class _Object(dict[str, Any]):
@@ -99,7 +100,7 @@ class _Items(list[Any]):
         self._merged: set[int] = set()
 
     def take(self, piece: list[Any]) -> None:
-        """Merge each item into the item that it continues; append items that continue no item."""
+        """Merge each item into the item that it continues; append all other items."""
         if len(piece) > _OPEN:  # no server continues so many items in one piece
             self.extend(piece)
             return
@@ -120,7 +121,7 @@ class _Items(list[Any]):
         return items
 
     def _last(self, item: Any) -> int | None:
-        """Return the index of the last item if ``item`` continues it.
+        """Return the index of the last item if ``item`` continues the last item.
 
         Both items have no index and equal types, and ``item`` has an equal id or no id.
         """
@@ -132,7 +133,7 @@ class _Items(list[Any]):
 
 
 def _key(item: Any) -> tuple[Any, Any] | None:
-    """Return the key that an item shares with pieces that continue it; ``None``: no index."""
+    """Return the key that an item shares with later pieces of it, or ``None`` without an index."""
     if not isinstance(item, dict) or not isinstance(item.get("index"), int | str):
         return None
     kind = item.get("type")
@@ -142,8 +143,8 @@ def _key(item: Any) -> tuple[Any, Any] | None:
 def _merged(name: str, old: Any, new: Any) -> Any:
     """Return ``old`` merged with ``new``.
 
-    A value of one piece is kept unchanged, and its parts are not examined, because most values are
-    never continued.
+    A value of one piece stays unchanged. The function does not examine its parts, because later
+    pieces continue few values.
     """
     if old is None or new is None:
         return old if new is None else new

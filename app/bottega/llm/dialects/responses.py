@@ -48,11 +48,12 @@ _ENDS = frozenset({"completed", "incomplete", "failed"})
 
 @dataclass(slots=True)
 class _Item:
-    """An item of the answer whose pieces are still arriving.
+    """An item of the answer that arrives in pieces.
 
     Attributes:
-        kind: the item's type; only ``message``, ``function_call`` and ``reasoning`` are used.
-        spoke: true if the item's text came in pieces.
+        kind: the item's type. The client uses only ``message``, ``function_call`` and
+            ``reasoning``.
+        spoke: true if the item's text arrived in pieces.
         done: true if the item is complete.
         body: the complete item.
     """
@@ -66,7 +67,7 @@ class _Item:
 
 
 class ResponsesAnswer(AnswerBuilder):
-    """Collects the events of one answer, or a complete answer of a server that does not stream.
+    """Builder of a message from the events of one answer, or from a complete answer.
 
     The state's ``message`` is ``{"output": …}``, in the order of the answer's items. Texts and
     calls are only in the message itself:
@@ -75,8 +76,8 @@ class ResponsesAnswer(AnswerBuilder):
          {"type": "message", "phase": "commentary"},
          {"type": "function_call"}]
 
-    Reasoning is kept only with tool calls, because the API ignores other reasoning. An answer
-    without reasoning and phase has no state.
+    The state has reasoning only beside tool calls, because the API ignores other reasoning. An
+    answer without reasoning and phase has no state.
 
     Args:
         origin: identifies the server and model that answer; see :func:`.opaque.origin_of`.
@@ -109,7 +110,7 @@ class ResponsesAnswer(AnswerBuilder):
                 return self._take_end(event["response"], kind.removeprefix("response."))
             case None if event.get("object") == "response":
                 return self._take_end(event, "")
-        return ""  # other events are ignored
+        return ""  # the client ignores other events
 
     def _reported(self) -> Reported:
         return reported(self._usage, "input", "output")
@@ -160,7 +161,7 @@ class ResponsesAnswer(AnswerBuilder):
         return item
 
     def _done(self, key: Any, body: dict[str, Any]) -> str:
-        """Add a complete item; return its text if the text did not come in pieces."""
+        """Add a complete item; return the item's text if the text did not arrive in pieces."""
         item = self._begin(key, body)
         item.done = True
         item.body = body
@@ -184,10 +185,10 @@ class ResponsesAnswer(AnswerBuilder):
         return text
 
     def _take_end(self, response: dict[str, Any], event: str) -> str:
-        """Add the final response; return text that no earlier event had.
+        """Add the final response; return the text that no earlier event contained.
 
         Args:
-            event: the status from the event's type; empty if the server did not stream.
+            event: the status in the event's type, or empty if the server did not stream.
         """
         status = response.get("status")
         if status not in _ENDS:
@@ -247,11 +248,11 @@ def responses(spec: ServerSpec, model: str, address: str) -> Dialect:
     """Return the dialect for ``model`` behind the Responses API at ``address``.
 
     Args:
-        spec: ``extra_body`` may set ``include``, because some models without reasoning refuse the
-            default.
+        spec: the server's ``extra_body`` may set ``include``, because some models without reasoning
+            refuse the default.
 
     Raises:
-        InvalidInputError: ``extra_body`` holds a reserved field, or a value that is not JSON.
+        InvalidInputError: ``extra_body`` has a reserved field, or a value that is not JSON.
     """
     include = {"include": ["reasoning.encrypted_content"]}
     origin = origin_of(KEY, spec.name, address, model)  # another model cannot read the reasoning
@@ -298,7 +299,7 @@ def write_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_media(media: Media) -> dict[str, Any] | None:
-    """Return the block for a part; ``None``: the API does not accept the part."""
+    """Return the block for a part, or ``None`` if the API does not accept the part."""
     if media.type == "image":
         return {"type": "input_image", "image_url": media.data_url}
     if media.type in ("document", "file"):
@@ -310,7 +311,7 @@ def write_media(media: Media) -> dict[str, Any] | None:
 
 
 def encoder(files: Files, *, origin: str) -> Encode:
-    """Return the encoder of messages; an answer or a tool message may give several items."""
+    """Return the encoder of messages. An answer or a tool message may become several items."""
     items = partial(_items, origin=origin, files=files)
     return partial(piece_of, items=items, shown=partial(_shown, files=files))
 
@@ -358,7 +359,7 @@ def _items(message: AssistantMessage | ToolMessage, *, origin: str, files: Files
 
 
 def _output(message: AssistantMessage, origin: str) -> list[dict[str, Any]]:
-    """Return the kept items of an answer if this model made it, else an empty list."""
+    """Return an answer's stored items if this model made the answer, otherwise an empty list."""
     output: list[dict[str, Any]] = state_for(origin, message)["message"].get("output", [])
     if not message.tool_calls:  # the API refuses reasoning without its calls
         output = [item for item in output if item["type"] != "reasoning"]
@@ -368,7 +369,7 @@ def _output(message: AssistantMessage, origin: str) -> list[dict[str, Any]]:
 def _answer_items(
     message: AssistantMessage, spoken: dict[str, Any], output: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return a message's text and calls, which hooks may change, in the order of ``output``."""
+    """Return a message's text and calls in the order of ``output``. Hooks may have changed both."""
     calls = [
         {"type": "function_call", "call_id": call.id, **function_of(call)}
         for call in reversed(message.tool_calls)

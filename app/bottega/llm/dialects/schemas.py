@@ -1,11 +1,11 @@
 """Schemas of answers, in the forms that model servers accept.
 
-- OpenAI: ``strict`` needs ``additionalProperties: false`` and every property required, and refuses
-  many keywords (developers.openai.com/api/docs/guides/structured-outputs, "Supported schemas").
-  Other schemas are sent without ``strict``. The root must be an object.
+- OpenAI: ``strict`` requires ``additionalProperties: false`` and every property in ``required``,
+  and refuses many keywords (developers.openai.com/api/docs/guides/structured-outputs, "Supported
+  schemas"). The module sends other schemas without ``strict``. The root must be an object.
 - Anthropic refuses most keywords, and objects that may have other properties
   (platform.claude.com/docs/en/build-with-claude/structured-outputs, "JSON Schema limitations").
-  Anthropic's SDK moves such keywords into descriptions, and so does this module.
+  This module moves such keywords into descriptions, as Anthropic's SDK does.
 - Gemini accepts the keywords of ``responseJsonSchema`` (ai.google.dev/api/generate-content).
 
 The caller validates every answer, also against keywords that the server did not receive.
@@ -56,11 +56,11 @@ class _UnfitError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The form in which a schema is sent.
+    """The form of a schema in a request.
 
     Attributes:
         schema: schema for the server's own structured output.
-        tools: the tool whose call is the answer.
+        tools: a tool; the model's call of this tool is the answer.
         demand: instruction to the model, as the inside of a JSON string.
     """
 
@@ -69,11 +69,11 @@ class Output:
     demand: bytes = b""
 
     def read(self, message: AssistantMessage, after_results: bool) -> AssistantMessage:
-        """Return the answer with its JSON as text, whatever form was sent.
+        """Return the answer with the JSON as text, for every form of the schema.
 
         Args:
             after_results: true if the request ended with results of tools. Otherwise the turn has
-                no calls, and servers need no state of such a turn.
+                no calls, and servers do not need its state.
         """
         given = [call for call in message.tool_calls if call.name == ANSWER_TOOL]
         if self.tools and given:
@@ -85,7 +85,7 @@ class Output:
                 call.malformed if call.malformed is not None else to_json(call.arguments).decode()
             )
             changes: dict[str, Any] = {"content": said, "tool_calls": ()}
-            if message.metadata.get("finish_reason") != "length":  # else the answer is cut off
+            if message.metadata.get("finish_reason") != "length":  # otherwise the answer is cut off
                 changes["metadata"] = {**message.metadata, "finish_reason": "stop"}
             if not after_results:
                 changes["state"] = {}
@@ -96,7 +96,7 @@ class Output:
 
 
 def output_of(schema: Schema, spec: ServerSpec) -> Output:
-    """Choose the form in which a schema is sent to a server."""
+    """Choose the form of a schema in requests to a server."""
     way = spec.structured_output
     if way == "native":
         try:
@@ -111,7 +111,7 @@ def output_of(schema: Schema, spec: ServerSpec) -> Output:
 
 
 def is_strict(schema: Schema) -> bool:
-    """Return true if OpenAI's strict mode accepts this schema: it has only known keywords."""
+    """Return true if OpenAI's strict mode accepts this schema, with all of its keywords."""
     return "anyOf" not in schema and all(map(_is_strict_part, _parts(schema)))
 
 
@@ -138,7 +138,7 @@ def _is_strict_part(part: Schema) -> bool:
 
 
 def fitted(schema: Schema, dialect: DialectName) -> dict[str, Any]:
-    """Return a tool's schema with the keywords that the server accepts; descriptions get the rest.
+    """Return a tool's schema for a server; move keywords that it refuses into descriptions.
 
     A schema that cannot be converted is returned unchanged.
     """
@@ -149,7 +149,7 @@ def fitted(schema: Schema, dialect: DialectName) -> dict[str, Any]:
 
 
 def json_in(text: str) -> str:
-    """Return the JSON in an answer, without text around it; without JSON, the whole text."""
+    """Return the JSON in an answer without the text around it, or the whole text without JSON."""
     if _is_json(text):
         return text
     for opening, closing in ("{}", "[]"):
@@ -176,7 +176,7 @@ def _native(schema: Schema, dialect: DialectName) -> Schema:
 
 
 def _parts(schema: Any) -> Iterator[Schema]:
-    """Yield a schema and the schemas in it."""
+    """Yield a schema and the schemas inside this schema."""
     open_parts: list[Any] = [schema]
     while open_parts:
         part = open_parts.pop()
@@ -226,7 +226,7 @@ def _fitted(schema: Any, dialect: DialectName, depth: int) -> dict[str, Any]:
 
 
 def _rename(found: dict[str, Any], dialect: DialectName) -> None:
-    """Replace keywords that the server does not know by equivalent keywords."""
+    """Replace keywords that the server does not support by equivalent keywords."""
     if dialect == "gemini" and "const" in found:
         found["enum"] = [found.pop("const")]
     if dialect == "anthropic" and "oneOf" in found:
@@ -249,7 +249,7 @@ def _refuse_joint(found: Schema) -> None:
 
 
 def _close(found: dict[str, Any]) -> None:
-    """Forbid other properties, because Anthropic requires it.
+    """Forbid other properties, because Anthropic requires this.
 
     Raises:
         _UnfitError: the schema describes other properties.
@@ -267,7 +267,7 @@ def _close(found: dict[str, Any]) -> None:
 
 
 def _unfit_values(found: dict[str, Any], dialect: DialectName) -> dict[str, Any]:
-    """Remove keywords whose values the server refuses; return them."""
+    """Remove keywords with values that the server refuses; return these keywords."""
     if dialect != "anthropic":
         return {}
     left = {}

@@ -1,7 +1,7 @@
 """Encoding that all dialects use: JSON, names, arguments and tool outputs.
 
-It also has placeholder texts, for a turn or a text that chat templates require but the history does
-not have.
+The module also has placeholders for turns and texts that chat templates require but the history
+lacks.
 """
 
 import re
@@ -26,13 +26,13 @@ EMPTY = "(empty)"
 
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 _RIVALS = {"thinkingBudget": "thinkingLevel", "thinkingLevel": "thinkingBudget"}
-"""Fields that exclude each other in Gemini's API."""
+"""Pairs of fields in Gemini's API of which a request may have only one."""
 _SCHEMAS = frozenset(("schema", "responseSchema", "responseJsonSchema"))
 _STRICT_ID = re.compile(r"[a-zA-Z0-9]{9}|functions\.[\w.-]+:\d+", re.ASCII)
 
 
 def encode_json(value: Any) -> bytes:
-    """Encode any value as JSON; values without a form in JSON become text or null."""
+    """Encode any value as JSON; values that JSON cannot represent become text or null."""
     try:
         return to_json(value, inf_nan_mode="null", fallback=str)
     except (PydanticSerializationError, UnicodeEncodeError):
@@ -40,7 +40,7 @@ def encode_json(value: Any) -> bytes:
 
 
 def encodable(value: Any) -> Any:
-    """Return ``value`` without lone surrogates; if there are no such characters, unchanged."""
+    """Return ``value`` without lone surrogates, or the same object if it has none."""
     try:
         to_json(value, inf_nan_mode="null", fallback=str)
     except (PydanticSerializationError, UnicodeEncodeError):
@@ -55,7 +55,7 @@ def encode_head(
 
     Args:
         fields: all fields, including ``extra``.
-        extra: the caller's ``extra_body``; ``None``: the server's ``extra_body``.
+        extra: the caller's ``extra_body``; by default the server's ``extra_body``.
 
     Raises:
         InvalidInputError: ``extra`` has a reserved field, or a value that is not JSON.
@@ -69,7 +69,7 @@ def encode_head(
 
 
 def merged(fields: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge ``more`` into ``fields``; a value of ``more`` wins.
+    """Merge ``more`` into ``fields``; a value of ``more`` replaces a value of ``fields``.
 
     Objects are merged at every depth, except schemas and objects of different ``type``.
     """
@@ -88,7 +88,6 @@ def _is_same_type(known: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
 
 
 def present(**fields: Any) -> dict[str, Any]:
-    """Return the fields that are not ``None``."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -96,7 +95,7 @@ def function_of(call: ToolCall) -> dict[str, str]:
     """Return a call's name and arguments in a form that servers accept.
 
     Servers refuse the whole history if arguments are not JSON or a name is invalid. The model still
-    sees what it wrote, because the tool's error quotes it.
+    sees its own text, because the tool's error quotes this text.
     """
     return {"name": name_of(call.name), "arguments": encode_json(call.arguments).decode()}
 
@@ -110,8 +109,8 @@ def strict_id(call_id: str) -> str:
     """Return the id of a tool call in a form that every chat template accepts; deterministic.
 
     Mistral's templates accept only ids of nine letters or digits, although the server itself makes
-    other ids (github.com/vllm-project/vllm/issues/9019). An id of Kimi names the called function
-    and is kept, because Kimi's template puts the id into the prompt.
+    other ids (github.com/vllm-project/vllm/issues/9019). An id from Kimi contains the function's
+    name. The function keeps such an id, because Kimi's template puts it into the prompt.
     """
     if _STRICT_ID.fullmatch(call_id):
         return call_id
@@ -119,7 +118,7 @@ def strict_id(call_id: str) -> str:
 
 
 class ToolOutput(NamedTuple):
-    """A tool's result, as the model reads it."""
+    """A tool's result, in the form for the model."""
 
     call_id: str
     name: str
@@ -137,8 +136,8 @@ def tool_outputs(message: ToolMessage) -> list[ToolOutput]:
     results = message.tool_results
     if not results:
         raise HistoryError("a tool message without tool_results answers no call")
-    # The model reads the content. If a message has several results, the content does not show
-    # which text belongs to which result.
+    # The model reads the content. If a message has several results, the content does not assign the
+    # texts to the results.
     if len(results) == 1 and message.content:
         texts = [message.content]
     else:
