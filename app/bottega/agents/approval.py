@@ -129,8 +129,8 @@ class Interrupt:
         server: the MCP server that asks, or ``None`` if the agent asks.
         node: the node of a graph that asks, or ``None`` if a tool call asks.
         who: group of people who may answer a node: ``run``, ``approve`` or ``user``.
-        number: number of the question within the running tool, from 1. The number is 0 before the
-            tool runs.
+        number: number of the question within the running tool, from 1. The question's number is 0
+            before the tool runs.
     """
 
     kind: Kind

@@ -59,7 +59,7 @@ class CancelScope:
         return self._over.wait(seconds)
 
     def cancel(self) -> None:
-        """Set the flag, because the call is over. This method does not stop the query."""
+        """Set the flag, because the call is over. The query continues."""
         self._over.set()
 
 

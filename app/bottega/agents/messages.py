@@ -226,7 +226,7 @@ class Message(BaseModel):
     timestamp: AwareDatetime = Field(default_factory=utcnow)
     metadata: dict[str, Any] = Field(default_factory=dict)
 
-    # This is a slot, because a private attribute of Pydantic costs time for each new message.
+    # The cache is a slot, because a private attribute of Pydantic costs time for each message.
     __slots__ = ("_encoded",)
 
     @classmethod

@@ -219,12 +219,12 @@ def _failed(batch: "asyncio.Task[Vectors]") -> bool:
 class Recall:
     """Semantic recall of publications of an agent's indirect ancestors.
 
-    One instance may serve all agents of a graph. It caches the vector of each source's current
-    publication, so each publication is embedded once.
+    One instance may serve all agents of a graph. The recall caches the vector of each source's
+    current publication, so each publication is embedded once.
 
     Args:
-        embedder: computes the vectors of publications and queries. If it has a method
-            ``embed_queries``, that method computes the vectors of queries.
+        embedder: computes the vectors of publications and queries. If the embedder has a method
+            ``embed_queries``, this method computes the vectors of queries.
         k: maximum number of publications per query.
         floor: minimum cosine of a publication with the query. A lower cosine may be a coincidence.
 

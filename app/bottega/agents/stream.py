@@ -155,8 +155,8 @@ class _Events:
 class _EventRecorder(Recorder):
     """Recorder that turns its observations into events.
 
-    The recorder waits for room in the queue before each model call, tool call and piece of text. It
-    does not wait for room for starts and ends of sub-agents and for failed tries, because these
+    The recorder waits for room in the queue before each model call, tool call and piece of text.
+    The recorder does not wait before starts and ends of sub-agents and failed tries, because these
     events are few per call.
     """
 

@@ -222,7 +222,7 @@ def compiled(pattern: str) -> Compiled:
 
 
 class _Measure:
-    """Scanner that measures a pattern. It ignores errors, because the engine reports errors."""
+    """Scanner that measures a pattern. The engine reports errors, not the scanner."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern

@@ -216,8 +216,8 @@ class Share:
     def _held(self) -> tuple[int, int, int]:
         """Return the amounts that are in use, or that were in use in the last ``_IDLE_S`` seconds.
 
-        While calls wait, a share keeps no idle amounts. Otherwise two shares could wait for each
-        other.
+        While calls wait, a share keeps no idle amounts. With idle amounts, two shares could wait
+        for each other.
         """
         is_idle = monotonic() - self._used_at >= _IDLE_S
         if is_idle or self._line or self._calls_kept is not None:

@@ -416,9 +416,9 @@ class ModelProvider:
                 ``options.on_failed_try`` reports that the earlier pieces are invalid.
 
         Returns:
-            The message. Its metadata has ``model`` (the requested model), ``finish_reason``
-            (``length``: cut off), and ``refusal: True`` if the content is the model's refusal.
-            Later requests send the message's ``state`` back to this server.
+            The message. The message's metadata has ``model`` (the requested model),
+            ``finish_reason`` (``length``: cut off), and ``refusal: True`` if the content is the
+            model's refusal. Later requests send the message's ``state`` back to this server.
 
         Raises:
             ModelError: the last try failed.

@@ -171,7 +171,7 @@ def _size_of_call(call: ToolCall) -> int:
 
 
 class UnpaidCallError(BottegaError):
-    """Error of a model call without a reservation. It shows a bug; the call was not sent."""
+    """Error of a model call without a reservation. The error shows a bug; the call was not sent."""
 
     code = "unpaid_call"
 
@@ -211,7 +211,7 @@ class TenantAccounts(Protocol):
 
 
 class PermitsOnly:
-    """Account of agents in runs. It refuses calls without a reservation by the run's recorder."""
+    """Account of agents in runs that refuses calls without a reservation by the run's recorder."""
 
     def call(
         self, sent: int, provider: object | None, longest: int | None

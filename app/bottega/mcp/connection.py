@@ -499,8 +499,8 @@ class Connection:
 
         Args:
             make: function that makes the request from the answers to the server's questions, and
-                from the state that the server sent with the questions. Both arguments are None at
-                first.
+                from the state that the server sent with the questions. At the first call of
+                ``make``, both arguments are None.
 
         Returns:
             The server's unchanged result.

@@ -1,7 +1,7 @@
 """Checks of outgoing HTTP: all addresses of a name, and the address of each socket.
 
-This module resolves a name once, and the connection uses a checked address. So a later DNS answer
-has no effect. ``Host``, SNI and the certificate still use the name.
+This module resolves a name once, and the connection uses a checked address. So later DNS answers
+for the name have no effect. ``Host``, SNI and the certificate still use the name.
 """
 
 import re
@@ -105,8 +105,8 @@ def host_address(host: str) -> Address | None:
         host: in lower case, without the brackets of an IPv6 address.
 
     Raises:
-        InvalidInputError: ``host`` is neither an address nor a name. This includes spellings of
-            IPv4 that only some resolvers accept (decimal, octal, hexadecimal, short).
+        InvalidInputError: ``host`` is neither an address nor a name. Invalid names include
+            spellings of IPv4 that only some resolvers accept (decimal, octal, hexadecimal, short).
     """
     try:
         return ip_address(host)

@@ -193,7 +193,7 @@ _MEASURES: dict[str, Callable[[bytes], tuple[int, int] | None]] = {
 
 
 class PageCount:
-    """Counter of a PDF's pages. It receives pieces, and misses pages in compressed streams."""
+    """Counter of a PDF's pages in pieces of the PDF, except pages in compressed streams."""
 
     _PAGE = re.compile(rb"/Type\s{0,8}/Page(?![A-Za-z])")
     _OVERLAP = 24

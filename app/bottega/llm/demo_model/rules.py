@@ -360,8 +360,8 @@ def _own_text(conversation: Conversation) -> str:
     """Answer from the tools' results and the shared context; quote the context with the sources.
 
     The answer has numbered points if the system message asks for them, as in "requirements (R1, R2,
-    …)". Each numbered line of the sources becomes a point. Without such lines, ``_POINTS`` are the
-    points.
+    …)". Each numbered line of the sources becomes a point. Without numbered lines, ``_POINTS`` are
+    the points.
     """
     results = [
         f"{name} says: {text}".replace("says: Error:", "failed:", 1)

@@ -319,7 +319,7 @@ class AnswerBuilder(ABC):
         """Return the usage of an answer that broke off.
 
         Args:
-            sent: function that measures the request, in bytes of text.
+            sent: function that returns the request's size, in bytes of text.
         """
         spoken = size_of("".join(self._text)) + sum(
             size_of(piece) for call in self._partial_calls() for piece in call.arguments
@@ -405,8 +405,8 @@ def decode_arguments(raw: str) -> tuple[dict[str, Any], str | None]:
 
     Some models send nothing, or ``null``, for a tool without arguments. Other models put the object
     into a string or a fence, send the object twice or after an empty object, or add a closing
-    brace. The function accepts a complete object if the text has no other object. It does not
-    accept an incomplete object or two different objects.
+    brace. The function accepts a complete object if the text has no other object. The function
+    refuses an incomplete object and two different objects.
     """
     if _SURROGATE.search(raw):
         raw = without_lone_surrogates(raw)
@@ -503,7 +503,7 @@ class SSESplitter:
     """Reader of the ``data`` of events from pieces of a stream, which may be cut anywhere.
 
     Lines may end in LF, CRLF or CR. The reader joins several ``data`` lines of one event with LF.
-    It drops comments, other fields (``event``, ``id``, ``retry``) and events without data.
+    The reader drops comments, other fields (``event``, ``id``, ``retry``) and events without data.
     """
 
     def __init__(self) -> None:
@@ -661,7 +661,7 @@ def _collect(response: aiohttp.ClientResponse, asked_at: float) -> None:
 def pause_of(now: float, took_s: float, turn: int) -> float:
     """Return the seconds until the next read of an answer.
 
-    The pause is at most half of the time since the request. It is also at most about
+    The pause is at most half of the time since the request. The pause is also at most about
     ``_COLLECT_S``, because clients get live text no more often. Longer answers are read at
     ``_TURNS`` fixed times per ``_COLLECT_S``. So one wake-up serves many answers, and the steps
     that end with these answers are stored together. A single time for all answers would block the

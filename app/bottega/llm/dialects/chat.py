@@ -243,8 +243,8 @@ class ChatAnswer(AnswerBuilder):
     def _text_of(self, blocks: Sequence[Mapping[str, Any]]) -> str:
         """Return the text of the text blocks; store other blocks for the state.
 
-        Mistral's reasoning models send their thinking as blocks of the content. They require these
-        blocks in the content of later requests (docs.mistral.ai/capabilities/reasoning).
+        Mistral's reasoning models send their thinking as blocks of the content. The models require
+        these blocks in the content of later requests (docs.mistral.ai/capabilities/reasoning).
         """
         thoughts = [block for block in blocks if block["type"] != "text"]
         take(self._more, {"content": thoughts}, frozenset())

@@ -233,7 +233,7 @@ def write_media(media: Media) -> dict[str, Any]:
 
 
 def encoder(files: Files, *, origin: str) -> Encode:
-    """Return the encoder of messages. It encodes tool messages as parts of one turn of results."""
+    """Return the encoder of messages; it encodes tool messages as parts of one turn of results."""
     items = partial(_items, origin=origin, files=files)
     return partial(piece_of, items=items, shown=partial(_shown, files=files))
 

@@ -72,8 +72,8 @@ class Output:
         """Return the answer with the JSON as text, for every form of the schema.
 
         Args:
-            after_results: true if the request ended with results of tools. Otherwise the turn has
-                no calls, and servers do not need its state.
+            after_results: true if the request ended with results of tools. Without results, the
+                turn has no calls, and servers do not need the turn's state.
         """
         given = [call for call in message.tool_calls if call.name == ANSWER_TOOL]
         if self.tools and given:
