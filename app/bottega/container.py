@@ -225,7 +225,7 @@ def _erasing(database: Database, listener: NotifyListener, services: MemoryServi
 
 
 def _forget(forget: Callable[[UUID | None], None], payload: str | None) -> None:
-    """Drop cached data of the tenant that a notification names, or else of all tenants."""
+    """Drop cached data of the tenant that a notification names; without a name, of all tenants."""
     forget(None if payload is None else UUID(payload))
 
 
@@ -299,7 +299,7 @@ def _lease(
         return settings.worker_concurrency + runtime.children.resting()
 
     async def execute(run: ClaimedRun) -> bool:
-        service.listener.need(is_needed=True)  # runs must know of changed secrets at once
+        service.listener.need(is_needed=True)  # runs must get changed secrets at once
         return await executor.execute(run)
 
     def listen(is_next: bool) -> None:

@@ -11,10 +11,10 @@
     ├── ForbiddenError        forbidden     the caller may not do this
     ├── NotFoundError         not_found
     ├── ConflictError         conflict
-    │   ├── AgentBusyError    conflict      another query of the agent is not over
-    │   └── BusyError         conflict      another run of the conversation is not over
+    │   ├── AgentBusyError    conflict      another query of the agent has not ended
+    │   └── BusyError         conflict      another run of the conversation has not ended
     ├── VersionConflictError  precondition
-    ├── LimitedError          limited       a limit is reached; has the time of a retry
+    ├── LimitedError          limited       a limit is reached; has the time for a retry
     ├── SubagentRefusedError  limited       a task was refused at its dispatch
     │   ├── SubagentQueueFullError      too many tasks wait
     │   ├── SubagentDepthExceededError  tasks would be nested too deeply

@@ -8,7 +8,7 @@ Ends = deque[float]
 
 
 def _ends() -> Ends:
-    return deque(maxlen=1000)  # limits the memory for one key
+    return deque(maxlen=1000)  # limits the memory use of one key
 
 
 @dataclass(slots=True)

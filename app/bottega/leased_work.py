@@ -5,8 +5,8 @@ then does the rows' work without an open transaction, and stores the results. If
 another worker claims the rows at the end of the lease.
 
 - :class:`LeasedWork` claims the rows of all tenants, and does their work. The SQL function
-  ``claim_due`` takes the tenants in turn. In each process, a tenant has a limited number of rows in
-  progress. So work that hangs delays only rows of the same tenant.
+  ``claim_due`` gives each tenant its turn. In each process, a tenant has a limited number of rows
+  in progress. So work that hangs delays only rows of the same tenant.
 - :class:`WorkLoop` calls a function when a row may be due: at a NOTIFY, at the next due time, and
   regularly, because a notification may be lost. Such calls are only hints: the rows and the
   database's clock decide.
@@ -46,8 +46,8 @@ class WorkLoop:
 
     Args:
         channel: notifications on this channel wake the loop; see :func:`wake_on_notify`.
-        act: a function that does the due work and returns the seconds until more work is due. It
-            raises ``ModelError`` or ``UnavailableError`` if a service is down.
+        act: a function that does the due work and returns the seconds until more work is due.
+            ``act`` raises ``ModelError`` or ``UnavailableError`` if a service is down.
         poll_s: maximum number of seconds between two calls.
         first_s: seconds from the start to the first call, unless a wake-up comes earlier.
     """
@@ -89,14 +89,14 @@ class WorkLoop:
         self.wake()
 
     async def run(self) -> None:
-        """Run until cancelled; each new call of this method calls ``act`` at once."""
+        """Run until cancelled; each run begins with a call of ``act``."""
         pause, self.first_s = self.first_s, 0.0
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(pause, self._poll_s)):
                     await self._awake.wait()
             self._awake.clear()
-            # At least 50 ms, because another worker may have claimed the due rows.
+            # The pause is at least 50 ms, because another worker may have claimed the due rows.
             pause = max(0.05, await self.act_or_pause())
 
     async def act_or_pause(self) -> float:

@@ -73,7 +73,7 @@ def configure_logging(
     # For libraries, our level "debug" means "info".
     root.setLevel("WARNING" if level == "info" else level.upper())
     logging.getLogger("bottega").setLevel(level.upper())
-    # At least INFO: below it, the library logs response headers, which could repeat a secret.
+    # INFO at least: on lower levels the library logs response headers, which may repeat a secret.
     logging.getLogger("httpcore2").setLevel(max(root.level, logging.INFO))
 
 

@@ -285,7 +285,8 @@ def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
         server_header=False,
         # Otherwise uvicorn would trust headers of any program on this machine; see KeylessRates.
         proxy_headers=False,
-        # Longer than clients and proxies keep idle connections, so that these close first.
+        # Longer than the time-outs of clients and proxies, so that these close idle connections
+        # first.
         timeout_keep_alive=75,
         timeout_graceful_shutdown=STOP_S,
         **options,

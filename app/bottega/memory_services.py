@@ -1,6 +1,6 @@
 """Memory services of a process, built from the settings.
 
-These are the embedders, the object store, the cache of patterns, and the background work.
+The services are the embedders, the object store, the cache of patterns, and the background work.
 """
 
 import contextlib

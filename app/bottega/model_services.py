@@ -172,8 +172,8 @@ class ModelServices:
         """Return the models of a run's agent; the run's recorder reserves tokens for their calls.
 
         Args:
-            is_called: true: the agent is a sub-agent. It waits less for a model, because its caller
-                can continue without it.
+            is_called: true: the agent is a sub-agent. A sub-agent waits less for a model, because
+                its caller can continue without the answer.
 
         Raises:
             InvalidInputError: ``unknown_provider``; see also :meth:`SecretLookup.bound`.

@@ -224,7 +224,8 @@ class Bucket:
 
     async def put(self, key: str, packed: bytes) -> None:
         async with self._asking():
-            # One request, because an interrupted multipart upload would leave its parts behind.
+            # A single request, because an interrupted multipart upload would leave its parts
+            # behind.
             await self._opened().put_async(key, packed, use_multipart=False)
             if self._folder is not None:
                 await asyncio.to_thread(_flush, self._folder, key)
@@ -242,7 +243,8 @@ class Bucket:
             async with self._asking():
                 await self._opened().delete_async(list(keys))
         except _MissingError:
-            # One by one: if an object is missing, some stores fail and may keep the others.
+            # One request per object: if an object is missing, some stores fail and may keep the
+            # others.
             for key in keys:
                 with contextlib.suppress(_MissingError):
                     async with self._asking():

@@ -52,7 +52,7 @@ class Descriptors:
 
 
 def raise_limit() -> Descriptors:
-    """Raise the soft limit to the hard limit, but at most to ``MOST``; return both limits."""
+    """Raise the soft limit to the hard limit, but not above ``MOST``; return both limits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
     if soft == resource.RLIM_INFINITY:

@@ -129,7 +129,7 @@ class BoundedReader:
         """
         self._cpu_left -= cpu
         if self._cpu_left < 0:
-            raise OutsideError(f"what takes more than {MOST_CPU_S:g} s of CPU to read")
+            raise OutsideError(f"a message that takes more than {MOST_CPU_S:g} s of CPU to read")
 
     def _pieces(self, raw: bytes) -> Iterator[bytes]:
         if self._inflate is not None:
@@ -169,7 +169,7 @@ class _Inflate:
             found = self._stream.decompress(packed, STEP_BYTES)
         except zlib.error:
             if self._begun or self._bits != _INFLATED["deflate"]:
-                raise OutsideError("what is not compressed as its header says") from None
+                raise OutsideError("content that is not compressed as its header says") from None
             # Some servers leave out the zlib header (RFC 9110, 8.4.1.2).
             self._bits, self._stream = _RAW, zlib.decompressobj(_RAW)
             return self._inflated(packed)

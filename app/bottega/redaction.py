@@ -88,8 +88,8 @@ def read_words() -> frozenset[str]:
         paths = [*_FOLDER.rglob(suffix)]
         if not paths:
             raise UnavailableError(
-                f"{_FOLDER} has no {suffix} files, so it is unknown which words must not be "
-                "secrets: install Bottega again, with its sources",
+                f"{_FOLDER} has no {suffix} files, so the words that must not be secrets are "
+                "unknown: install Bottega again, with its sources",
                 code="no_sources",
             )
         for path in paths:
@@ -107,9 +107,9 @@ LEFT_OUT = "[secret]"
 class Redactor:
     """A filter that replaces secrets in texts with ``[secret]``.
 
-    It also removes long words of a secret, because a server may quote only the second word of
-    ``Bearer abcdefgh``. It also removes the JSON, HTML, URL and base64 forms of a secret, and the
-    credentials in ``Basic …``.
+    The filter also removes long words of a secret, because a server may quote only the second word
+    of ``Bearer abcdefgh``. The filter also removes the JSON, HTML, URL and base64 forms of a
+    secret, and the credentials in ``Basic …``.
 
     Args:
         secrets: the secrets to remove; the redactor ignores secrets shorter than :data:`SHORTEST`.
@@ -152,7 +152,8 @@ class Redactor:
         """Return JSON from outside without secrets, also in its keys, which others chose.
 
         No entry is lost: keys that would become equal get numbers. The caller must bound the depth.
-        If no secret is found, the JSON itself is returned: this is the usual case, and costs least.
+        If there is no secret, the method returns the JSON itself: this is the usual case, and costs
+        least.
         """
         return self._cleaned(value) if self.knows_any and self._is_in(value) else value
 
@@ -190,7 +191,8 @@ class Redactor:
         """Return a record of this service without secrets in its texts.
 
         Keys, names, ids, times and words of this service are not changed. The caller must limit the
-        depth. Without a secret, this returns the record itself: the usual case, which costs least.
+        depth. If there is no secret, the method returns the record itself: the usual case, which
+        costs least.
         """
         return self._record(record, "") if self._is_in(record) else record
 

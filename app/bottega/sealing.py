@@ -39,7 +39,7 @@ class Keyring:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         if not keys or any(len(key) != 32 for key in keys) or len({*keys}) < len(keys):
-            raise ValueError("one or more different keys of 32 bytes")
+            raise ValueError("expected one or more different keys of 32 bytes")
         self._first = _id_of(keys[0])
         self._keys = {_id_of(key): AESGCM(key) for key in keys}
 
@@ -75,7 +75,7 @@ class Keyring:
             raise CannotOpenError from None
 
     def opens(self, sealed: bytes) -> bool:
-        """Return true if one of the keys sealed the text, by the text's first 8 bytes."""
+        """Return true if one of the keys sealed the text, as the text's first 8 bytes show."""
         return sealed[:_ID_BYTES] in self._keys
 
     def is_current(self, sealed: bytes) -> bool:

@@ -1,7 +1,7 @@
 """Background services of a process; a service that fails is restarted.
 
-A service is a function that works until it is cancelled. It need not catch errors: it stores its
-state in an object, and the restarted function finds the state there. A service whose function
+A service is a function that works until it is cancelled. The function need not catch errors: it
+stores its state in an object, and finds the state there after a restart. A service whose function
 returns has ended. A service that fails repeatedly is reported by its name.
 """
 

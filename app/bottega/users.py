@@ -203,7 +203,8 @@ async def erase_page(tx: AsyncConnection, tenant_id: UUID, user: str) -> Removed
     for which in (and_(of_user, runs.c.ended_at.is_(None)), of_user):
         page, spent = await erase_runs(tx, tenant_id, which)
         if page:
-            await tx.execute(select(func.count_spending(tenant_id, spent)))  # takes the last lock
+            # this statement takes the last lock
+            await tx.execute(select(func.count_spending(tenant_id, spent)))
             return removed + page
     found = select(sessions.c.id).where(
         sessions.c.tenant_id == tenant_id, sessions.c.user_id == user
@@ -348,7 +349,7 @@ class UserExport:
     async def lines(self) -> AsyncIterator[bytes]:
         """Yield pages of lines; each line is an object with ``type`` and ``data``.
 
-        The last line has the type ``end`` and the number of lines of each type. This line is
+        The last line has the type ``end`` and the number of lines of each type. The last line is
         missing if an erasure of the user began, or if an error occurred.
         """
         async with self.database.begin(self.tenant_id) as tx:

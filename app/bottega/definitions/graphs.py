@@ -180,7 +180,7 @@ def _refuse_nesting(
                 raise _wrong(f"the graph '{inner}' has no version {version}", at[:-5] + "version")
             raise _wrong(f"there is no graph '{inner}'", at)
         if len(above) >= DEEPEST:
-            raise _wrong(f"graphs are nested at most {DEEPEST} deep", at)
+            raise _wrong(f"graphs may be nested at most {DEEPEST} levels deep", at)
         if len(GraphRules.of(found).answering) > 1:
             raise _wrong(f"'{inner}' has several sinks: name one in its field 'output'", at)
         try:
@@ -230,8 +230,8 @@ def normalised(
     """Check a definition, and return its stored form.
 
     The stored form lists all nodes, including nodes that only edges name, with ``agent``, ``ttl_s``
-    and all fields that differ from their defaults. It also lists all edges, with ``source``,
-    ``target``, ``policy`` and condition.
+    and all fields that differ from their defaults. The stored form also lists all edges, with
+    ``source``, ``target``, ``policy`` and condition.
 
     Args:
         schemas: output schemas of the agents in the graph and in its sub-graphs.
@@ -258,8 +258,8 @@ def normalised(
     nodes += [{"agent": name, "ttl_s": None} for name in ends if name not in known]
     if len(nodes) > MOST_NODES:
         raise InvalidInputError(
-            f"the graph has {len(nodes)} nodes, with those that only edges name; "
-            f"the maximum is {MOST_NODES}: leave some out",
+            f"the graph has {len(nodes)} nodes, including nodes that only edges name; "
+            f"the maximum is {MOST_NODES}: remove some nodes",
             pointer="/edges",
         )
     stored = {"nodes": nodes, "edges": edges, "ttl_s": content["ttl_s"]}
@@ -268,7 +268,7 @@ def normalised(
     if content.get("success_check"):
         stored["success_check"] = content["success_check"]
     if _has_cycle(pairs):
-        to_graph(stored)  # raises the error that names the cycle; slower than the check
+        to_graph(stored)  # raises the error with the cycle; this is slower than the check
     if not is_plain(stored):
         _Checks(GraphRules.of(stored), nodes, schemas, graphs).refuse_wrong(edges)
     return stored
@@ -369,7 +369,7 @@ class _Checks:
         siblings = [each for each in self.rules.outgoing[source] if each.target != edge["target"]]
         if self.rules.nodes[source].is_router:
             raise _wrong(
-                "the edges of a router have no conditions, because its answer decides",
+                "the edges of a router may have no conditions, because the router's answer decides",
                 f"{place}/{chosen}",
             )
         if chosen == "when" and "else" in edge:
@@ -408,7 +408,7 @@ class _Checks:
             return
         if op in ("lt", "le", "gt", "ge") and kind != "number":
             raise _wrong(
-                f"'{op}' compares numbers, but '{first}' is not a number there", f"{place}/op"
+                f"'{op}' compares numbers, but the feature '{first}' is not a number", f"{place}/op"
             )
         for each in value if op in ("in", "not_in") else [value]:
             if kind != "list" and kind_of(each) != kind:
@@ -436,7 +436,7 @@ class _Checks:
                 isinstance(known, Mapping)
                 and not (schema.get("additionalProperties") or "patternProperties" in schema)
             ):
-                raise _wrong(f"the schema of '{node}' has no '{step}' there", pointer)
+                raise _wrong(f"the schema of '{node}' has no '{step}' at this pointer", pointer)
             else:
                 return {}
         return schema if isinstance(schema, Mapping) else {}
@@ -449,7 +449,8 @@ class _Checks:
         kind = self._reference(rule.name, each, place).get("type", "array")
         if kind != "array" and "array" not in kind:
             raise _wrong(
-                f"this does not point to a list: the type there is {kind}", f"{place}/pointer"
+                f"this pointer leads to a value of the type {kind}, not to a list",
+                f"{place}/pointer",
             )
 
     def _reference(self, name: str, value: Mapping[str, Any], place: str) -> Mapping[str, Any]:

@@ -376,7 +376,7 @@ async def _explain_none(
     """Raise the error of a change that found no row: unknown name, or another version."""
     current = await get(connection, kind, tenant_id, name)
     raise VersionConflictError(
-        f"{kind.noun} '{name}' is at version {current.version}, not {if_version}: "
+        f"{kind.noun} '{name}' has version {current.version}, not {if_version}: "
         "read it again and repeat the change"
     )
 
@@ -497,7 +497,7 @@ async def _refuse_excess(
     names = select(func.count()).where(kind.table.c.tenant_id == tenant_id)
     if (await connection.scalar(names) or 0) > MOST_NAMES:
         raise ConflictError(
-            f"there are {MOST_NAMES} names of {kind.noun}s, the maximum: use deleted names again",
+            f"there are {MOST_NAMES} names of {kind.noun}s, the maximum: reuse deleted names",
             code="too_many",
         )
 

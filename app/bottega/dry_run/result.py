@@ -139,7 +139,7 @@ class Notes(Recorder):
 
     def query_started(self, query: Query) -> None:
         if len(self.tasks) >= MOST_TASKS:
-            raise TooMuchError(f"the dry run ends here, after {MOST_TASKS} tasks")
+            raise TooMuchError(f"the dry run ended at its limit of {MOST_TASKS} tasks")
         parent = None if query.parent is None else self._of[query.parent].number
         question = "\n".join(message.content for message in query.messages)
         name = query.agent.agent_id or query.agent.agent_name
@@ -158,7 +158,7 @@ class Notes(Recorder):
     async def model_call(self, query: Query, invoke: Invoke) -> AssistantMessage:
         self._calls += 1
         if self._calls > MOST_CALLS:
-            raise TooMuchError(f"the dry run ends here, after {MOST_CALLS} model calls")
+            raise TooMuchError(f"the dry run ended at its limit of {MOST_CALLS} model calls")
         answer = await super().model_call(query, invoke)
         note = self._of[query]
         note.model_calls += 1

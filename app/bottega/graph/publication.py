@@ -1,8 +1,8 @@
 """Publications of agents, and their text for another agent's prompt.
 
-Tool results and messages are rendered as text. They are either plain text, or objects like the
-messages of ``bottega.agents`` (this layer does not import that package). Objects are rendered only
-when an edge's policy needs their text.
+Tool results and messages are rendered as text. Results and messages are either plain text, or
+objects like the messages of ``bottega.agents`` (this layer does not import that package). Objects
+are rendered only when an edge's policy needs their text.
 """
 
 import json

@@ -364,7 +364,8 @@ class SharedMemoryGraph:
     def _ranks(self) -> dict[str, int]:
         """Return the rank of each node in the topological order; the dict has the same order.
 
-        This is Kahn's algorithm; of several free nodes, it uses the node that was added first.
+        The method is Kahn's algorithm; of several free nodes, it uses the node that was added
+        first.
         """
         if self._rank is None:
             names = list(self._nodes)

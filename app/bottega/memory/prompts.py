@@ -51,7 +51,7 @@ class PromptMessage:
         sent: the message in the prompt: ``message`` itself, or a shortened copy of it.
         reference: reference to recall the full message; ``None``: no recall is possible.
         label: the tool call to which the message is the answer.
-        left: true if the prompt omits the message.
+        left: true if the prompt leaves out the message.
     """
 
     message: StandardMessage
@@ -129,7 +129,9 @@ def blocks_of(messages: Sequence[PromptMessage], pinned: set[int]) -> list[Block
 def head_of(history: Sequence[StandardMessage]) -> int:
     """Count the messages at the start of a history that an agent always needs.
 
-    These are the agent's system message, the description of its sub-agents, and shared context."""
+    Such messages are the agent's system message, the description of its sub-agents, and shared
+    context.
+    """
     for index, message in enumerate(history):
         is_own = isinstance(message, SystemMessage) and (
             index == 0 or AWARENESS in message.metadata or SHARED_MEMORY in message.metadata
@@ -229,7 +231,7 @@ class RunMemory:
         self.tools: list[ToolBase] = [*tools]
         self._tool = RecallMemory(self)
         self._warned = False
-        # The keys are the id() of messages. The values keep these messages alive.
+        # The keys are the id() of messages. The values keep the messages in memory.
         self._known: dict[int, PromptMessage] = {}
         self._said: dict[str, StandardMessage] = {}
         self._query: Query | None = None
@@ -345,7 +347,8 @@ class RunMemory:
             sent.append(known)
         for block in blocks_of(sent, self._pinned):
             if block.pinned or not all(each.left for each in block.messages):
-                for each in block.messages:  # a block leaves as a whole, even if hooks changed it
+                # a block leaves the prompt as a whole, even if hooks changed it
+                for each in block.messages:
                     each.left = False
             self._take(block)
             self._blocks.append(block)
@@ -475,7 +478,8 @@ def _noting(*parts: str) -> SystemMessage | None:
 class Recalled:
     """Adds texts of earlier runs to an agent's prompts: see :class:`bottega.agents.PromptMemory`.
 
-    These texts are one fenced message after the shared context; the message is not in the history.
+    The texts are one fenced message after the shared context; the history does not have this
+    message.
     """
 
     tools: Sequence[ToolBase] = ()

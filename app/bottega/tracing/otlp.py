@@ -306,7 +306,8 @@ class _Exporter(SpanExporter):
         )
 
     def export(self, spans: Sequence[Any]) -> SpanExportResult:
-        # A private method: the public one would encode again; pyproject.toml limits the version.
+        # The method is private, because the public method would encode again; pyproject.toml limits
+        # the version.
         bodies = self._encoder.requests(spans)
         sent = [self._sending._client.export(body).success for body in bodies]
         return SpanExportResult.SUCCESS if all(sent) else SpanExportResult.FAILURE

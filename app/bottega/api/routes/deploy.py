@@ -521,7 +521,7 @@ async def apply(
     service: ServiceDep, principal: PrincipalDep, tenant: DefineTenant, body: Apply
 ) -> Any:
     if body.prune and body.source is None:
-        raise InvalidInputError("'prune' needs the 'source' to prune", pointer="/source")
+        raise InvalidInputError("'prune' needs a 'source'", pointer="/source")
     for number, provider in enumerate(body.providers):
         try:
             await check_address_of(service, tenant, provider)

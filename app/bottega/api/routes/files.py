@@ -230,7 +230,7 @@ async def patience() -> AsyncIterator[None]:
             raise
         raise _stopped(f"the upload took longer than {LONGEST_S:g} s") from None
     except ClientDisconnect:
-        raise _stopped("the client left before the end of the upload") from None
+        raise _stopped("the client disconnected before the end of the upload") from None
 
 
 def _stopped(detail: str) -> InvalidInputError:
@@ -312,7 +312,7 @@ def _session(given: str | None) -> str | None:
         return None if given is None else _SESSION.validate_python(given)
     except ValidationError:
         raise InvalidInputError(
-            "this is not the name of a session", pointer="/session_id"
+            "this is not a valid name of a session", pointer="/session_id"
         ) from None
 
 

@@ -554,8 +554,7 @@ class DryRuns:
             if isinstance(error, ProcessEndedError) and error.status not in _TOO_LARGE:
                 raise
             raise UnavailableError(
-                "the dry run takes too long, or too much memory: make the graph smaller, or start "
-                "a run",
+                "the dry run takes too much time or memory: make the graph smaller, or start a run",
                 code="dry_run_too_large",
             ) from None
 

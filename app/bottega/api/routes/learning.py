@@ -296,7 +296,7 @@ class NewLearning(Body):
         if (self.episode_id is None) == (self.episode is None):
             raise PydanticCustomError("episode", "send either episode_id or episode")
         if self.episode is not None and self.user is not None:
-            raise PydanticCustomError("episode", "name the user in the episode, not beside it")
+            raise PydanticCustomError("episode", "send the user only in the episode")
         return self
 
 

@@ -250,7 +250,7 @@ class Pool(Answer):
 
 
 class Breaker(Answer):
-    """A circuit breaker of a run: it prevents the start of an agent's tasks that keep failing."""
+    """A circuit breaker of a run: it stops new tasks of an agent whose tasks keep failing."""
 
     run_id: UUID
     """The run whose tasks fail."""

@@ -314,8 +314,8 @@ async def fork(
         principal.need("define")
     if (token := principal.token) and (body.session_id or token.sessions is not None):
         raise ForbiddenError(
-            "a token forks no run into a session, and a token for some sessions forks no run: use "
-            "a key",
+            "a token may not fork a run into a session, and a token for some sessions may not fork "
+            "any run: use a key",
             code="insufficient_scope",
         )
     changes = None if body.agent is None else body.agent.changes

@@ -77,7 +77,7 @@ class SessionChange(Body):
     def _change_something(self) -> "SessionChange":
         given = self.model_fields_set
         if "title" not in given and self.metadata is None:
-            raise PydanticCustomError("no_change", "name what to change: metadata, title or both")
+            raise PydanticCustomError("no_change", "send metadata, a title or both")
         return self
 
 

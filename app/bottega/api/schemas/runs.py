@@ -652,7 +652,7 @@ class OutputDiff(BeforeAfter[str | None]):
 
 
 class ReceivedDiff(Answer):
-    """Context that an agent received from one source, in each of both runs."""
+    """Context that an agent received from one source, in each run."""
 
     source: str
     """Name of the agent that published the context."""

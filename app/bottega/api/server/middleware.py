@@ -53,7 +53,7 @@ class Answers:
     """Outermost middleware, which adds default headers, measures requests, and translates problems.
 
     This middleware counts each request, and measures the time until the head of the answer is sent.
-    It also sets the request's trace for all work that the request starts.
+    The middleware also sets the request's trace for all work that the request starts.
 
     Args:
         facades: translations of problems for clients of other APIs, by the first segment of the
@@ -515,9 +515,10 @@ _IDEMPOTENT = ("PUT", "DELETE")
 class RepeatRequests:
     """Middleware that repeats a request if the database is unavailable for a moment.
 
-    It repeats GET and HEAD after any temporary error. It repeats PUT and DELETE only if the failed
-    transaction was rolled back, because otherwise the second call could meet the changes of the
-    first call. For other methods, the code that stores the change repeats its own transaction.
+    The middleware repeats GET and HEAD after any temporary error. The middleware repeats PUT and
+    DELETE only if the failed transaction was rolled back. Otherwise the second call could meet the
+    changes of the first call. For other methods, the code that stores the change repeats its own
+    transaction.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -45,7 +45,7 @@ async def check_webhook(
     has_first = settings.webhook_secret is not None
     if not await webhook_secrets.can_sign(tx, tenant, has_first=has_first):
         raise InvalidInputError(
-            "the tenant has no secret to sign webhooks with: create it with POST "
+            "the tenant has no secret for signing webhooks: create one with POST "
             "/v1/webhook-secret (scope admin)",
             code="no_webhook_secret",
             pointer=pointer,

@@ -158,7 +158,7 @@ class RunFollower:
         )
 
     async def _calls(self) -> Calls:
-        """Return the interrupts for which the run waits and that the client does not know yet."""
+        """Return the interrupts that the run waits for and the client does not know yet."""
         filters = {"status": "pending", "kind": self._kind, "run_id": self.run_id}
         tenant = self._principal.tenant_id
         async with self.begin() as tx:

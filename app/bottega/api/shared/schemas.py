@@ -61,7 +61,7 @@ async def _check_apart(tenant_id: UUID, found: Mapping[str, Patterns]) -> None:
             output = await _processes.output(tenant_id, command(), to_json(found))
         except (TimeoutError, ProcessEndedError):
             raise UnavailableError(
-                "the check of the tools' patterns took too long: try again, or repeat less in them",
+                "the check of the tools' patterns took too long: try again, or repeat less",
                 code="patterns_too_slow",
             ) from None
     if error := from_json(output):

@@ -137,7 +137,7 @@ SELECT count(*) FROM (
     SELECT FROM episode_vectors WHERE tenant_id = $1 AND embedder = $2 LIMIT $3) few
 """
 # The query reads a few episodes from each of sixteen points in time, because topics change with
-# time. It reads each row by its key, because the planner may assume one row per tenant.
+# time. The query reads each row by its key, because the planner may assume one row per tenant.
 _SAMPLE = """
 WITH span AS (
     SELECT min(at) AS first, max(at) - min(at) AS length FROM episode_search WHERE tenant_id = $1
@@ -166,8 +166,8 @@ WHERE tenant_id = $1
 class EmbeddingWorker:
     """Worker for pending vectors; any number of processes may run it at the same time.
 
-    Each public method does the due work, and returns the number of seconds until the next work. It
-    raises ``ModelError`` or ``UnavailableError`` if the embedder is down.
+    Each public method does the due work, and returns the number of seconds until the next work.
+    Each raises ``ModelError`` or ``UnavailableError`` if the embedder is down.
     """
 
     def __init__(
@@ -266,8 +266,8 @@ class EmbeddingWorker:
 
         Args:
             name: name of the embedder.
-            before: number of episodes at the last measurement. If this is at least 0, the method
-                does nothing until the next number in :data:`GROWN` is reached.
+            before: number of episodes at the last measurement. If ``before`` is at least 0, the
+                method does nothing until the next number in :data:`GROWN` is reached.
 
         Raises:
             ModelError, UnavailableError: the embedder failed.
@@ -361,8 +361,9 @@ class EmbeddingWorker:
     async def _clear(self, connection: asyncpg.Connection, tenant_id: UUID, name: str) -> None:
         """Delete vectors of other embedders.
 
-        A worker with another embedder may have embedded some episodes only with that embedder. This
-        method first enqueues such episodes."""
+        A worker with another embedder may have embedded some episodes only with that embedder. The
+        method first enqueues such episodes.
+        """
         place = self._cleared.pop(tenant_id, _FIRST_ID)
         rows = await connection.fetch(_CLEAR, tenant_id, name, 2 * _PAGE, place)
         if rows:

@@ -93,8 +93,8 @@ class State:
         label: outcome of the episode's run according to feedback or checks; ``None``: not judged.
         label_source: ``feedback``, ``eval`` or ``check``.
         verdict: ``{outcome, reason, by, at}`` of the judgement that has the most weight.
-        bodies: the parts that are stored separately. Each has ``part`` (``trace``, ``input`` or
-            ``output``), ``bytes`` of its JSON, and ``storage`` (``database`` or ``objects``).
+        bodies: the parts that are stored separately. Each body has ``part`` (``trace``, ``input``
+            or ``output``), ``bytes`` of its JSON, and ``storage`` (``database`` or ``objects``).
     """
 
     state: StorageState = StorageState.ACTIVE

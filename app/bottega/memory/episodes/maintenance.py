@@ -7,7 +7,8 @@ call.
 
 A mature episode waits (``episode_state.task_key``) until all episodes within a time window after it
 are mature. Then the step compares this episode once with the episodes of equal ``task_key`` in that
-window. So each group is complete when it is consolidated, and a second call changes nothing.
+window. So each group of episodes is complete when it is consolidated, and a second call changes
+nothing.
 """
 
 import asyncio

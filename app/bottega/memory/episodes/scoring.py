@@ -1,8 +1,8 @@
 """Scores of the episodes that a query found. Pure.
 
 The ranges of cosines and full-text ranks depend on the embedder and the query. So this module first
-scales both to the range 0 to 1 among the candidates, and then scales their combination. Otherwise,
-terms with a fixed range, especially recency, would outweigh similarity.
+scales cosines and ranks to the range 0 to 1 among the candidates, and then scales their
+combination. Otherwise, terms with a fixed range, especially recency, would outweigh similarity.
 """
 
 from collections.abc import Sequence

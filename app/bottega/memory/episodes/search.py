@@ -131,8 +131,8 @@ async def candidates(
 ) -> list[Candidate]:
     """Return the candidates for a query among the episodes within the scope, in any order.
 
-    These are the ``limit`` episodes with the most similar vectors, and the ``limit`` episodes that
-    match the query's words best.
+    Candidates are the ``limit`` episodes with the most similar vectors, and the ``limit`` episodes
+    that match the query's words best.
 
     Args:
         query: the query's words; without words, the result has only episodes with similar vectors.

@@ -182,7 +182,7 @@ class EpisodicMemory:
     ) -> UUID:
         """Store an episode; do nothing if an episode with this id is stored.
 
-        Searches by words find it at once, searches by meaning after it was embedded.
+        Words find the episode at once, meaning finds it after it was embedded.
         """
         async with acting_as(self.pool, tenant_id, on) as connection:
             row = to_json(episode.to_row()).decode()

@@ -140,8 +140,8 @@ class EpisodeRecorder:
     """Reads a run's events in order, and builds the run's episode at the end.
 
     Args:
-        clean: a function that removes secrets from a text. It runs before texts are cut, because it
-            would not recognise half a secret.
+        clean: a function that removes secrets from a text. The function runs before texts are cut,
+            because it would not recognise half a secret.
         reflects: true: rules write the episode's reflection; false: a model writes it later.
     """
 

@@ -161,8 +161,8 @@ async def pinned_for(
 ) -> list[Lesson]:
     """Return the lessons that a run gets for every task.
 
-    These are the pinned lessons within the run's scope, and the lessons for all runs of the run's
-    agent. Each has ``id``, ``text``, ``episode_id`` and ``pinned``.
+    The lessons are those that are pinned within the run's scope, and those for all runs of the
+    run's agent. Each lesson has ``id``, ``text``, ``episode_id`` and ``pinned``.
     """
     within = None if scope.reach is Reach.RUN else scope.document
     return list(await pool.fetch(_PINNED_OF, str(tenant_id), within, agent))

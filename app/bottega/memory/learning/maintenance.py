@@ -312,7 +312,7 @@ async def discover(
         UnavailableError: the object store cannot be reached.
     """
     seen, read, away = await _seen(pool, objects, tenant_id)
-    # A thread does this, because mining may take seconds.
+    # A thread mines, because mining may take seconds.
     found = (await asyncio.to_thread(mine, seen))[:1_000]
     async with acting_as(pool, tenant_id) as connection:
         rows = await connection.fetch(_KNOWN, tenant_id, [each.fingerprint for each in found])

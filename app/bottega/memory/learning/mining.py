@@ -146,7 +146,7 @@ def _texts(episode: Observed) -> Iterator[str]:
 def calls_of(episode: Episode) -> tuple[TracedCall, ...]:
     """Return the first calls of the root agent, in the order in which they ended.
 
-    The result leaves out calls of :data:`PLUMBING`. It is empty without a trace.
+    The result leaves out calls of :data:`PLUMBING`. Without a trace, the result is empty.
     """
     return tuple(islice(_calls(episode), MOST_CALLS))
 

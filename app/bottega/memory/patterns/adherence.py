@@ -48,7 +48,7 @@ class _Shown:
 class Adherence:
     """Observer of a run's events in order; for each pattern, it finds adherence and success.
 
-    It also observes patterns that were withheld from the run.
+    The observer also follows patterns that were withheld from the run.
 
     - A pattern is *followed* if its tools and agents began in its order, after it was shown.
     - A pattern is *good* if the first affected call or task that began after the pattern was shown
@@ -102,8 +102,10 @@ class Adherence:
     def to_json(self) -> list[dict[str, Any]]:
         """Return the run's patterns in the order in which they were shown.
 
-        Each has ``id``, ``version``, ``arm``, ``category``, ``followed`` (``None``: not observable)
-        and ``good`` (``None``: no affected call ended, or the whole run judges the pattern)."""
+        Each pattern has ``id``, ``version``, ``arm``, ``category``, ``followed`` (``None``: not
+        observable) and ``good`` (``None``: no affected call ended, or the whole run judges the
+        pattern).
+        """
         return [shown.to_json() for shown in self._shown.values()]
 
     def recalled(self, data: Data) -> None:

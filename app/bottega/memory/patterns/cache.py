@@ -200,7 +200,7 @@ class PatternCache:
             return await asyncio.get_running_loop().run_in_executor(_apart, find, matcher)
 
     async def matcher(self, tenant_id: UUID) -> Matcher:
-        """Return the matcher of a tenant's patterns. It may lack changes that were just made."""
+        """Return the matcher of a tenant's patterns. The matcher may lack the latest changes."""
         loading = asyncio.ensure_future(self._matcher(tenant_id))
         loading.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved
         return await asyncio.shield(loading)  # the load continues if its caller is cancelled

@@ -6,9 +6,9 @@ ignore a pattern because the pattern is bad.
 A test that is repeated after each application sooner or later finds significance in noise. So there
 are only four tests, after 8, 16, 32 and 64 applications, and each test has its own level of
 significance (:data:`LOOKS`). Statistics calls such an interim test a *look*. All four looks
-together promote at most 3 % of the patterns that have no effect. They promote 95 % of the patterns
-that raise the success rate from 0.5 to 0.8. The same looks test validated patterns for harm; after
-the fourth look, a new series begins.
+together promote at most 3 % of the patterns that have no effect. The looks promote 95 % of the
+patterns that raise the success rate from 0.5 to 0.8. The same looks test validated patterns for
+harm; after the fourth look, a new series begins.
 """
 
 from collections.abc import Iterable, Sequence

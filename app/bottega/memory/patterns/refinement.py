@@ -175,7 +175,7 @@ T = TypeVar("T")
 
 def merged(patterns: Sequence[Pattern]) -> Pattern:
     """Merge patterns of one category. The result has the advice of the pattern with the highest
-    confidence, and applies to the tasks of all the patterns. Its evidence is only
+    confidence, and applies to the tasks of all the patterns. The result's evidence is only
     ``mined_from``."""
     best = max(
         patterns,
@@ -213,7 +213,7 @@ def _texts(joint: str, texts: Iterable[str]) -> str:
 
 
 def generalised(several: Sequence[Applicability]) -> Applicability:
-    """Return an applicability that is true for each task for which one of several is true."""
+    """Return an applicability that is true for each task that fulfils one of several."""
 
     def either(names: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(chain.from_iterable(names))) if all(names) else ()

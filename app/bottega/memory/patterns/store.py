@@ -403,8 +403,8 @@ class PatternStore:
         """Deprecate a pattern: it stays stored, but runs no longer get it.
 
         Args:
-            by: person or key that deprecates the pattern. Then mining does not use the pattern
-                again.
+            by: person or key that deprecates the pattern. With ``by``, mining does not use the
+                pattern again.
 
         Raises:
             NotFoundError: the pattern or its replacement is unknown, or of another tenant.
@@ -563,8 +563,8 @@ class PatternStore:
         """Store a locked pattern.
 
         Args:
-            notify: true: notify all processes at commit. This is needed if the change affects which
-                runs get the pattern, or the text that these runs read.
+            notify: true: notify all processes at commit. A notification is necessary if the change
+                affects which runs get the pattern, or the text that these runs read.
         """
         row = row_of(changed, self.now)
         await self._do(_WRITE, changed.key, row, notify)

@@ -153,9 +153,9 @@ def _ignored(words: Collection[str]) -> frozenset[str]:
     """Return the folded words that are not content words in the text's language.
 
     The text's language is the language in which most of the words are not content words; if several
-    languages have equally many, all of these count. If a text of several words has only one such
-    word, and this word is long, the word counts only in English: *todo* is a stop word only in
-    Spanish.
+    languages have equally many such words, all of these languages count. If a text of several words
+    has only one such word, and this word is long, the word counts only in English: *todo* is a stop
+    word only in Spanish.
     """
     by_language: dict[str, set[str]] = {}
     for word in words:

@@ -192,7 +192,7 @@ async def store_tools(
     current = await store.get(connection, MCP_SERVERS, tenant_id, asked.name, lock=True)
     if any(current.content[each] != asked.content[each] for each in _ASKED):
         raise ConflictError(
-            f"the MCP server '{asked.name}' was replaced while it was asked: refresh it again",
+            f"the MCP server '{asked.name}' was replaced during the refresh: refresh it again",
             code="changed",
         )
     found = {"tools": list(tools), "warnings": list(warnings)}

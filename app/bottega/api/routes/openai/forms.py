@@ -248,7 +248,7 @@ def _tool(tool: Any, place: str) -> Tool:
     def field(name: str, kind: type[T], absent: T) -> T:
         value = sent.get(name)
         if value is not None and not isinstance(value, kind):
-            raise InvalidInputError(f"the {name} is no {kind.__name__}", pointer=f"{at}/{name}")
+            raise InvalidInputError(f"the {name} must be a {kind.__name__}", pointer=f"{at}/{name}")
         return absent if value is None else value
 
     name, purpose = field("name", str, ""), field("description", str, "")

@@ -528,7 +528,7 @@ class _History:
                 return
         if one.answers not in self._seen:
             raise InvalidInputError(
-                "this message answers no tool call of an earlier message", pointer=one.place
+                "no earlier message has the tool call that this message answers", pointer=one.place
             )
         self._close()
         late = replace(one, role="user", content=one.content or _NO_RESULT)

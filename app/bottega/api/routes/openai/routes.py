@@ -344,7 +344,7 @@ def _sent(request: Request, headers: Sequence[str]) -> Iterator[tuple[None, str]
         texts = [_text(value) for value in sent(request.scope, name.lower().encode("latin-1"))]
         named = {text for text in texts if not names_nobody(text)}
         if len(named) > 1:
-            raise InvalidInputError(f"the header {name} names two users: send one")
+            raise InvalidInputError(f"the header {name} names two users: send only one")
         yield from ((None, text) for text in named)
 
 
@@ -484,7 +484,7 @@ async def _history(
             if len(said) > _MOST_MESSAGES or pages > _MOST_PAGES:
                 raise InvalidInputError(
                     f"the history has more than {_MOST_MESSAGES} messages, or several megabytes: "
-                    "send a summary of it instead",
+                    "send a summary of the history instead",
                     pointer=at,
                 )
     known = {call.id for one in said for call in one.calls}
