@@ -255,7 +255,6 @@ def _agent_dependencies(
 
 
 async def _analyst(settings: Settings, models: "ModelServices") -> "Analyst | None":
-    """Return the model that analyses goals and reflects on runs, if one is configured."""
     if settings.memory_model is None:
         return None
     from bottega.llm.structured_output import ANALYST_PATIENCE_S, ModelAnalyst
@@ -289,7 +288,6 @@ def _lease(
     runtime: "SubagentRuntime",
     models: "ModelServices",
 ) -> "tuple[WorkerLease, queue.RunClaimer]":
-    """Return the lease, which reports this worker's runs, and the claimer of new runs."""
     from bottega.engine.claim import ClaimedRun, ClaimReader
     from bottega.engine.workers import WorkerLease
 

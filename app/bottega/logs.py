@@ -78,7 +78,6 @@ def configure_logging(
 
 
 def _clean(entry: EventDict, known: Redactor) -> EventDict:
-    """Return an entry whose texts have no secrets of the operator or of the entry's tenant."""
     tenant = entry.get("tenant")
     found = _of_tenant[0](tenant) if _of_tenant and isinstance(tenant, str) else None
     plain = {name: _plain(value) for name, value in entry.items()}
@@ -87,7 +86,6 @@ def _clean(entry: EventDict, known: Redactor) -> EventDict:
 
 
 def _in_order(entry: EventDict) -> EventDict:
-    """Return an entry whose fields are in order: event, level, time, then the others by name."""
     first = [name for name in ("event", "level", "timestamp") if name in entry]
     return {name: entry[name] for name in (*first, *sorted(entry.keys() - {*first}))}
 

@@ -147,7 +147,6 @@ class UserErasure:
         await self._finish(tenant_id, user)
 
     async def _erase_page(self, tenant_id: UUID, user: str) -> bool:
-        """Remove a page of rows; return false if no row was left."""
         async with self.database.begin(tenant_id) as tx:
             # The lock lets one process work at a time. After another has finished, the row is
             # missing.
@@ -401,7 +400,6 @@ class UserExport:
     async def _contents(
         self, table: str, key: Sequence[str], object_keys: Sequence[str]
     ) -> AsyncIterator[bytes]:
-        """Yield a row's objects in the object store, one line per object."""
         for number, object_key in enumerate(object_keys):
             data = await self.objects.get(object_key)
             about = {"of": table, "key": key, "piece": number, "base64": b64encode(data).decode()}

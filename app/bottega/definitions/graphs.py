@@ -299,7 +299,6 @@ def _stored_node(node: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def _without_defaults(given: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that differ from their defaults, and the fields that are always stored."""
     return {
         name: value
         for name, value in given.items()
@@ -385,7 +384,6 @@ class _Checks:
     def _compared(
         self, condition: Any, source: str, place: str, outputs: Schemas | None = None
     ) -> None:
-        """Check that a condition compares each feature with a value of the feature's type."""
         for group in ("all", "any"):
             for index, each in enumerate(condition.get(group, ())):
                 self._compared(each, source, f"{place}/{group}/{index}", outputs)
@@ -454,7 +452,6 @@ class _Checks:
             )
 
     def _reference(self, name: str, value: Mapping[str, Any], place: str) -> Mapping[str, Any]:
-        """Check a reference to another node, and return the schema of the reference's target."""
         if (source := value["from"]) == "run":
             return {}
         below = source in self.rules.nodes and self.rules.below(source)

@@ -325,7 +325,6 @@ class RunMemory:
     # The history
 
     def _read(self, query: Query) -> None:
-        """Read new messages of the history, or all messages if the history was changed."""
         history, seen = query.agent.conversation_history, self._seen
         same = query is self._query and len(history) >= len(seen) and all(map(is_, seen, history))
         if not same:
@@ -382,7 +381,6 @@ class RunMemory:
     def _take_answer(
         self, each: PromptMessage, message: ToolMessage, calls: dict[str, ToolCall]
     ) -> None:
-        """Store an answer as an intermediate result, unless it repeats a text that was recalled."""
         body = body_of(message)
         result = message.tool_results[0] if message.tool_results else None
         call = calls.get(result.tool_call_id) if result else None
@@ -457,7 +455,6 @@ class RunMemory:
             yield head + cut(text[:_LINE_BYTES], _LINE_BYTES - len(head.encode(errors="replace")))
 
     def _fitting(self) -> SystemMessage | None:
-        """Return the fenced message with as many parts as the limit allows; ``None``: no part."""
         task = self.working.compose(Area.TASK, description=False)
         for parts in ((self._base, self._index), (task, self._index), (self._index,), (task,)):
             note = self._noting(*parts)

@@ -369,7 +369,6 @@ def _children(body: NewAgent | NewGraph) -> Sequence[str]:
 
 @contextmanager
 def _at(section: str, number: int) -> Iterator[None]:
-    """Add the definition's JSON Pointer to each error that the block raises."""
     try:
         yield
     except BottegaError as error:

@@ -299,7 +299,6 @@ class PatternChanges(Body):
 
 
 def _bounded(features: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """Refuse features whose comparison takes too long."""
     for name, value in features.items():
         if isinstance(value, str | list) and len(value) > _LONGEST_FEATURE:
             raise PydanticCustomError(
@@ -797,7 +796,6 @@ def known_of(features: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _features(body: PatternsWanted) -> dict[str, Any]:
-    """Return the features in the body, and further features from the words of the task."""
     told = body.context if body.features is None else body.features
     known = known_of(told)
     if body.task is not None:

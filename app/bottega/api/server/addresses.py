@@ -89,7 +89,7 @@ class KeylessRates:
         return self._limits.rate
 
     def take(self, scope: Scope) -> Decision:
-        """Decide on a request that arrives now, and count it."""
+        """Decide on a request that arrives now, and count the request."""
         return self._limits.take(_place(self.client(scope)))
 
     def look(self, scope: Scope) -> Decision:

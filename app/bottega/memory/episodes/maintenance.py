@@ -549,7 +549,6 @@ def _content(episode: Episode) -> dict[str, Any]:
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values in an object, at any depth, each with its JSON pointer."""
     if not isinstance(value, Mapping) or not value:
         yield path, value
         return
@@ -570,7 +569,6 @@ def _shown(value: Any) -> Any:
 
 
 def _shared(members: Sequence[Episode], name: str) -> list[Any]:
-    """Return the items of a list that all members have, in the order of the first member."""
     first, *others = (each.metadata.get(name, []) for each in members)
     return [item for item in first if all(item in other for other in others)]
 

@@ -344,7 +344,6 @@ def _tally(items: Iterable[_Item]) -> Tally:
 
 
 def _order(finding: _Finding) -> tuple[float, int, Names]:
-    """Return the sort key: highest gain first, then the most specific finding."""
     return -finding.gain, -len(finding.uses), finding.uses
 
 

@@ -121,7 +121,6 @@ class ReflectionWorker:
             await _end(connection, tenant_id, [_failed(due, why)], {})
 
     async def _learn(self, tenant_id: UUID, due: Sequence[asyncpg.Record]) -> None:
-        """Store in one transaction all results that need no model, then call the model."""
         async with acting_as(self._pool, tenant_id) as connection:
             episodes = await _episodes(connection, tenant_id, [row["episode_id"] for row in due])
             count = await self._count(connection, tenant_id, episodes)
@@ -163,7 +162,6 @@ class ReflectionWorker:
     async def _count(
         self, connection: asyncpg.Connection, tenant_id: UUID, episodes: Mapping[UUID, Episode]
     ) -> Counter[UUID | None]:
-        """Count the applications of the episodes' patterns; return their number by episode."""
         given = [each for one in episodes.values() for each in applications_of(one)]
         await self._patterns.store(connection, tenant_id).record_application(given)
         judged = [

@@ -172,8 +172,8 @@ class PatternCache:
     ) -> list[Match]:
         """Return the candidates that apply to a task, the most promising first.
 
-        The order is by the expected success of the next application, calculated at the last
-        validation, then by ``draw``.
+        The candidates are ordered by the expected success of the next application, calculated at
+        the last validation, then by ``draw``.
 
         Args:
             draw: a function that returns a random number from 0 to 1 for a pattern; the pattern

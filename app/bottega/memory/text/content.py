@@ -86,7 +86,6 @@ class ContentWords:
 
 
 def _lengths(letters: Iterable[tuple[tuple[int, int], str]]) -> Iterable[int]:
-    """Return the number of letters of each unbroken sequence, without hiragana."""
     size, before = 0, (0, 0)
     for at, letter in sorted(letters):
         if at != (before[0], before[1] + 1):
@@ -133,7 +132,6 @@ def _content_of(
 
 
 def _is_code(token: str) -> bool:
-    """Check if a token is an identifier, an error code or a number of three digits or more."""
     if any(map(str.isdigit, token)):
         return sum(map(str.isalnum, token)) >= 3
     return bool("_" in token.strip("_") or _HUMPS.fullmatch(token) or _CAPITALS.fullmatch(token))

@@ -95,7 +95,6 @@ def _parts(line: str) -> Iterator[str]:
 
 
 def _extract(pieces: list[str], room: int) -> str:
-    """Return the pieces with the highest weights that fit into ``room`` bytes, in text order."""
     if not pieces:
         return ""
     last = len(pieces) - 1

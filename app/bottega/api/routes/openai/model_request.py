@@ -377,7 +377,6 @@ def _refuse_changes(request: ModelRequest) -> None:
 
 
 def _change(request: ModelRequest, names: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of the agent that the run overrides."""
     params = {name: value for name, (value, _) in request.params.items()}
     if isinstance(request.choice, Mapping):
         chosen = request.choice["name"]
@@ -423,7 +422,6 @@ def _names(tools: Sequence[Tool]) -> dict[str, str]:
 
 
 def _fit(name: str) -> str:
-    """Return a tool's name without the characters that model APIs refuse."""
     name = _UNFIT.sub("_", name)
     return (name if name[:1].isalpha() else f"t{name}")[:_LONGEST_NAME]
 
