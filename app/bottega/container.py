@@ -52,8 +52,7 @@ MAX_CRASHES = 5
 """Number of workers' crashes after which a run fails; restarts of all workers cause fewer."""
 GC_THRESHOLD = (50_000, 20, 20)
 """Thresholds of the garbage collector. By default, Python collects after every 700 new objects. A
-thousand agents have millions of objects with hardly any cycles, and collections took a third of the
-CPU time.
+thousand agents have millions of objects with few cycles, and collections took a third of the CPU.
 """
 
 if TYPE_CHECKING:

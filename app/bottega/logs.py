@@ -86,6 +86,7 @@ def _clean(entry: EventDict, known: Redactor) -> EventDict:
 
 
 def _in_order(entry: EventDict) -> EventDict:
+    """Return an entry whose fields are in order: event, level, time, then the others by name."""
     first = [name for name in ("event", "level", "timestamp") if name in entry]
     return {name: entry[name] for name in (*first, *sorted(entry.keys() - {*first}))}
 

@@ -285,8 +285,7 @@ def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
         server_header=False,
         # Otherwise uvicorn would trust headers of any program on this machine; see KeylessRates.
         proxy_headers=False,
-        # Longer than the time-outs of clients and proxies, so that these close idle connections
-        # first.
+        # Longer than timeouts of clients and proxies, so that these close idle connections first.
         timeout_keep_alive=75,
         timeout_graceful_shutdown=STOP_S,
         **options,

@@ -68,8 +68,7 @@ class DemoSource:
     """A :class:`SpecSource` of the demo model, which starts at its first use.
 
     Args:
-        start: a function that starts the model and returns its base URL; it runs as long as this
-            process.
+        start: a function that starts the model for this process and returns the model's base URL.
     """
 
     def __init__(self, start: Callable[[], Awaitable[str]]) -> None:

@@ -120,8 +120,7 @@ def open_session(
         most_idle: maximum number of idle connections; ``None``: no limit.
         tls: TLS context that replaces the context with the trusted certificates.
         look_up: replaces the system's resolver; called in the task of each connection.
-        guard: function that checks the address of each connection; ``None``: all addresses are
-            allowed.
+        guard: function that checks each connection's address; ``None``: any address is allowed.
     """
     connector = _Connector(
         most_idle,

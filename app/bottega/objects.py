@@ -224,8 +224,7 @@ class Bucket:
 
     async def put(self, key: str, packed: bytes) -> None:
         async with self._asking():
-            # A single request, because an interrupted multipart upload would leave its parts
-            # behind.
+            # A single request, because an interrupted multipart upload leaves its parts behind.
             await self._opened().put_async(key, packed, use_multipart=False)
             if self._folder is not None:
                 await asyncio.to_thread(_flush, self._folder, key)
@@ -243,8 +242,7 @@ class Bucket:
             async with self._asking():
                 await self._opened().delete_async(list(keys))
         except _MissingError:
-            # One request per object: if an object is missing, some stores fail and may keep the
-            # others.
+            # One request per object: if one is missing, some stores fail and may keep the others.
             for key in keys:
                 with contextlib.suppress(_MissingError):
                     async with self._asking():

@@ -152,8 +152,7 @@ class Redactor:
         """Return JSON from outside without secrets, also in its keys, which others chose.
 
         No entry is lost: keys that would become equal get numbers. The caller must bound the depth.
-        If there is no secret, the method returns the JSON itself: this is the usual case, and costs
-        least.
+        Without a secret, the method returns the JSON itself: the usual case, which costs least.
         """
         return self._cleaned(value) if self.knows_any and self._is_in(value) else value
 
@@ -268,6 +267,7 @@ def _joined(marks_of: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
 
 
 def _words(secret: str) -> set[str]:
+    """Return a secret, its long words, and its decoded ``Basic`` credentials."""
     words = {secret, *secret.split()}
     for word in tuple(words):
         if secret.lower().startswith("basic "):

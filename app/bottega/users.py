@@ -56,8 +56,8 @@ from bottega.tenants.erase import (
 
 CHANNEL = "bottega_users"
 LEASE_S = 5.0
-"""Lease of a process that erases a user, in seconds; each page renews the lease. Two at a time do
-no harm.
+"""Lease of a process that erases a user, in seconds; each page renews it. Two processes at a time
+do no harm.
 """
 _AT_ONCE, _OF_ONE_TENANT = 4, 2
 
@@ -147,8 +147,9 @@ class UserErasure:
         await self._finish(tenant_id, user)
 
     async def _erase_page(self, tenant_id: UUID, user: str) -> bool:
+        """Remove a page of rows; return false if no row was left."""
         async with self.database.begin(tenant_id) as tx:
-            # The lock lets one process work at a time. After another has finished, the row is
+            # The lock lets one process work at a time. When another has finished, the row is
             # missing.
             query = select(_own.removed).where(_is(tenant_id, user)).with_for_update()
             before = await tx.scalar(query)
@@ -400,6 +401,7 @@ class UserExport:
     async def _contents(
         self, table: str, key: Sequence[str], object_keys: Sequence[str]
     ) -> AsyncIterator[bytes]:
+        """Yield a row's objects in the object store, one line per object."""
         for number, object_key in enumerate(object_keys):
             data = await self.objects.get(object_key)
             about = {"of": table, "key": key, "piece": number, "base64": b64encode(data).decode()}

@@ -544,6 +544,7 @@ def inner_of(content: Mapping[str, Any]) -> Iterator[tuple[GraphRef, Mapping[str
 
 
 def _order(rules: GraphRules) -> Iterable[str]:
+    """Return the nodes; each node comes after all nodes on which it depends."""
     return TopologicalSorter(
         {name: [edge.source for edge in edges] for name, edges in rules.incoming.items()}
     ).static_order()
@@ -554,6 +555,7 @@ _Needed = Mapping[str, frozenset[str]]
 
 
 def _both(one: _Needed, other: _Needed) -> dict[str, frozenset[str]] | None:
+    """Return the choices that satisfy both ``one`` and ``other``; ``None``: there are none."""
     found = {**one, **other}
     for each in one.keys() & other.keys():
         found[each] = one[each] & other[each]
@@ -561,6 +563,7 @@ def _both(one: _Needed, other: _Needed) -> dict[str, frozenset[str]] | None:
 
 
 def _any_of(ways: Sequence[_Needed]) -> dict[str, frozenset[str]] | None:
+    """Return the choices that satisfy at least one of ``ways``; ``None``: ``ways`` is empty."""
     if not ways:
         return None
     common = set.intersection(*(set(way) for way in ways))

@@ -33,8 +33,7 @@ class NodeRule:
 
     Attributes:
         agent: name of the agent, if the node is of type ``agent``.
-        needs_all: true: the node starts if all incoming edges are taken; false: if at least one is
-            taken.
+        needs_all: true: the node needs all incoming edges to be taken; false: one is enough.
         goes_on: true: if the node fails, the run continues.
         is_router: true: the node's answer ``{"route": TARGET}`` decides which edge is taken.
     """

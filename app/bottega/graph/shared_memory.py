@@ -364,8 +364,8 @@ class SharedMemoryGraph:
     def _ranks(self) -> dict[str, int]:
         """Return the rank of each node in the topological order; the dict has the same order.
 
-        The method is Kahn's algorithm; of several free nodes, it uses the node that was added
-        first.
+        The method is Kahn's algorithm; of several free nodes, the node that was added first is
+        next.
         """
         if self._rank is None:
             names = list(self._nodes)

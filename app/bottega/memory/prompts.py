@@ -85,8 +85,8 @@ class PromptMessage:
 class Block:
     """Messages that leave the prompt together.
 
-    A block is a message with tool calls together with their results, or any other single
-    message."""
+    A block is a message with tool calls and their results, or any other single message.
+    """
 
     messages: list[PromptMessage]
     pinned: bool
@@ -129,8 +129,7 @@ def blocks_of(messages: Sequence[PromptMessage], pinned: set[int]) -> list[Block
 def head_of(history: Sequence[StandardMessage]) -> int:
     """Count the messages at the start of a history that an agent always needs.
 
-    Such messages are the agent's system message, the description of its sub-agents, and shared
-    context.
+    Such messages are the system message, the description of sub-agents, and shared context.
     """
     for index, message in enumerate(history):
         is_own = isinstance(message, SystemMessage) and (
@@ -211,8 +210,7 @@ class RunMemory:
     Args:
         working: the working memory; it has the task and retrieved memory before the query, and gets
             the answers of tools and sub-agents as ``m1``, ``m2`` …
-        limit: maximum number of tokens of a prompt with tool schemas; default: the sum of all
-            budgets.
+        limit: maximum tokens of a prompt with tool schemas; default: the sum of all budgets.
     """
 
     def __init__(
@@ -269,6 +267,7 @@ class RunMemory:
         return self.recall(reference)
 
     def _turn_of(self, reference: str) -> int:
+        """Return the number of an earlier turn; 0: the reference names no turn."""
         found = _TURN.fullmatch(reference)
         return int(found[1]) if found and int(found[1]) <= self._turns else 0
 
@@ -381,6 +380,7 @@ class RunMemory:
     def _take_answer(
         self, each: PromptMessage, message: ToolMessage, calls: dict[str, ToolCall]
     ) -> None:
+        """Store an answer as an intermediate result, unless it repeats a recalled text."""
         body = body_of(message)
         result = message.tool_results[0] if message.tool_results else None
         call = calls.get(result.tool_call_id) if result else None
@@ -455,6 +455,7 @@ class RunMemory:
             yield head + cut(text[:_LINE_BYTES], _LINE_BYTES - len(head.encode(errors="replace")))
 
     def _fitting(self) -> SystemMessage | None:
+        """Return the fenced message with as many parts as the limit allows; ``None``: no part."""
         task = self.working.compose(Area.TASK, description=False)
         for parts in ((self._base, self._index), (task, self._index), (self._index,), (task,)):
             note = self._noting(*parts)
@@ -475,8 +476,7 @@ def _noting(*parts: str) -> SystemMessage | None:
 class Recalled:
     """Adds texts of earlier runs to an agent's prompts: see :class:`bottega.agents.PromptMemory`.
 
-    The texts are one fenced message after the shared context; the history does not have this
-    message.
+    The texts are one fenced message after the shared context, which is not in the history.
     """
 
     tools: Sequence[ToolBase] = ()

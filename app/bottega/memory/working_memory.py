@@ -410,8 +410,8 @@ class WorkingMemory:
     def retrieve_from_episodic(self, found: Iterable[Retrieved]) -> None:
         """Store retrieved episodes, best first, each shortened to an equal share of the section.
 
-        Earlier episodes are removed to make room; episodes that no prompt contained are removed
-        first."""
+        Earlier episodes are removed to make room, first those that no prompt contained.
+        """
         section = self._sections[Area.RETRIEVED]
         items = list(found)
         share = section.room // max(len(items), 1)
@@ -571,6 +571,7 @@ class WorkingMemory:
         section.put((TRACE, reference), summary)
 
     def _drop_unread(self, section: Section, mark: int) -> None:
+        """Remove retrieved entries that were never read; they can be retrieved again."""
         if section.filled > mark:
             for key, entry in list(section.entries.items()):
                 if key[0] == EPISODE and not entry.accessed:

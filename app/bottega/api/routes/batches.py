@@ -151,6 +151,7 @@ class Batch(Answer):
 
 
 def _refused(error: ValidationError, data: bytes | None) -> RequestValidationError:
+    """Return the error of a body; if ``data`` is ``None``, of the query parameters."""
     found = error.errors(include_url=False)
     place = "query" if data is None else "body"
     body = None if data is None or found[0]["type"] == "json_invalid" else from_json(data)

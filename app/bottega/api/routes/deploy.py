@@ -94,8 +94,7 @@ class Apply(Resources):
 
     allow_missing: bool = False
     """Store definitions with names of agents, graphs, MCP servers, providers or secrets that do not
-    exist, and return warnings. The server refuses runs of these definitions until all names
-    exist."""
+    exist, and return warnings. Their runs are refused until all these names exist."""
 
 
 class Applied(Answer):
@@ -369,6 +368,7 @@ def _children(body: NewAgent | NewGraph) -> Sequence[str]:
 
 @contextmanager
 def _at(section: str, number: int) -> Iterator[None]:
+    """Add the definition's JSON Pointer to each error that the block raises."""
     try:
         yield
     except BottegaError as error:

@@ -107,8 +107,7 @@ class MultipartFile:
     def _until_delimiter(self, text: bytes, at: int) -> tuple[bytes, int]:
         """Return a part's bytes from ``at`` on, and the position at which to continue.
 
-        A delimiter counts only if its line has no further text; otherwise it is content (RFC 2046,
-        5.1.1).
+        A delimiter counts only if its line has no further text (RFC 2046, 5.1.1).
         """
         start = at
         while (place := text.find(self._delimiter, start)) >= 0:

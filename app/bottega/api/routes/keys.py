@@ -199,7 +199,7 @@ class NewToken(Body):
     )
 
     user: UserName
-    """Your name for the end user. The token acts for this user only, and sees only this user's
+    """Your name for the end user. The token acts for this user only, and sees no other user's
     data."""
     actions: Annotated[list[Action], Field(min_length=1, max_length=len(ACTIONS))]
     """`run`: start runs and sessions; `read`: runs, sessions, files, interrupts and streams;

@@ -225,8 +225,7 @@ class ContextFound(Answer):
     """Validated patterns, best first."""
     episodes: list[EpisodeHit]
     """Similar episodes, best first; empty if no episode is more similar than chance explains. `why`
-    has the words that the episode shares with the task, the cosine, and the minimum cosine that
-    counts."""
+    has the words that episode and task share, the cosine, and the minimum cosine that counts."""
     by_meaning: bool
     """True if the search compared vectors of meaning."""
     by_spelling: bool
@@ -244,7 +243,7 @@ class NewLesson(Body):
     name: Annotated[str, StringConstraints(min_length=1, max_length=120)] | None = None
     """Short name of the lesson; null: its first words."""
     category: Literal["domain", "strategic", "decomposition"] = "domain"
-    """Category of the lesson. Only categories that the outcome of a whole run can validate are
+    """Category of the lesson. Only categories that a whole run's outcome can validate are
     allowed."""
     uses: Annotated[list[Term], Field(max_length=20)] = Field(default_factory=list)
     """Tools and agents that the lesson names."""
@@ -322,8 +321,7 @@ class MaintenanceJob(Answer):
     tick: datetime | None
     """Scheduled time; null: a request started the job."""
     status: Literal["pending", "running", "done", "failed"]
-    """Status of the job. After `failed`, the next job continues at the stage where this job
-    stopped."""
+    """Status of the job. After `failed`, the next job continues at the stage that failed."""
     stage: int
     """Number of finished stages; a job has six."""
     error: str | None

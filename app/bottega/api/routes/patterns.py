@@ -796,6 +796,7 @@ def known_of(features: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _features(body: PatternsWanted) -> dict[str, Any]:
+    """Return the features in the body, and further features from the words of the task."""
     told = body.context if body.features is None else body.features
     known = known_of(told)
     if body.task is not None:

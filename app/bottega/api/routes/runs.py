@@ -626,10 +626,12 @@ class CountedRuns(Answer):
 
 
 def _only(values: Sequence[str]) -> str | None:
+    """Return a filter's value if the filter has exactly one value; otherwise ``None``."""
     return values[0] if len(values) == 1 else None
 
 
 def _several(values: Sequence[str]) -> Sequence[str]:
+    """Return a filter's values if the filter has several values; otherwise no values."""
     different = tuple(dict.fromkeys(values))
     return different if len(different) > 1 else ()
 

@@ -38,8 +38,7 @@ class MadeWebhookSecret(WebhookSecret):
     """A new webhook secret with its value, which no later response shows."""
 
     secret: str
-    """Secret with which receivers verify webhooks (Standard Webhooks). No later response shows
-    it."""
+    """Secret for verifying webhooks (Standard Webhooks). No later response shows it."""
 
 
 class WebhookSecrets(Answer):

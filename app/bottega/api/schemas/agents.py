@@ -143,8 +143,7 @@ class RunCheck(Answer):
 
     status: Literal["pending", "done", "failed", "unknown"]
     """`failed`: some checks could not be decided, and the server does not try them again.
-    `unknown`: on each day of a week, the budget was used up before the server could ask the
-    judge."""
+    `unknown`: on each day of a week, the budget was spent before the server could ask the judge."""
     passed: bool | None
     """True: all checks passed; null: not all checks are decided."""
     results: list[CheckResult]

@@ -50,8 +50,7 @@ class Feedback(Answer):
     """Score from 0 to 1; 1 is best; null: no score."""
     comment: str | None
     by: str
-    """Author: `key:` with the prefix of a key, `user:` with a person or an end user, or
-    `local`."""
+    """Author: `key:` with a key's prefix, `user:` with a person or an end user, or `local`."""
     at: datetime
 
 
@@ -250,8 +249,7 @@ class EpisodeReader(Body):
     """The user, session or tenant whose episodes are read."""
 
     user: UserName | None = None
-    """Only episodes of this user; without `user` and `session_id`: episodes that belong to no
-    user."""
+    """Only episodes of this user; without `user` and `session_id`: episodes without a user."""
     session_id: SessionName | None = None
     """Only episodes of this session; null: of all sessions."""
     scope: Annotated[Within | None, Field(description=WITHIN)] = None
@@ -469,8 +467,7 @@ class Episode(Answer):
     instances: int = 1
     """Number of episodes that this episode replaces; 1: this episode replaces no other."""
     parts: list[EpisodePart] = Field(default_factory=list)
-    """Work of each agent node of a graph and of each sub-agent; only in a response about a single
-    episode."""
+    """Work of each agent node and sub-agent; only in a response about a single episode."""
     consolidated: dict[str, Any] | None = None
     """Only in a consolidated episode: the most typical of the replaced episodes
     (`representative_id`), the number of `instances`, their common `structure` (values by JSON

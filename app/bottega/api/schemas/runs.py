@@ -339,8 +339,7 @@ class NewFork(Body):
     fork takes over all events until the end of the previous block. A block is a model's message
     with the results of all its tool calls."""
     publication: Annotated[Text, AfterValidator(_says_something)] | None = None
-    """Text that the node publishes; its agent is not called. The text must fit the node's
-    schema."""
+    """Text that the node publishes; its agent is not called. It must fit the node's schema."""
     agent: AgentChanges | None = None
     """Changes of the definition of the node's agent, or of the run's own agent; needs a key with
     the scope `define`."""
@@ -485,8 +484,7 @@ class Task(Answer):
     queue_position: int | None
     """Number of the run's waiting tasks before this task; null: this task is not waiting."""
     partial_output: str | None
-    """Last 10,000 characters of the text of the task's current model call; null: the task is not
-    running."""
+    """Last 10,000 characters of the task's current model call; null: the task is not running."""
     mode: Literal["sync", "async"]
     """`sync`: the caller waits for the task; nodes of a DAG are `sync`, too. `async`: the task was
     dispatched, and runs in parallel with its parent."""
@@ -677,7 +675,7 @@ class AgentDiff(Answer):
     cost: BeforeAfter[Cost]
     """Cost of the agent's model calls."""
     duration_ms: BeforeAfter[int | None]
-    """Sum of the durations of the agent's finished queries, including sub-agents; null: no query is
+    """Sum of the durations of the agent's finished queries with sub-agents; null: none is
     finished."""
     model_calls: BeforeAfter[int]
     """Number of the agent's model calls."""

@@ -74,8 +74,7 @@ class KeylessRates:
     Behind a trusted proxy, ``X-Forwarded-For`` has the client's address.
 
     Args:
-        per_s: number of requests of an address per second; up to 4 times as many may arrive at
-            once.
+        per_s: requests of an address per second; up to 4 times as many may arrive at once.
     """
 
     def __init__(

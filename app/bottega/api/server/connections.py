@@ -2,8 +2,7 @@
 
 The extensions in the scope of a WebSocket have functions that ASGI does not define:
 
-- ``DROP`` disconnects a client that does not read; a closing handshake would wait until the client
-reads.
+- ``DROP`` disconnects a client that does not read; a closing handshake would wait for reads.
 - ``SEND`` sends many frames in one system call, because for a thousand subscribers the system calls
   cost more than all other work.
 - ``MAY_PING`` limits pings.
@@ -366,8 +365,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def _with_refusals(self, app: Any) -> Any:
         async def wrapped(scope: Any, receive: Any, send: Any) -> None:
             await app(scope, receive, send)
-            # Otherwise uvicorn would treat a refusal or a disconnect as a missing answer, and log
-            # an error.
+            # Otherwise uvicorn would log a refusal or a disconnect as a missing answer.
             answered = self.initial_response is not None or self.transport.is_closing()
             self.handshake_complete |= answered
 

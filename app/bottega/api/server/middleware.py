@@ -56,8 +56,7 @@ class Answers:
     The middleware also sets the request's trace for all work that the request starts.
 
     Args:
-        facades: translations of problems for clients of other APIs, by the first segment of the
-            path.
+        facades: translations of problems for clients of other APIs, by the path's first segment.
     """
 
     def __init__(self, app: ASGIApp, facades: Mapping[str, Translate]) -> None:
@@ -296,8 +295,7 @@ PAST = "bottega.past"
 _WAITING = frozenset({"/mcp", "/openai/v1/chat/completions", "/openai/v1/responses"})
 """Paths whose POST may wait for a run."""
 _SENT, _RECEIVED = 64 * 1024, 16 * 1024
-"""Size in bytes that costs as much as one more request: of a request's body, and of an answer's
-body.
+"""Sizes in bytes that cost as much as one more request: of a request's and an answer's body.
 
 Each 16 KiB of a page take some milliseconds, mostly for checks of the page's items.
 """
@@ -310,7 +308,7 @@ class LimitRequests:
     The middleware comes directly after the check of the key, so that a refusal is cheap. The
     middleware adds the remaining quota to every response. While there are no keys, the middleware
     limits only bodies, because only this machine has access. The middleware first checks a body's
-    declared length, then the number of received bytes. (FastAPI's own limit would answer with plain
+    declared length, then the number of received bytes. (FastAPI's own limit answers with plain
     text.)
 
     Args:

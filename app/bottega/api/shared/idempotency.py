@@ -80,8 +80,7 @@ class IdempotencyGuard:
 async def once_key(request: Request, key: str) -> OnceKey:
     """Return a key with a hash of path and body; the hash ignores spaces and the order of members.
 
-    If an end user's token sent the key, the hash includes the user, so that two users cannot share
-    a key.
+    If an end user's token sent the key, the hash includes the user: two users cannot share a key.
     """
     if (acting := acting_user.get()) is not None:
         key = f"{sha256(acting.user.encode()).hexdigest()} {key}"

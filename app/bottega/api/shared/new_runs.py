@@ -120,6 +120,7 @@ async def _prepared(
     channel: str | None,
     draft: dict[str, Any] | None,
 ) -> AsyncIterator[tuple[submitting.RunRequest, StoredInput]]:
+    """Check the body and store the files of the input; yield the run to submit and its input."""
     tenant, settings = principal.tenant_id, service.settings
     user = acts_for(principal, body.user).user
     if user is None and body.session_id is not None and channel is None:

@@ -243,6 +243,7 @@ async def leaving(
 
 
 async def _gone(request: Request) -> None:
+    """Return when the client has closed its connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

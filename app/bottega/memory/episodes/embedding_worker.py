@@ -312,6 +312,7 @@ class EmbeddingWorker:
         return made
 
     async def _made(self, embedder: "Embedder", found: Sequence[Summary]) -> "tuple[str, Vectors]":
+        """Return an embedder's name and its vectors for the episodes, shape (n, 3, d)."""
         texts = [text for each in found for text in (each.task, each.result, each.whole)]
         vectors = await embedder.embed(texts)
         await self._pool.execute(_ENSURE_INDEX, embedder.dimension, timeout=60)

@@ -2,8 +2,7 @@
 
 Concurrent calls do no harm, and a later call completes a call that was interrupted. A step reads a
 page without locks, stores objects, and then changes the page in one transaction. The transaction
-checks once more which rows are due. Rows that another transaction has locked are left to a later
-call.
+checks once more which rows are due. Rows with another transaction's lock are left to a later call.
 
 A mature episode waits (``episode_state.task_key``) until all episodes within a time window after it
 are mature. Then the step compares this episode once with the episodes of equal ``task_key`` in that
@@ -549,6 +548,7 @@ def _content(episode: Episode) -> dict[str, Any]:
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values in an object, at any depth, each with its JSON pointer."""
     if not isinstance(value, Mapping) or not value:
         yield path, value
         return
@@ -569,6 +569,7 @@ def _shown(value: Any) -> Any:
 
 
 def _shared(members: Sequence[Episode], name: str) -> list[Any]:
+    """Return the items of a list that all members have, in the order of the first member."""
     first, *others = (each.metadata.get(name, []) for each in members)
     return [item for item in first if all(item in other for other in others)]
 

@@ -199,8 +199,7 @@ class EpisodicMemory:
             bodies: also read the bodies, from the database or the object store.
 
         Raises:
-            NotFoundError: the episode is unknown, deleted, outside of the scope, or of another
-                tenant.
+            NotFoundError: the episode is unknown, deleted, out of scope, or of another tenant.
             UnavailableError: a body cannot be read; ``bodies=False`` reads all other fields.
         """
         async with acting_as(self.pool, tenant_id) as connection:

@@ -96,8 +96,7 @@ async def context_for_task(
     The result has no candidates, but all validated patterns that apply: none is withheld.
 
     Args:
-        scope: scope of the episodes. Patterns need no scope, as they contain no text of a single
-            user.
+        scope: scope of the episodes. Patterns need none, as they contain no text of a single user.
         known: features that override the features found in the task's words.
         k: maximum number of patterns, of episodes and of insights.
     """
@@ -162,6 +161,7 @@ async def learn_from_episode(
 
 
 async def _count(store: PatternStore, episode: Episode, outcomes: Sequence[ReportedOutcome]) -> int:
+    """Store the outcomes of patterns, and return the number of outcomes that are new evidence."""
     ids = [each.pattern_id for each in outcomes]
     known = await store.get_many(ids)
     told = {"complexity": episode.task.get("complexity"), "task_type": episode.task_type}

@@ -98,8 +98,7 @@ async def change(
     Raises:
         NotFoundError: the lesson does not exist.
         ConflictError: ``removed``; ``too_many_pinned``.
-        InvalidInputError: the new text looks like an order to a model; or no agent of the lesson is
-            known.
+        InvalidInputError: the new text looks like an order to a model; or no agent is known.
     """
     now = await get(connection, tenant_id, lesson_id, lock=True)
     if now["state"] == "removed":

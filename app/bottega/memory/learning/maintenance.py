@@ -435,6 +435,7 @@ async def _review(store: PatternStore, pattern_id: UUID) -> str | None:
 
 
 def _named(ids: Sequence[UUID]) -> dict[str, Any]:
+    """Return the number of patterns, and the ids of the first hundred."""
     return {"count": len(ids), "patterns": [str(each) for each in ids[:100]]}
 
 

@@ -136,6 +136,7 @@ def without_private_texts(episodes: Sequence[Observed]) -> list[Observed]:
 
 
 def _texts(episode: Observed) -> Iterator[str]:
+    """Yield the texts of an episode, without the names of defined agents and tools."""
     said = [episode.domain, *(call.signature for call in episode.calls)]
     said += [call.name for call in episode.calls if not call.is_defined]
     if episode.task_type != episode.agent:
@@ -344,6 +345,7 @@ def _tally(items: Iterable[_Item]) -> Tally:
 
 
 def _order(finding: _Finding) -> tuple[float, int, Names]:
+    """Return the sort key: highest gain first, then the most specific finding."""
     return -finding.gain, -len(finding.uses), finding.uses
 
 

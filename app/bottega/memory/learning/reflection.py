@@ -23,8 +23,7 @@ _SPENT = ("model_calls", "tool_calls", "retries", "usage", "duration_s")
 
 class Analyst(Protocol):
     """A model that analyses tasks and episodes. The model's answers are data: they are bounded and
-    checked, and never executed. The cost of a call is charged to ``run``, a tenant's and a run's
-    id.
+    checked, and never executed. A call's cost is charged to ``run`` (tenant's id, run's id).
 
     Attributes:
         name: name of this author in reflections.

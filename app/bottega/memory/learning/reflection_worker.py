@@ -121,6 +121,7 @@ class ReflectionWorker:
             await _end(connection, tenant_id, [_failed(due, why)], {})
 
     async def _learn(self, tenant_id: UUID, due: Sequence[asyncpg.Record]) -> None:
+        """Store in one transaction all results that need no model, then call the model."""
         async with acting_as(self._pool, tenant_id) as connection:
             episodes = await _episodes(connection, tenant_id, [row["episode_id"] for row in due])
             count = await self._count(connection, tenant_id, episodes)
@@ -194,6 +195,7 @@ async def learn_again(connection: asyncpg.Connection, tenant_id: UUID) -> int:
 async def _episodes(
     connection: asyncpg.Connection, tenant_id: UUID, ids: Sequence[UUID]
 ) -> dict[UUID, Episode]:
+    """Return episodes by id, with the traces that are still in the database."""
     found = await search.load(connection, EVERYTHING, ids)
     traces = await connection.fetch(_TRACES, tenant_id, list(found))
     for row in traces:

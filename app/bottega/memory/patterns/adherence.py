@@ -28,6 +28,8 @@ FAILED_TASK = (EventType.AGENT_FAILED, EventType.SUBAGENT_FAILED, EventType.SUBA
 
 @dataclass(slots=True)
 class _Shown:
+    """A pattern that the run got (or that was withheld from it), and the observations about it."""
+
     id: str
     of: PatternReceived
     at: int  # number of calls that had begun before the pattern was shown

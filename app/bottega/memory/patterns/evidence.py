@@ -191,6 +191,7 @@ def _ways(n: int, k: int) -> float:
 
 
 def _sum(logarithms: Iterable[float]) -> float:
+    """Return the sum of probabilities, which are given as logarithms."""
     return min(1.0, fsum(map(exp, logarithms)))
 
 

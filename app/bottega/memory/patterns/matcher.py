@@ -36,8 +36,7 @@ class Match(NamedTuple):
         score: from 0 to 1: 0.4 confidence + 0.3 success rate + 0.15 min(ln(1 + uses)/10, 1) + 0.1
             exp(-days since validation/90) (0 without a validation) + 0.05 quality.
         quality: share of the task's known features that the pattern names, from 0 to 1. Only
-            features that the pattern names, or that are in :data:`ALWAYS`, count. 0 if no feature
-            counts.
+            features that the pattern names, or in :data:`ALWAYS`, count. 0 if no feature counts.
     """
 
     pattern: Pattern

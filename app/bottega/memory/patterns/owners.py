@@ -62,6 +62,7 @@ def public_features(owned: Sequence[OwnedFeatures]) -> list[dict[str, Any]]:
 
 
 def _texts(owned: OwnedFeatures) -> Iterator[str]:
+    """Yield the texts in the features, without the names of defined agents and tools."""
     for name, value in owned.features.items():
         if name not in _NAMES:
             several = value if isinstance(value, list | tuple) else [value]

@@ -355,6 +355,7 @@ def condition_text(condition: Condition) -> str:
 
 
 def _step(step: Mapping[str, Any]) -> str:
+    """Render a step, and add the step's tools and agents that the text does not name."""
     do = step["do"]
     others = ", ".join(name for name in step.get("uses", ()) if name not in do)
     return f"{do} ({others})" if others else do

@@ -367,7 +367,7 @@ class PatternStore:
 
         Args:
             version: the version on which the changes are based.
-            changes: new values by field of :class:`Pattern`, except evidence, lifecycle and
+            changes: new values by field of :class:`Pattern`, but no evidence, lifecycle or
                 identity.
             reason: reason to store if the pattern becomes a candidate again.
 
@@ -466,6 +466,7 @@ class PatternStore:
         return await self._judge((await self.get_many(ids, lock=True)).values())
 
     async def _judge(self, held: Iterable[Pattern]) -> list[Validation]:
+        """Validate locked patterns by their applications, and make the looks that are due."""
         since = self.now - timedelta(days=EVIDENCE_DAYS)
         of = {each.key: each for each in held}
         sides: dict[UUID, dict[bool, Side]] = defaultdict(dict)
@@ -556,6 +557,7 @@ class PatternStore:
         return (await self.get_many([pattern_id]))[pattern_id]
 
     async def _do(self, query: str, *args: Any) -> Any:
+        """Execute a statement whose first argument is the tenant's id; return the only value."""
         return await self.connection.fetchval(query, self.tenant_id, *args)
 
     async def write(self, changed: Pattern, *, notify: bool = True) -> None:

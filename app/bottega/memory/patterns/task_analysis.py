@@ -120,6 +120,7 @@ def _labelled(text: str) -> dict[str, list[str]]:
 
 
 def _sentences(text: str) -> Iterator[tuple[str, bool]]:
+    """Yield each sentence or list item, with true for a list item."""
     for line in text.splitlines():
         line = line.strip()
         bullet = _BULLET.match(line)

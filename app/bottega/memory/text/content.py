@@ -39,8 +39,7 @@ class ContentWord(NamedTuple):
     Attributes:
         counts: weight of the word: 2 for an identifier, an error code or a number of three digits
             or more; 0 for each word of a text without content words; otherwise 1.
-        run: number of the run of letters without spaces that has the word; 0: a word between
-            spaces.
+        run: number of the word's run of letters without spaces; 0: a word between spaces.
         place: index of the first letter in that run.
     """
 
@@ -54,8 +53,7 @@ class ContentWord(NamedTuple):
 class ContentWords:
     """The content words of a text without repetitions, at most :data:`MOST_WORDS`.
 
-    If a text has no content words, this has all its words with the weight 0, so that a search can
-    use them.
+    A text without content words has all its words here, with weight 0, so that searches use them.
     """
 
     words: Sequence[ContentWord]
@@ -132,12 +130,14 @@ def _content_of(
 
 
 def _is_code(token: str) -> bool:
+    """Check if a token is an identifier, an error code or a number of three digits or more."""
     if any(map(str.isdigit, token)):
         return sum(map(str.isalnum, token)) >= 3
     return bool("_" in token.strip("_") or _HUMPS.fullmatch(token) or _CAPITALS.fullmatch(token))
 
 
 def _folded(text: str) -> str:
+    """Return a text in lower case and without accents."""
     text = text.casefold()
     if text.isascii():
         return text

@@ -84,6 +84,7 @@ def _is_whole(line: str) -> bool:
 
 
 def _parts(line: str) -> Iterator[str]:
+    """Split a long line into sentences, and long sentences after punctuation or a space."""
     for sentence in _SENTENCE_END.split(line):
         start = 0
         while len(sentence) - start > _PIECE:
@@ -122,6 +123,7 @@ def _extract(pieces: list[str], room: int) -> str:
 
 
 def _weights(pieces: list[str]) -> list[int]:
+    """Return the weight of each piece: errors first, then numbers and names."""
     weights = [1 if _SPECIFIC.search(piece) else 0 for piece in pieces]
     whole = "\n".join(pieces).lower()
     if errors := [word for word in _ERROR_WORDS if word in whole]:  # none or few words

@@ -178,8 +178,7 @@ async def _cancel(
     The client of a cancelled call expects no answer.
 
     Raises:
-        UserRequiredError: the key requires an end user, but the notification's ``_meta`` names no
-            user.
+        UserRequiredError: the key requires an end user, but ``_meta`` names no user.
         ConflictError: the run belongs to another user.
     """
     principal.need("run")
@@ -285,8 +284,7 @@ def _field(schema: Any) -> dict[str, Any] | None:
 def decision(interrupt: Mapping[str, Any], response: Any) -> NewDecision | None:
     """Return the person's decision; ``None``: the caller must cancel the run.
 
-    Declining an approval denies the tool call. Declining a question, or cancelling, cancels the
-    run.
+    Declining an approval denies the tool call; declining a question, or cancelling, ends the run.
 
     Raises:
         InvalidInputError: the response does not fit the request.

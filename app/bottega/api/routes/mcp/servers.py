@@ -268,6 +268,7 @@ def _refuse_private(url: str, allowed: AllowList) -> None:
 
 
 def _with_stale(_: Service, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the warnings, and one more warning if the server has reported changed tools."""
     if not content.get("stale") or "warnings" not in content:
         return {}
     told = "the server says that its tools have changed: refresh it"

@@ -422,6 +422,7 @@ def _names(tools: Sequence[Tool]) -> dict[str, str]:
 
 
 def _fit(name: str) -> str:
+    """Return a tool's name without the characters that model APIs refuse."""
     name = _UNFIT.sub("_", name)
     return (name if name[:1].isalpha() else f"t{name}")[:_LONGEST_NAME]
 
@@ -459,9 +460,8 @@ class _History:
         """Return the messages for a run, each with the client's message from which it was made.
 
         Empty messages are skipped. An answer with an id belongs to the first open call with this
-        id; an answer without an id belongs to the first open call. For a call without an answer,
-        the history gets an answer that reports the missing result. A late answer becomes a text of
-        the user.
+        id; an answer without an id belongs to the first open call. A call without an answer gets an
+        answer that reports the missing result. A late answer becomes a text of the user.
 
         Raises:
             InvalidInputError: an answer belongs to no call, a message has too many calls, or all

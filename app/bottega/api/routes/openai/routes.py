@@ -109,8 +109,7 @@ async def start_or_resume(
 ) -> RunFollower:
     """Continue the run that waits for this request's results, or start a new run.
 
-    Before a new run starts, this function cancels the waiting runs for which the request has no
-    results.
+    Before a new run starts, this function cancels waiting runs without results in the request.
 
     Raises:
         BottegaError: see :func:`body_of` and :func:`start_run`; ``pointer`` names a field of the
@@ -174,8 +173,8 @@ def _answered(waiting: Waiting, tail: Sequence[HistoryMessage], place: Place) ->
 
     Args:
         tail: the request's messages after the assistant's last message. The request answers a run
-            only if each result is for a different call of this run, and all other messages are from
-            the user.
+            only if each result is for a different call of this run, and all other messages are the
+            user's.
     """
     results = {interrupt_of(one.answers) for one in tail if one.role == "tool"}
     answered = (each["run_id"] for each in waiting if each["id"] in results)
