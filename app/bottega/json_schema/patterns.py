@@ -186,8 +186,6 @@ def _check_size(size: Size, left: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A pattern that is ready for searches."""
-
     validator: SchemaValidator
     size: Size
 

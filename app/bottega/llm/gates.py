@@ -32,8 +32,6 @@ _SERVERS = frozenset({"model_unavailable", "model_timeout", STREAM_BROKEN})
 
 
 class ModelKey(NamedTuple):
-    """A model of a server, for the calls of a tenant."""
-
     server: ServerKey
     model: str
 

@@ -736,7 +736,6 @@ def _myself() -> Any:
 
 
 def _words(task: asyncio.Task[None]) -> str:
-    """Return why a connection ended."""
     error = None if task.cancelled() or not task.done() else task.exception()
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -1,4 +1,4 @@
 """Asynchronous sub-agents: registry, scheduler and tools.
 
-A library like :mod:`bottega.agents`, independent of HTTP, SQL and settings.
+This is a library like :mod:`bottega.agents`, independent of HTTP, SQL and settings.
 """

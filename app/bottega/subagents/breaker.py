@@ -1,8 +1,8 @@
-"""Circuit breakers, which hold back an agent's tasks in a run while such tasks keep failing.
+"""Circuit breakers, which hold back an agent's tasks in a run while these tasks fail repeatedly.
 
-A breaker is closed (tasks start), open (no task starts until its reset time), or half-open (one
-task, the probe, starts, and its end closes or opens the breaker). The scheduler asks before it
-starts a task. :class:`FailureRates` decides when a breaker opens.
+A breaker is closed (tasks start), open (no task starts until the reset time), or half-open (one
+task, the probe, starts, and the probe's end closes or opens the breaker). The scheduler asks the
+breaker before it starts a task. :class:`FailureRates` decides when a breaker opens.
 """
 
 from collections.abc import Callable
@@ -28,13 +28,13 @@ _NOT_ITS_OWN = frozenset(
         "model_unauthorized",
     }
 )
-"""Codes of failures that a budget, or a model server's refusal of a request, caused."""
+"""Codes of failures with another cause than the agent: a budget, or a refusal by a model server."""
 
 
 def breaker_key(parent: Parent, params: DispatchParams) -> BreakerKey | None:
     """Return the key of a task's breaker.
 
-    Anonymous tasks have no breaker, because they have no agent in common.
+    Anonymous tasks have no breaker, because they do not share an agent.
     """
     if params.agent is None:
         return None
@@ -42,10 +42,10 @@ def breaker_key(parent: Parent, params: DispatchParams) -> BreakerKey | None:
 
 
 def is_own_fault(handle: SubagentHandle) -> bool:
-    """Check if the end of a task is a failure that its breaker counts.
+    """Return true if the end of a task is a failure that the task's breaker counts.
 
     A breaker does not count cancellations, timeouts, exhausted budgets, limits of the model's
-    server and requests that the server refuses. It counts all other failures, also
+    server and requests that the server refuses. The breaker counts all other failures, also
     ``max_iterations`` and refused content.
     """
     return (
@@ -62,10 +62,10 @@ class _Breaker:
 
     Attributes:
         failures: number of recently failed tasks and probes.
-        retry_at: time in seconds from which a probe may start; later: the time from which the
-            breaker has had no probe.
+        retry_at: earliest time of the next probe, in seconds. After this time: the time since which
+            the breaker has no probe.
         probe: the task whose end closes or opens the breaker.
-        held: tasks that are held back, in order.
+        held: the tasks that the breaker holds back, in order.
     """
 
     failures: int
@@ -78,8 +78,8 @@ class Breakers:
     """The breakers of all agents and runs. Times are seconds.
 
     Args:
-        call_at: calls a function at a time; as of asyncio's event loop.
-        release: queues a task again that was held back.
+        call_at: function that calls a function at a given time, like asyncio's ``call_at``.
+        release: function that queues a held task again.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Breakers:
         self._breakers: dict[BreakerKey, _Breaker] = {}
 
     def refusal(self, key: BreakerKey | None, now: float) -> float | None:
-        """Return the seconds until a dispatch may be tried again; ``None``: tasks may start now."""
+        """Return the seconds until a dispatch is allowed, or ``None`` if tasks may start now."""
         breaker = None if key is None else self._breakers.get(key)
         if breaker is None:
             return None
@@ -110,7 +110,7 @@ class Breakers:
         return self._options.reset_timeout
 
     def admit(self, handle: SubagentHandle, now: float) -> bool:
-        """Return true if a task may start; otherwise hold it back behind other held tasks.
+        """Return true if a task may start; otherwise hold the task back behind other held tasks.
 
         The first task after the reset time becomes the probe, unless tasks are held. Idempotent.
         """
@@ -124,10 +124,10 @@ class Breakers:
         return False
 
     def ended(self, handle: SubagentHandle, now: float) -> None:
-        """Note a task's end or suspension; release the held tasks that may start now.
+        """Record a task's end or suspension; release the held tasks that may start now.
 
-        While a breaker is not closed, only its probe's end matters. If that is neither a success
-        nor the task's own fault, the next held task or dispatch becomes the probe.
+        While a breaker is not closed, only the probe's end counts. If the probe neither succeeded
+        nor failed by its own fault, the next held task or dispatch becomes the probe.
         """
         if (key := handle.breaker) is None:
             return
@@ -172,9 +172,9 @@ class Breakers:
         ]
 
     def forget(self, now: float) -> None:
-        """Forget old ends of tasks, and breakers that nobody has asked for ``monitor_window``.
+        """Delete old ends of tasks, and breakers without a question during ``monitor_window``.
 
-        Otherwise the breaker of an agent that is never dispatched again would stay for ever.
+        An agent without further dispatches would otherwise have a breaker in memory for ever.
         """
         self._rates.tidy(now)
         for key, breaker in list(self._breakers.items()):
@@ -183,7 +183,7 @@ class Breakers:
                 del self._breakers[key]
 
     def _open(self, breaker: _Breaker, handle: SubagentHandle, now: float) -> None:
-        """Let no task start until the reset time, and then a held task as the probe."""
+        """Stop all tasks until the reset time; then start a held task as the probe."""
         breaker.retry_at = now + self._options.reset_timeout
         data = {
             "attempt": handle.attempt,
@@ -195,7 +195,7 @@ class Breakers:
         self._call_at(breaker.retry_at, self._start_probe, breaker, breaker.retry_at)
 
     def _start_probe(self, breaker: _Breaker, now: float) -> None:
-        """Start a held task, if the breaker is still open and its reset time has come."""
+        """Start a held task if the breaker is still open and the reset time is over."""
         if breaker.probe is None and breaker.held and now >= breaker.retry_at:
             breaker.probe = next(iter(breaker.held))
             del breaker.held[breaker.probe]

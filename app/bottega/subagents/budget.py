@@ -1,8 +1,8 @@
-"""Budgets of tokens and of money that several tasks spend at once.
+"""Budgets of tokens and money for several concurrent tasks.
 
-A model call first reserves the largest amount that it may use, in every account that pays for it.
-After the call it releases the unused amount. So all tasks together exceed a budget at most by the
-error of one call's estimate.
+A model call first reserves the maximum amount that the call may use, in every account that pays for
+the call. After the call, the unused amount is released. So all tasks together exceed a budget at
+most by the error of one call's estimate.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from bottega.agents.query import Query
 from bottega.errors import BudgetExhaustedError, ModelError
 
 MAX_OUTPUT = 4096
-"""Tokens of the longest expected answer, for calls that set no limit."""
+"""Tokens of the longest expected answer, for calls without a limit."""
 _BILLION = Decimal(10**9)
 
 
@@ -29,11 +29,10 @@ class _Tokens:
     key: Final = "tokens"
 
     def amount(self, usage: Usage) -> int:
-        """Return the amount of a model call."""
         return usage.total_tokens
 
     def price(self, sent: int, prices: ModelPrices | None) -> tuple[int, int]:
-        """Return the amounts of an input of ``sent`` tokens, and of each token of output."""
+        """Return the amount for an input of ``sent`` tokens, and the amount per output token."""
         return sent, 1
 
     def text(self, amount: int) -> str:
@@ -72,13 +71,15 @@ def billionths(dollars: Decimal) -> int:
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """A budget; without a ``limit`` it is unlimited.
+    """A budget. An account without a ``limit`` is unlimited.
 
     Attributes:
-        name: used in error texts.
+        name: name of the budget in error texts.
         reserved: amount reserved by running model calls.
-        is_operators: true for the operator's account: calls of a tenant's own servers cost nothing.
-        needs_price: true: refuse calls of models without a known price; false: they cost nothing.
+        is_operators: true for the operator's account, for which calls of a tenant's own servers are
+            free.
+        needs_price: true if the account refuses models without a known price; otherwise their calls
+            are free.
     """
 
     name: str
@@ -92,7 +93,7 @@ class Account:
 
     @property
     def left(self) -> int | None:
-        """Amount neither spent nor reserved; ``None``: unlimited."""
+        """Amount that is neither spent nor reserved, or ``None`` without a limit."""
         return None if self.limit is None else self.limit - self.spent - self.reserved
 
     @property
@@ -105,12 +106,11 @@ class Account:
 
     @property
     def state(self) -> str:
-        """Text about the spent amount."""
         spent, limit = self.unit.text(self.spent), self.unit.text(self.limit or 0)
         return f"{self.name} is used up: {spent} of {limit} {self.unit.name} are spent"
 
     def used_up(self, more: int) -> str:
-        """Return the error text for a call whose input costs ``more``."""
+        """Return the error text of a call whose input costs ``more``."""
         return f"{self.state}, and the next model call takes about {self.unit.text(more)}"
 
     def give_back(self, amount: int) -> None:
@@ -132,16 +132,16 @@ class Account:
                 self._waiting.remove(future)
 
     async def fill(self, amount: int) -> None:
-        """Get more of a shared budget if less than ``amount`` is left. This class does nothing."""
+        """Claim more of a shared budget if it has less than ``amount``. This class does nothing."""
 
     @property
     def may_grow(self) -> bool:
-        """True if the limit may grow later, even if no call of this process ends."""
+        """True if the limit may grow later, even without an end of a call in this process."""
         return False
 
 
 def estimate(query: Query) -> int:
-    """Estimate the tokens that the next model call of a query sends."""
+    """Estimate the input tokens of a query's next model call."""
     if query.composed is not None:
         return query.composed["tokens"]
     agent = query.agent
@@ -154,16 +154,16 @@ def grant(
     prices: ModelPrices | None = None,
     longest: int = MAX_OUTPUT,
 ) -> int | Account:
-    """Return the tokens that a call may produce, or the account to wait for. Pure.
+    """Return the maximum output tokens of a call, or the account that has too little left. Pure.
 
     Args:
         longest: tokens of the longest expected answer.
 
     Raises:
-        BudgetExhaustedError: an account would not have enough even without reservations.
+        BudgetExhaustedError: an account has too little left, even without reservations.
     """
     tightest: Account | None = None
-    free, least = longest, min(longest, 16)  # a shorter answer is useless
+    free, least = longest, min(longest, 16)  # a shorter answer would be useless
     for account in accounts:
         if account.limit is None:
             continue
@@ -187,18 +187,18 @@ async def reserved(
     provider: object | None = None,
     longest: int | None = None,
 ) -> AsyncIterator[Permit]:
-    """Reserve a model call's tokens and cost. Its permit has no bound if the longest answer fits.
+    """Reserve a model call's tokens and cost. The permit is unlimited if the longest answer fits.
 
-    Wait while too little is left, if the reservations of other calls are the only reason.
+    If only other calls' reservations leave too little, the function waits for their release.
 
     Args:
-        sent: tokens of the input.
-        provider: provider of the model, for its prices and the owner of its server.
-        longest: the call's own limit of the answer's tokens; ``None``: no limit, so
-            :data:`MAX_OUTPUT` is expected.
+        sent: number of input tokens.
+        provider: provider of the model, for the prices and the owner of the server.
+        longest: the call's own limit of output tokens. Without a limit, :data:`MAX_OUTPUT` is the
+            estimate.
 
     Raises:
-        BudgetExhaustedError: as :func:`grant`.
+        BudgetExhaustedError: see :func:`grant`.
         ModelError: ``unpriced_model``.
     """
     longest = MAX_OUTPUT if longest is None else longest

@@ -1,4 +1,4 @@
-"""Tasks as the work of agents: build the agent, query it, and turn its response into an outcome."""
+"""Execution of a task: the agent of the task, the agent's query, and the task's outcome."""
 
 import functools
 import json
@@ -45,11 +45,11 @@ CANCELLED = "somebody cancelled this task"
 EMPTY = "(the task ended without a text)"
 
 PATIENCE_S = 30.0
-"""Seconds that a sub-agent waits for an unavailable model; its definition may set another time."""
+"""Seconds that a sub-agent waits for an unavailable model. Its definition may set another time."""
 EXCERPT = 4_096
-"""Characters of the head and of the tail of a long answer."""
+"""Number of characters in the head and in the tail of a long answer."""
 MOST_SHOWN = 32_768
-"""Longest answer in bytes that a parent's model reads as a whole."""
+"""Maximum size in bytes of an answer that a parent's model reads as a whole."""
 
 _MAY_PASS = frozenset(
     {
@@ -57,13 +57,13 @@ _MAY_PASS = frozenset(
         *("model_error", "model_rate_limited"),
     }
 )
-"""Codes of a model's failures that may not happen again in another try."""
+"""Codes of a model's failures after which another try may succeed."""
 
 FAN_OUT = "dispatch_subagents"
 
 
 def places_of(model_call: int, index: int, tool_call: ToolCall) -> list[tuple[int, int]]:
-    """Return the positions (model call, index) of the tasks that a tool call dispatches, in order.
+    """Return the positions (model call, index) of a tool call's tasks, in order.
 
     Args:
         index: index of the tool call in its message.
@@ -75,7 +75,7 @@ def places_of(model_call: int, index: int, tool_call: ToolCall) -> list[tuple[in
 
 
 def fan_out_places(model_call: int, index: int, tasks: int) -> list[tuple[int, int]]:
-    """Return the positions of the tasks of one call of ``dispatch_subagents``."""
+    """Return the positions of the tasks of a call of ``dispatch_subagents``."""
     # The positions are distinct, because no message has 2^20 tool calls.
     return [(model_call, index + (number << 20)) for number in range(1, tasks + 1)]
 
@@ -84,9 +84,9 @@ class ChildTask:
     """A task that a tool call dispatches, and the work of this task.
 
     Args:
-        place: (model call, index of the tool call).
+        place: position of the task: (model call, index of the tool call).
         agents: the caller's sub-agents by name.
-        configure: called with a new helper.
+        configure: function called with each new helper.
     """
 
     __slots__ = ("agents", "configure", "place", "query", "scope", "task_id")
@@ -107,7 +107,7 @@ class ChildTask:
         self.task_id: UUID = scope.id_below(place)
 
     def known(self) -> SubagentHandle | None:
-        """Return the task if it was dispatched before; restore a task from before a crash."""
+        """Return the task if it was dispatched earlier; restore a task from before a crash."""
         swarm, parent = self.scope.swarm, self.scope
         if (handle := swarm.registry.get(self.task_id, parent)) is not None:
             return handle
@@ -130,13 +130,14 @@ class ChildTask:
         return handle
 
     def dispatch(self, params: DispatchParams, files: Mapping[str, str]) -> SubagentHandle:
-        """Dispatch the task; raise the errors of :meth:`SubagentRegistry.dispatch`.
+        """Dispatch the task. The errors are those of :meth:`SubagentRegistry.dispatch`.
 
         Args:
-            files: texts of its input files, by path.
+            files: texts of the task's input files, by path.
 
         Raises:
-            InvalidInputError: ``bad_path``, ``bad_content`` or ``too_large``; then no file stays.
+            InvalidInputError: ``bad_path``, ``bad_content`` or ``too_large``. After an error no
+                file remains.
         """
         swarm, parent = self.scope.swarm, self.scope
         try:
@@ -153,7 +154,7 @@ class ChildTask:
         return handle
 
     def give_again(self, files: Mapping[str, str]) -> None:
-        """Restore the input files of a task from before a crash, except files that exist."""
+        """Restore the input files of a task from before a crash; keep existing files unchanged."""
         context = self.scope.swarm.context
         known = context.list(folder_of(self.task_id))
         for path, content in files.items():
@@ -164,21 +165,21 @@ class ChildTask:
         return f"{folder_of(self.task_id)}/input/{path.removeprefix('/')}"
 
     def _is_spread(self, params: DispatchParams) -> bool:
-        """Check if a new task becomes a child run: its work is simple, and many tasks run here."""
+        """Return true if a new task becomes a child run: it is simple, and many tasks run here."""
         parent, swarm = self.scope, self.scope.swarm
         if swarm.options.remote is None or parent.here < parent.limits.spread_above:
             return False
         if parent.ancestors is not None or params.retries:
             return False
         return (params.agent is None or is_leaf(self.agents[params.agent])) and (
-            sum(map(len, self._files().values())) <= 64_000  # most characters for one child run
+            sum(map(len, self._files().values())) <= 64_000  # maximum characters for one child run
         )
 
     def _files(self) -> dict[str, str]:
         return self.scope.swarm.context.texts(GLOBAL, folder_of(self.task_id))
 
     async def __call__(self, handle: SubagentHandle) -> SubagentOutcome:
-        """Query new agents until an agent succeeds, or no retry is left."""
+        """Query a new agent per try until a try succeeds or no retry is left."""
         if handle.spread:
             return await self._do_as_child_run(handle)
         swarm, tries = self.scope.swarm, 1
@@ -204,10 +205,11 @@ class ChildTask:
     async def _try(
         self, handle: SubagentHandle, tries: int, calls: int
     ) -> tuple[SubagentOutcome, int]:
-        """Query a new agent as part of the parent's query; add its usage to the parent's.
+        """Query a new agent as part of the parent's query, which also gets the agent's usage.
 
         Args:
-            calls: number of model calls of earlier tries; the number after this try is returned.
+            calls: number of model calls of earlier tries. The function returns the number after
+                this try.
         """
         agent = self._new_agent(handle)
         query = Query(
@@ -232,7 +234,7 @@ class ChildTask:
                 self.scope.swarm.break_with(error)
             outcome = SubagentOutcome.failed("task_failed", f"{type(error).__name__}: {error}")
         finally:
-            next_query.reset(token)  # otherwise the task's context keeps its agent in memory
+            next_query.reset(token)  # otherwise the task's context would keep the agent in memory
             self.query.usage += query.usage
         return outcome, query.model_calls
 
@@ -280,7 +282,7 @@ class ChildTask:
 
 
 def is_leaf(agent: BaseAgent) -> bool:
-    """Check if an agent calls no other agent, reads no graph and asks no people."""
+    """Return true if an agent calls no other agent, reads no graph and asks no people."""
     return agent.memory_graph is None and not any(
         tool.subagents
         or tool.approval is not None
@@ -291,7 +293,7 @@ def is_leaf(agent: BaseAgent) -> bool:
 
 
 def helper_of(parent: QueriedAgent, instructions: str | None, most: int) -> BaseAgent:
-    """Return a helper with the model of its caller, and the parameters except ``tool_choice``."""
+    """Return a helper with the caller's model and parameters, but without ``tool_choice``."""
     return BaseAgent(
         instructions or DEFAULT_INSTRUCTIONS,
         provider=with_patience(parent.provider, PATIENCE_S),
@@ -303,10 +305,10 @@ def helper_of(parent: QueriedAgent, instructions: str | None, most: int) -> Base
 
 
 def copy_for_task(source: BaseAgent, instructions: str | None, most: int) -> BaseAgent:
-    """Return a fresh copy of an agent, so that tasks share no state with other agents.
+    """Return a fresh copy of an agent, so that the task shares no state with other agents.
 
     Args:
-        instructions: added to the agent's own instructions.
+        instructions: text added to the agent's own instructions.
         most: limit of the copy's model calls.
     """
     agent = source.fresh_copy()
@@ -322,7 +324,7 @@ def copy_for_task(source: BaseAgent, instructions: str | None, most: int) -> Bas
 
 
 def _is_retried(outcome: SubagentOutcome) -> bool:
-    """Check if a task failed in a way that may not happen again."""
+    """Return true if another try of a failed task may succeed."""
     code = outcome.error_code or ""
     return outcome.status is SubagentStatus.FAILED and (
         code in _MAY_PASS
@@ -331,7 +333,7 @@ def _is_retried(outcome: SubagentOutcome) -> bool:
 
 
 def first_message(task_id: UUID, prompt: str, shared: Mapping[str, Any]) -> str:
-    """Return the first message to a task's agent: prompt, shared metadata, paths of its folders."""
+    """Return the first message to a task's agent: prompt, shared metadata, paths of folders."""
     about = f"\n\nMetadata: {json.dumps(shared, ensure_ascii=False)}" if shared else ""
     return (
         f"{prompt}{about}\n\nYour own folder is {folder_of(task_id)}/ "
@@ -340,22 +342,20 @@ def first_message(task_id: UUID, prompt: str, shared: Mapping[str, Any]) -> str:
 
 
 def excerpt(output: str) -> dict[str, Any]:
-    """Return the head and tail of a long answer, and its size."""
+    """Return the head and tail of a long answer, and the answer's size."""
     return {"head": output[:EXCERPT], "tail": output[-EXCERPT:], "bytes": len(output.encode())}
 
 
 def is_long(output: str) -> bool:
-    """Check if a parent's model reads only a part of an answer."""
     return len(output) * 4 > MOST_SHOWN and len(output.encode()) > MOST_SHOWN
 
 
 def answer_file(task_id: UUID) -> str:
-    """Return the path of the file with a task's long answer."""
     return f"{folder_of(task_id)}/final_output.md"
 
 
 def keep_answer(swarm: Swarm, task_id: UUID, outcome: SubagentOutcome) -> None:
-    """Give the parent a file with a long answer; do not store it, because the log has the text."""
+    """Give the parent a file with a long answer; do not store the file: the log has the text."""
     if outcome.output is not None and is_long(outcome.output):
         swarm.context.restore(answer_file(task_id), outcome.output)
 
@@ -385,7 +385,7 @@ def _registry_of(query: Query) -> SubagentRegistry | None:
 
 @functools.cache
 def own_file_tools() -> tuple[ToolBase, ...]:
-    """Return the file tools; each call uses the files of the calling query."""
+    """Return the file tools; each tool call uses the files of the calling query."""
 
     def workspace() -> Workspace:
         call = current_call.get()

@@ -1,4 +1,4 @@
-"""Tasks of asynchronous sub-agents: their states, parents and numbers, and waits for their ends."""
+"""Tasks of asynchronous sub-agents: their states, parents and numbers, and waits for their end."""
 
 import asyncio
 import contextvars
@@ -55,7 +55,7 @@ def check_move(old: SubagentStatus, new: SubagentStatus) -> None:
     """Check that a move is legal.
 
     Raises:
-        IllegalTransition: the move is illegal, as any move from a final state or to ``old``.
+        IllegalTransition: the move is illegal, such as any move from a final state or to ``old``.
     """
     if new not in _MOVES[old]:
         legal = ", ".join(sorted(_MOVES[old])) or "none, because it is final"
@@ -63,19 +63,19 @@ def check_move(old: SubagentStatus, new: SubagentStatus) -> None:
 
 
 def stands_still(statuses: Iterable[SubagentStatus], missing: int) -> bool:
-    """Check if fewer than ``missing`` of these tasks can end before people have decided."""
+    """Return true if fewer than ``missing`` of these tasks can end before people have decided."""
     at_work = (status for status in statuses if not status.is_final)
     return sum(status is not SubagentStatus.WAITING for status in at_work) < missing
 
 
 @dataclass(slots=True)
 class Mailbox:
-    """Messages of a parent to a task, by id.
+    """Messages from a parent to a task, by id.
 
     Attributes:
         unread: texts of messages that the task has not read, in order.
-        known: ids of all messages that were ever sent.
-        heard: texts that the present try has read.
+        known: ids of all sent messages.
+        heard: texts that the current try has read.
         recorded: texts that an earlier attempt read, by model call.
         calls: number of the last model call whose result an earlier attempt recorded.
     """
@@ -106,7 +106,7 @@ class Mailbox:
 
 
 class BreakerKey(NamedTuple):
-    """Key of a breaker, which the tasks of one agent in one run share."""
+    """Key of a breaker. The tasks of one agent in one run have the same key."""
 
     tenant_id: UUID | None
     run_id: UUID
@@ -114,7 +114,7 @@ class BreakerKey(NamedTuple):
 
 
 ANONYMOUS = "subagent"
-"""Name of a sub-agent that is none of its parent's sub-agents."""
+"""Name of an anonymous sub-agent, which the parent's definition does not list."""
 
 
 @dataclass(slots=True)
@@ -122,14 +122,14 @@ class DispatchParams:
     """Parameters of a dispatch.
 
     Attributes:
-        agent: name of one of the parent's sub-agents; ``None`` for an anonymous sub-agent.
+        agent: name of one of the parent's sub-agents, or ``None`` for an anonymous sub-agent.
         priority: 1 (first) to 10.
         metadata: a JSON object.
-        timeout: in seconds; ``None``: the default.
+        timeout: timeout in seconds, or ``None`` for the default.
         shared_keys: keys of the metadata that the task's agent can read.
         retries: number of further tries after a failure.
-        spread: a child run does the task, on any worker, so that it needs no slot; the child run
-            has its timeout.
+        spread: true if a child run executes the task, on any worker. Such a task needs no slot, and
+            the child run has the timeout.
     """
 
     prompt: str
@@ -150,11 +150,11 @@ class DispatchParams:
 
 @dataclass(frozen=True, slots=True)
 class SubagentOutcome:
-    """End of a task's work.
+    """The end of a task's work.
 
     Attributes:
         status: a final status.
-        error_code: stable code of the error; the text is in ``error``.
+        error_code: stable code of the error, whose text is in ``error``.
     """
 
     status: SubagentStatus
@@ -170,18 +170,18 @@ class SubagentOutcome:
 
 @dataclass(frozen=True, slots=True)
 class RestoredTask:
-    """Stored state of a task from before a crash. Times are seconds of wall time.
+    """Stored state of a task from before a crash. Times are seconds of the wall clock.
 
     Attributes:
         attempt: number of the attempt that begins now.
-        waited: time since its dispatch.
-        remaining: rest of its timeout; ``None`` if it never ran.
-        outcome: ``None`` if it had not ended.
+        waited: time since the task's dispatch.
+        remaining: rest of the task's timeout, or ``None`` if the task never ran.
+        outcome: the outcome, or ``None`` if the task had not ended.
         spent: tokens that the task itself used.
-        usage: usage of a finished task and all tasks below it; they do not run again.
+        usage: usage of a finished task and all tasks below it, which do not run again.
         publications: publications of these tasks to the run's graph.
-        mailbox: messages to the task; ``None``: no messages.
-        received: the task's parent has read its outcome.
+        mailbox: messages to the task, or ``None`` without messages.
+        received: true if the parent has read the task's outcome.
     """
 
     params: DispatchParams
@@ -198,17 +198,17 @@ class RestoredTask:
 
 
 class Listener:
-    """Receiver of the tasks' events, which it ignores. Subclasses must neither block nor raise."""
+    """Listener that ignores the tasks' events. Subclasses must neither block nor raise."""
 
     def on_event(self, handle: "SubagentHandle", event: str, data: dict[str, Any]) -> None:
-        """Receive an event; ``event`` is its type without the prefix ``subagent.``."""
+        """Receive an event; ``event`` is the type without the prefix ``subagent.``."""
 
     def refused(self, parent: "Parent", data: dict[str, Any]) -> None:
         """Receive the refusal of a dispatch."""
 
 
 Place = tuple[float, int]
-"""Time and order of a task's push into the queue. A line is sorted by this pair."""
+"""Time and order of a task's push into the queue. Each line is sorted by this pair."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -217,25 +217,27 @@ class Parent:
 
     Attributes:
         agent: the agent's name.
-        path: the query's position in the run's tree; the paths of its tasks begin with this path.
-        limits: limits of its tasks.
-        account: token budget of all its tasks together.
-        accounts: accounts that pay for its tasks' model calls; ``account`` is the first of them.
-        owner: the task that the query works for; ``None`` outside of tasks.
-        remaining: returns the seconds until the deadline of the run, if the query belongs to no
-            task; ``None``: no deadline.
-        ancestors: returns an agent's ancestors in the run's graph; ``None`` without a graph.
-        active: its unfinished tasks by agent; filled only with a graph.
-        waiting: its queued tasks in this process, counted by agent.
-        lines: its tasks in the queue by age, for each base priority; no line is empty.
-        in_line: number of these tasks.
-        ready: number of these tasks that could start if a slot were free; 0 at its limit. The
-            tenant's limit is ignored, because a released slot makes room for the tenant, too.
-        holders: its tasks that hold a slot, and the times at which they got it.
-        durations: seconds for which its latest tasks held their slots, by agent; infinite for a
-            task that released its slot meanwhile.
-        here: number of its unfinished tasks in this process.
-        remote: number of its unfinished tasks that are child runs.
+        path: the query's position in the run's tree; the paths of the query's tasks begin with this
+            path.
+        limits: limits of the query's tasks.
+        account: token budget of all the query's tasks together.
+        accounts: accounts that pay for the tasks' model calls, ``account`` first.
+        owner: the task that the query works for, or ``None`` outside of tasks.
+        remaining: returns the seconds until the run's deadline if the query belongs to no task, or
+            ``None`` without a deadline.
+        ancestors: returns an agent's ancestors in the run's graph, or ``None`` without a graph.
+        active: the query's unfinished tasks by agent; filled only with a graph.
+        waiting: number of the query's queued tasks in this process, by agent.
+        lines: the query's queued tasks by age, for each base priority; no line is empty.
+        in_line: number of the tasks in ``lines``.
+        ready: number of the tasks in ``lines`` that could start if a slot were free; 0 at the
+            query's limit. The tenant's limit is ignored, because a released slot makes room for the
+            tenant, too.
+        holders: the query's tasks that hold a slot, with the time at which each task got the slot.
+        durations: seconds for which the latest tasks held their slots, by agent; infinite for a
+            task that released its slot in between.
+        here: number of the query's unfinished tasks in this process.
+        remote: number of the query's unfinished tasks that are child runs.
     """
 
     parent_id: UUID
@@ -272,14 +274,14 @@ class Parent:
 
     @property
     def is_over(self) -> bool:
-        """True if the query can dispatch no more tasks, because the query or its task has ended."""
+        """True if the query cannot dispatch further tasks: the query or its task has ended."""
         return self.ended or (self.owner is not None and self.owner.status.is_final)
 
     def time_for(self, timeout: float | None, now: float) -> float:
-        """Return the seconds that a task may take, at most the seconds that the parent has left.
+        """Return a task's timeout in seconds, at most the parent's remaining seconds.
 
         Args:
-            timeout: requested timeout; ``None``: the default.
+            timeout: requested timeout, or ``None`` for the default.
         """
         limits = self.limits
         left = self.remaining() if self.owner is None else self.owner.left(now)
@@ -289,32 +291,33 @@ class Parent:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class SubagentHandle(DispatchParams):
-    """A task. Times are seconds on the event loop's clock, durations of the API milliseconds.
+    """A task. Times are seconds on the event loop's clock; the API's durations are milliseconds.
 
     Attributes:
-        timeout: in seconds, at most what its parent had left.
-        is_stored: the child run is stored.
-        mailbox: messages of its parent.
-        has_answered: the task has given its answer and reads no more messages.
-        work: coroutine function that does the task; the scheduler runs it.
+        timeout: timeout in seconds, at most the parent's remaining seconds.
+        is_stored: true if the child run is stored.
+        mailbox: messages from the parent.
+        has_answered: true if the task has answered and reads no more messages.
+        work: coroutine function that executes the task; the scheduler runs this function.
         attempt: 1, plus one for each restoration after a crash.
         queue_position: number of the tenant's ready tasks before this task when it was dispatched
             (see :meth:`TakeQueue.position`).
-        deadline: set when it first runs.
-        paused_at: time at which its clock stopped, because it waits for people.
-        partial_output: the last 10,000 characters of its model's text.
-        written: number of characters of its model's whole text.
-        polled: number of these characters that its parent has read.
-        token_usage: set for failed tasks as well.
-        was_limited: a model call failed because its server's limits left no room for it.
-        received: its parent has read its outcome.
+        deadline: time of the timeout, set when the task first runs.
+        paused_at: time at which the task's clock stopped, because the task waits for people.
+        partial_output: the last 10,000 characters of the model's text.
+        written: number of characters of the model's whole text.
+        polled: number of characters of the model's text that the parent has read.
+        token_usage: the usage, also of a failed task.
+        was_limited: true if a model call failed because of its server's limits.
+        received: true if the parent has read the task's outcome.
         scopes: queries of the task that dispatch tasks.
         holds: tasks that must end before this task may run.
         blocks: tasks that must wait for the end of this task.
-        breaker: key of its breaker; ``None``: it has none.
-        place: its place in the queue; ``None``: it is not in the queue.
-        line: base priority of its line in the queue.
-        suspended: this process stopped it without an end; another process restores it.
+        breaker: key of the task's breaker, or ``None`` without a breaker.
+        place: the task's place in the queue, or ``None`` outside of the queue.
+        line: base priority of the task's line in the queue.
+        suspended: true if this process stopped the task without an end, so that another process
+            restores it.
         waiting_below: number of descendants that only wait for a slot.
     """
 
@@ -353,7 +356,7 @@ class SubagentHandle(DispatchParams):
     blocks: "list[SubagentHandle] | None" = None
     breaker: BreakerKey | None = None
     suspended: bool = False
-    # Set by the queue and the scheduler
+    # The queue and the scheduler set these fields
     place: Place | None = None
     line: int = 0
     timer: asyncio.TimerHandle | None = None
@@ -399,7 +402,7 @@ class SubagentHandle(DispatchParams):
         return max(0, round((now - self.created_at) * 1000))
 
     def left(self, now: float) -> float | None:
-        """Return the seconds until its deadline; ``None``: it never ran."""
+        """Return the seconds until the task's deadline, or ``None`` if the task never ran."""
         if self.deadline is None:
             return None
         return self.deadline - (now if self.paused_at is None else self.paused_at)
@@ -417,34 +420,32 @@ class SubagentHandle(DispatchParams):
             self.timer = None
 
     def pause(self, now: float) -> None:
-        """Stop its clock and its timer."""
+        """Stop the task's clock and timer."""
         self.paused_at = now
         self.stop_timer()
 
     def resume(self, now: float) -> None:
-        """Let its clock go on; the caller sets the timer."""
+        """Start the task's clock again; the caller sets the timer."""
         if self.paused_at is not None and self.started_at is not None and self.deadline is not None:
             self.started_at += now - self.paused_at
             self.deadline += now - self.paused_at
         self.paused_at = None
 
     def tell_waiters(self) -> None:
-        """Tell the waits for this task that its status has changed."""
         for waiter in self.waiters or ():
             waiter.look()
 
     def add_text(self, text: str) -> None:
-        """Append to ``partial_output``; keep its last 10,000 characters."""
         self.written += len(text)
         self.partial_output = (self.partial_output + text)[-10_000:]
 
 
 class TaskCounts:
-    """Numbers of tasks in this process, updated with each change; child runs do not count.
+    """Numbers of tasks in this process, updated at each change; child runs do not count.
 
     Attributes:
         by_status: all tasks by status.
-        queued_of, queued_of_run: queued tasks by tenant, and by run.
+        queued_of, queued_of_run: queued tasks by tenant and by run.
         active_of: running and streaming tasks by tenant.
     """
 
@@ -463,9 +464,9 @@ class TaskCounts:
         return self.by_status[SubagentStatus.QUEUED]
 
     def add(self, handle: "SubagentHandle", by: int = 1) -> None:
-        """Count a task in its current state; with ``by`` -1, count it no more.
+        """Count a task in its current state. With ``by`` -1, remove the task from the counts.
 
-        A child run counts only in its parent's ``remote``.
+        A child run counts only in the parent's ``remote``.
         """
         parent, status = handle.parent, handle.status
         if handle.spread:
@@ -482,7 +483,6 @@ class TaskCounts:
 
 
 def _add(counter: Counter[Any], key: Any, by: int) -> None:
-    """Change a count; delete the key at 0."""
     counter[key] += by
     if not counter[key]:
         del counter[key]
@@ -490,11 +490,11 @@ def _add(counter: Counter[Any], key: Any, by: int) -> None:
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """A wait until ``missing`` more of its tasks have ended.
+    """A wait until ``missing`` more of the wait's tasks have ended.
 
     Attributes:
-        for_success: the first success also ends the wait.
-        left: rest of the timeout in seconds, while the timeout stands still.
+        for_success: true if the first success also ends the wait.
+        left: rest of the timeout in seconds while the timeout is paused.
     """
 
     future: "asyncio.Future[None]"
@@ -516,7 +516,7 @@ class Waiter:
 
     @property
     def fewest_ends(self) -> int:
-        """Smallest number of further ends of tasks that may end the wait."""
+        """Minimum number of further ended tasks that may end the wait."""
         return min(1, self.missing) if self.for_success else self.missing
 
     def ended(self, handle: SubagentHandle) -> None:
@@ -528,7 +528,7 @@ class Waiter:
         self.look()
 
     def look(self) -> None:
-        """Stop the timeout while the wait needs people; let it go on afterwards."""
+        """Pause the timeout while the wait needs people; continue it afterwards."""
         due = self.limit.when()
         if not self.is_open or self.needs_people == (due is None):
             return
@@ -541,7 +541,7 @@ class Waiter:
 
 
 Mode = Literal["all", "any", "quorum", "any_success"]
-"""The condition of a wait; ``any_success``: one task has succeeded, or all have ended."""
+"""The condition of a wait. ``any_success`` means one success, or the end of all tasks."""
 
 
 def missing(statuses: Sequence[SubagentStatus], mode: Mode, quorum: int | None) -> int:
@@ -557,7 +557,7 @@ def missing(statuses: Sequence[SubagentStatus], mode: Mode, quorum: int | None) 
 
 
 def ends_of(handles: Iterable[SubagentHandle], gone: int) -> list[SubagentStatus]:
-    """Return the statuses of awaited tasks, of which ``gone`` have ended and were removed."""
+    """Return the statuses of awaited tasks; ``gone`` of these tasks have ended and were removed."""
     return [*(handle.status for handle in handles), *[SubagentStatus.FAILED] * gone]
 
 
@@ -569,13 +569,13 @@ async def wait_for(
     waits: set[Waiter] | None = None,
     gone: int = 0,
 ) -> bool:
-    """Wait until the tasks meet a condition; return false on timeout.
+    """Wait until the tasks' condition is true; return false on timeout.
 
-    The tasks go on after a timeout. The timeout stands still while so many tasks wait for people
-    that the condition cannot be met.
+    The tasks continue after a timeout. The timeout is paused while so many tasks wait for people
+    that the condition cannot become true.
 
     Args:
-        waits: set that contains the wait as long as it lasts.
+        waits: set that contains the wait until the wait ends.
         gone: number of further awaited tasks that have ended and were removed.
     """
     count = missing(ends_of(handles, gone), mode, quorum)
@@ -618,7 +618,7 @@ async def all_done(tasks: Collection["asyncio.Task[None]"]) -> None:
 
 
 def as_id(text: str) -> UUID | None:
-    """Return a task's id from a model's text; ``None``: it is no UUID."""
+    """Return a task's id from a model's text, or ``None`` if the text is not a UUID."""
     try:
         return UUID(text)
     except ValueError:

@@ -11,20 +11,22 @@ class SubagentLimits:
     """Limits of tasks. Times are seconds.
 
     Attributes:
-        max_concurrent: tasks of one parent that hold a slot.
-        max_concurrent_of_call: tasks of one parent that hold a slot, if one call of the parent
-            dispatches more tasks than this number.
-        max_queued: tasks of one parent that wait.
+        max_concurrent: maximum number of one parent's tasks that hold a slot.
+        max_concurrent_of_call: number of tasks in one call above which the parent's
+            ``max_concurrent`` rises to this number.
+        max_queued: maximum number of one parent's tasks that wait.
         max_total_tokens: tokens that all tasks of one parent may spend together.
-        max_concurrent_global: tasks of all parents that hold a slot.
-        max_queue_size: tasks of all parents that wait.
-        max_depth: levels of nested tasks.
+        max_concurrent_global: maximum number of all parents' tasks that hold a slot.
+        max_queue_size: maximum number of all parents' tasks that wait.
+        max_depth: maximum number of levels of nested tasks.
         spread_above: if a parent has this number of tasks in its worker, further tasks become child
-            runs, which any worker may execute; child runs need no slot and wait in no queue here.
-        gc_ttl: time for which a finished task stays after its parent has read its outcome.
-        tenant_max_concurrent: tasks of one tenant that hold a slot, in the service on all workers
-            together; ``None``: no limit.
-        tenant_max_queued: waiting tasks of one tenant; ``None``: half of ``max_queue_size``.
+            runs, which any worker may execute. Child runs need no slot and no queue in this
+            process.
+        gc_ttl: time for which a finished task stays after the parent has read its outcome.
+        tenant_max_concurrent: maximum number of one tenant's tasks that hold a slot (in the
+            service, on all workers together), or ``None`` for no limit.
+        tenant_max_queued: maximum number of one tenant's waiting tasks, by default half of
+            ``max_queue_size``.
     """
 
     max_concurrent: int = 5
@@ -44,7 +46,7 @@ class SubagentLimits:
     tenant_max_queued: int | None = None
 
     def lowered(self, **wanted: float | None) -> Self:
-        """Return a copy with the given limits lowered; a higher value changes nothing.
+        """Return a copy with the given lower limits; a higher value changes nothing.
 
         A lower ``max_concurrent`` also lowers ``max_concurrent_of_call``.
         """
@@ -60,13 +62,13 @@ class SubagentLimits:
         return replace(self, **lower)
 
     def above(self, wanted: Mapping[str, float | None]) -> Iterator[tuple[str, float]]:
-        """Yield (name, limit of this object) for each limit that ``wanted`` exceeds."""
+        """Yield (name, this object's limit) for each limit that ``wanted`` exceeds."""
         for name, value in wanted.items():
             if value is not None and value > (most := getattr(self, name)):
                 yield name, most
 
     def of_agent(self, subagents: Mapping[str, Any] | None) -> dict[str, float] | None:
-        """Return the limits of an agent's tasks; ``None``: no asynchronous sub-agents.
+        """Return the limits of an agent's tasks, or ``None`` without asynchronous sub-agents.
 
         Args:
             subagents: the field ``subagents`` of the agent's definition.
@@ -78,12 +80,12 @@ class SubagentLimits:
         return {name: getattr(limits, name) for name in _OF_PARENT}
 
     def within(self, outer: Self) -> Self:
-        """Return a copy whose limits per parent are at most the limits of ``outer``."""
+        """Return a copy with limits per parent that are at most the limits of ``outer``."""
         names = ("max_concurrent_of_call", *_OF_PARENT)
         return self.lowered(**{name: getattr(outer, name) for name in names})
 
     def of_large_call(self) -> Self:
-        """Return the limits of a parent that dispatches many tasks by one call."""
+        """Return the limits of a parent that dispatches many tasks in one call."""
         most = max(self.max_concurrent, self.max_concurrent_of_call)
         return replace(self, max_concurrent=most)
 
@@ -105,11 +107,11 @@ class SchedulerOptions:
     """Options of the pool, the queue and the breakers. Times are seconds.
 
     Attributes:
-        scale_up_threshold, scale_down_threshold: shares of busy slots, 0 to 1.
-        resize_cooldown: least time between two resizes of the pool.
-        ageing_interval: a waiting task gains one priority in this time.
-        failure_threshold: the breaker of an agent in a run opens if at least this many of its
-            tasks ended within ``monitor_window``, and at least half of them failed.
+        scale_up_threshold, scale_down_threshold: shares of busy slots, from 0 to 1.
+        resize_cooldown: minimum time between two changes of the pool's size.
+        ageing_interval: time in which a waiting task gains one priority.
+        failure_threshold: number of ended tasks. The breaker of an agent in a run opens if at least
+            this number ended within ``monitor_window`` and at least half of these failed.
         reset_timeout: time for which a breaker stays open.
     """
 
@@ -125,10 +127,10 @@ class SchedulerOptions:
 
 
 def resized(size: int, busy: int, options: SchedulerOptions) -> int:
-    """Return the new size of a pool of ``size`` slots (at least 1), of which ``busy`` are held.
+    """Return the new size of a pool with ``size`` slots (at least 1) and ``busy`` used slots.
 
-    If the share of busy slots is above the upper threshold, the pool grows by half. If it is below
-    the lower threshold, the pool shrinks by a quarter.
+    If the share of busy slots is above the upper threshold, the pool grows by half. If the share is
+    below the lower threshold, the pool shrinks by a quarter.
     """
     share = busy / size
     if share > options.scale_up_threshold:

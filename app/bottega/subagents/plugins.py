@@ -1,4 +1,4 @@
-"""Plugins for the tasks of sub-agents: called before a dispatch and after a task's end.
+"""Plugins for sub-agents' tasks, called before a dispatch and after a task's end.
 
 A plugin is any object with one or both of these functions, async or not::
 
@@ -7,11 +7,11 @@ A plugin is any object with one or both of these functions, async or not::
          | Skip | {"skip": True, "result": "…"} | Refused
     after_subagent_complete(ctx: PluginContext, outcome: TaskOutcome) -> None
 
-Each call may take ``TIMEOUT_S`` seconds. If a plugin raises, takes longer or returns something
-invalid, the error is logged and the plugin is skipped. But if the plugin has ``guard = True``, the
-task is refused. Guards are called last, and again after another guard has changed the task. Guards
-are also called for messages to a task. A call of a synchronous sub-agent is a dispatch, too: its
-``prompt`` is the query, and its priority and metadata have no effect.
+Each call may take ``TIMEOUT_S`` seconds. If a plugin raises an error, takes longer or returns an
+invalid value, Bottega logs the error and skips the plugin. But if the plugin has ``guard = True``,
+Bottega refuses the task. Guards are called last, and again after another guard has changed the
+task. Guards are also called for messages to a task. A call of a synchronous sub-agent is also a
+dispatch: the ``prompt`` is the query, and priority and metadata have no effect.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from bottega.json_schema.values import WHOLE
 from bottega.subagents.handle import DispatchParams, SubagentStatus
 
 TIMEOUT_S = 5.0
-"""Time for one call of a plugin."""
+"""Time limit of one call of a plugin, in seconds."""
 MAX_PROMPT = 10_000
 MAX_METADATA = 16_384
 """Limit of a task's metadata, in characters of JSON."""
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PluginContext:
-    """The dispatching query, for plugins.
+    """The query that dispatches a task, for plugins.
 
     Attributes:
         parent_id: id of the dispatching task, or of the run for the root.
@@ -62,7 +62,7 @@ class SubagentPlugin:
     """The functions of an installed plugin.
 
     Attributes:
-        name: name of its entry point, for the log.
+        name: name of the plugin's entry point, for the log.
     """
 
     name: str
@@ -73,21 +73,21 @@ class SubagentPlugin:
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """Decision to skip the task; the model reads ``result`` instead."""
+    """Decision to skip the task; the model reads ``result`` in place of the task's result."""
 
     result: str
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Decision to refuse the task; the model reads the reason in ``detail``."""
+    """Decision to refuse the task, with the reason for the model in ``detail``."""
 
     detail: str
 
 
 @dataclass(frozen=True, slots=True)
 class TaskOutcome:
-    """A task's end, for plugins; ``status`` is a final status."""
+    """A task's end, for plugins. The ``status`` is final."""
 
     task_id: UUID
     status: SubagentStatus
@@ -99,7 +99,7 @@ class TaskOutcome:
 async def before_dispatch(
     plugins: Sequence[object], ctx: PluginContext, request: DispatchParams
 ) -> DispatchParams | Skip | Refused:
-    """Pass the request through all plugins, guards last, until a plugin skips or refuses it."""
+    """Pass a request through all plugins, guards last, until a plugin skips or refuses the task."""
     for plugin in plugins:
         if not is_guard(plugin):
             said = await _asked(plugin, ctx, request)
@@ -112,7 +112,7 @@ async def before_dispatch(
 async def guarded(
     plugins: Sequence[object], ctx: PluginContext, request: DispatchParams
 ) -> DispatchParams | Skip | Refused:
-    """Pass the request through the guards until each has accepted the changes of all guards."""
+    """Pass the request through the guards until each guard has accepted all guards' changes."""
     guards = [plugin for plugin in plugins if is_guard(plugin)]
     left = list(guards)
     for _ in range(3 * len(guards)):
@@ -133,7 +133,7 @@ async def guarded(
 async def _asked(
     plugin: object, ctx: PluginContext, request: DispatchParams
 ) -> DispatchParams | Skip | Refused:
-    """Ask one plugin. A failure is logged, and refuses the task if the plugin is a guard."""
+    """Call one plugin. Log a failure; if the plugin is a guard, a failure refuses the task."""
     function = getattr(plugin, "before_dispatch", None)
     if function is None:
         return request
@@ -153,7 +153,7 @@ async def _asked(
 async def after_complete(
     plugins: Sequence[object], ctx: PluginContext, outcome: TaskOutcome
 ) -> None:
-    """Report a task's end to all plugins in order; log their errors."""
+    """Report a task's end to all plugins in order; log the plugins' errors."""
     for plugin in plugins:
         function = getattr(plugin, "after_subagent_complete", None)
         if function is None:
@@ -184,7 +184,8 @@ def _log(plugin: object, function: str, ctx: PluginContext, error: Exception) ->
 async def bounded(function: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:
     """Call a plugin's function with a time limit.
 
-    The function runs in its own task. If it ignores its cancellation, the caller goes on.
+    The function runs in its own task. If the function ignores a cancellation, the caller still
+    continues.
 
     Raises:
         TimeoutError: the function takes longer than ``timeout_s``.
@@ -217,7 +218,7 @@ async def _called(call: Callable[[], Any], function: Callable[..., Any]) -> Any:
         )
         value = call() if is_async else await run_in_thread(call)
         return await value if inspect.isawaitable(value) else value
-    except SystemExit as error:  # otherwise it stops the event loop
+    except SystemExit as error:  # otherwise this error stops the event loop
         raise RuntimeError(f"SystemExit: {error}") from None
 
 
@@ -234,7 +235,7 @@ def checked_metadata(value: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Said(BaseModel):
-    """Valid fields of a plugin's answer; ``None``: no change."""
+    """Valid fields of a plugin's answer. A field that is ``None`` makes no change."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -249,7 +250,8 @@ def _understood(said: object, request: DispatchParams) -> DispatchParams | Skip 
     """Apply a plugin's answer to the request.
 
     Raises:
-        TypeError, ValueError: the answer is invalid, or changes other parameters.
+        TypeError, ValueError: the answer is invalid, or changes a parameter that plugins must not
+            change.
     """
     if said is None or said == request:
         return request
@@ -266,7 +268,7 @@ def _understood(said: object, request: DispatchParams) -> DispatchParams | Skip 
         valid = _Said.model_validate(
             {name: value for name, value in said.items() if name not in own or value != own[name]}
         )
-    except ValidationError as error:  # without the input, which may be a prompt
+    except ValidationError as error:  # the text omits the input, which may be a prompt
         raise ValueError(str(error.errors(include_input=False, include_url=False))) from None
     if valid.skip:
         return Skip(valid.result or "")

@@ -11,18 +11,18 @@ from bottega.subagents.shared_context import plain_form
 
 
 class PromptGuard:
-    """Guard that refuses tasks by patterns in their prompt or instructions, or by their length.
+    """Guard that refuses tasks by patterns in the prompt or instructions, or by their length.
 
-    The regex engine (pydantic-core's) needs linear time, so that no text can make it hang. Patterns
-    are matched with the original text and with its :func:`plain_form`, so that full-width,
-    look-alike or invisible characters do not hide a match.
+    The regex engine (pydantic-core's) needs linear time, so that no text can make the guard hang.
+    The guard matches patterns with the original text and with the text's :func:`plain_form`, so
+    that full-width, look-alike or invisible characters do not hide a match.
 
     Args:
-        deny: regular expressions; they match anywhere and ignore case.
+        deny: regular expressions, which match at any position and ignore case.
         max_prompt_chars: limit of the length of prompt and instructions together.
 
     Raises:
-        InvalidInputError: an invalid pattern; look-around and back-references are not supported.
+        InvalidInputError: a pattern is invalid. Look-around and back-references are not supported.
     """
 
     guard = True
@@ -32,7 +32,7 @@ class PromptGuard:
         self._max_prompt_chars = max_prompt_chars
 
     async def before_dispatch(self, ctx: PluginContext, params: DispatchParams) -> Refused | None:
-        """Return a refusal or ``None``. The refusal does not name the pattern."""
+        """Return a refusal or ``None``. The refusal does not contain the pattern."""
         length = len(params.prompt) + len(params.instructions or "")
         if length > self._max_prompt_chars:
             return Refused(

@@ -1,4 +1,4 @@
-"""Registry of tasks: states, limits, ends and removal. The scheduler executes the tasks."""
+"""Registry of tasks: their states, limits, ends and removal. The scheduler executes the tasks."""
 
 import asyncio
 import contextvars
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 ORPHANED = "orphan-cleanup"
 MOST_SPREAD = 10_000
-"""Limit of one parent's unfinished tasks that are child runs."""
+"""Maximum number of one parent's unfinished tasks that are child runs."""
 
 
 SHUTDOWN = "registry-shutdown"
@@ -46,14 +46,15 @@ Work = Callable[[SubagentHandle], Awaitable[SubagentOutcome]]
 
 
 class SubagentRegistry:
-    """Registry of all tasks of this process; enforces their limits.
+    """Registry of all tasks of this process, which enforces the limits.
 
     Args:
         limits: limits for all parents; a parent's own limits may be lower.
-        scheduler: runs the tasks; ``None``: a scheduler with default options.
+        scheduler: runs the tasks; by default a scheduler with default options.
 
     Attributes:
-        late_results: number of results dropped because their task had already ended.
+        late_results: number of results that the registry dropped because the task had already
+            ended.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class SubagentRegistry:
         return len(self._handles)
 
     def get(self, task_id: UUID, within: Parent | None = None) -> SubagentHandle | None:
-        """Return a task; with ``within``, only a descendant of that parent."""
+        """Return a task; with ``within``, return only a descendant of that parent."""
         handle = self._handles.get(task_id)
         if handle is None or within is None:
             return handle
@@ -99,7 +100,7 @@ class SubagentRegistry:
         return list(self._handles.values())
 
     def parents(self) -> list[Parent]:
-        """Return all parents that have tasks, each before the parents below it."""
+        """Return all parents with tasks, each parent before the parents below it."""
         return list(self._parents.values())
 
     def get_by_parent(self, parent_id: UUID) -> list[SubagentHandle]:
@@ -111,7 +112,7 @@ class SubagentRegistry:
     def dispatch(
         self, parent: Parent, params: DispatchParams, work: Work, *, task_id: UUID, place: Any
     ) -> SubagentHandle:
-        """Register and queue a task, or return the known task with this id.
+        """Register and queue a task, or return the existing task with this id.
 
         Args:
             place: (model call, index of the tool call) of the dispatch.
@@ -139,7 +140,7 @@ class SubagentRegistry:
     def restore(
         self, parent: Parent, restored: RestoredTask, work: Work, *, task_id: UUID, place: Any
     ) -> SubagentHandle:
-        """Rebuild a task from before a crash: ended or queued, without limits and events."""
+        """Restore a task from before a crash as ended or queued, without limits and events."""
         if (known := self.get(task_id, parent)) is not None:
             return known
         handle = self._add(parent, restored.params, work, task_id, place)
@@ -161,10 +162,10 @@ class SubagentRegistry:
         return handle
 
     def _check(self, parent: Parent, params: DispatchParams) -> None:
-        """Check a dispatch against the limits. A task above ``max_concurrent`` passes, and waits.
+        """Check a dispatch against the limits. A task above ``max_concurrent`` may wait.
 
         Raises:
-            SubagentRefusedError: a subclass for each limit; the text is for the model.
+            SubagentRefusedError: one subclass per limit, with a text for the model.
         """
         own = parent.limits
         if parent.is_over:
@@ -198,10 +199,10 @@ class SubagentRegistry:
             )
 
     def _check_queue(self, parent: Parent) -> None:
-        """Check that one more of a parent's tasks may wait. Tasks that may start at once do not.
+        """Check that one more task of a parent may wait, unless the task may start at once.
 
-        The queue always has room for a tenant without queued tasks. Beyond its limit, it accepts
-        one extra task per tenant, from a run without queued tasks.
+        The queue always has room for a tenant without queued tasks. Beyond its limit, the queue
+        accepts one extra task per tenant, from a run without queued tasks.
         """
         room, counts, limits = self.scheduler.room(parent), self.counts, self.limits
         startable, of_tenant = min(room, parent.ready), counts.queued_of[parent.tenant_id]
@@ -258,7 +259,7 @@ class SubagentRegistry:
         return handle
 
     def _hold_back(self, handle: SubagentHandle) -> None:
-        """Hold back a task until siblings end whose answers it reads, and siblings that read it."""
+        """Hold back a task until those siblings end that read its answers or that it reads."""
         parent = handle.parent
         if parent.ancestors is None or handle.agent is None:
             return
@@ -280,7 +281,7 @@ class SubagentRegistry:
     def transition(
         self, handle: SubagentHandle, status: SubagentStatus, outcome: SubagentOutcome | None = None
     ) -> None:
-        """Move a task to another state; emit the event and apply the consequences.
+        """Move a task to another state; send the event and apply the consequences.
 
         Raises:
             IllegalTransition: no such move exists.
@@ -298,7 +299,7 @@ class SubagentRegistry:
             self._ended(handle)
 
     def finish(self, handle: SubagentHandle, outcome: SubagentOutcome) -> bool:
-        """End a task with its outcome; if it has ended already, count and drop the outcome."""
+        """End a task with its outcome; if the task has ended before, count and drop the outcome."""
         if handle.status.is_final or handle.suspended:
             self.late_results += 1
             return False
@@ -348,7 +349,7 @@ class SubagentRegistry:
     def cancel(self, task_id: UUID, reason: str, code: str = "cancelled") -> bool:
         """Cancel a task, and all tasks below it with the reason ``parent-cancelled:{reason}``.
 
-        Return false if the task has ended already.
+        Return false if the task has already ended.
         """
         handle = self._handles.get(task_id)
         if handle is None or handle.status.is_final:
@@ -358,11 +359,11 @@ class SubagentRegistry:
         return True
 
     def cancel_all(self, parent_id: UUID, reason: str = "cancelled") -> int:
-        """Cancel all tasks of a parent; return the number of tasks that had not ended."""
+        """Cancel all tasks of a parent; return the number of unfinished tasks."""
         return sum(self.cancel(child.task_id, reason) for child in self.get_by_parent(parent_id))
 
     def end_parent(self, parent: Parent, reason: str) -> None:
-        """Mark a parent as ended, and cancel its tasks, because nobody will read their results."""
+        """Mark a parent as ended; cancel its tasks, because no one will read the tasks' results."""
         parent.ended = True
         for child in list(parent.children.values()):
             self.cancel(child.task_id, reason)
@@ -370,7 +371,7 @@ class SubagentRegistry:
             self._parents.pop(parent.parent_id, None)
 
     def discard(self, parents: Iterable[Parent]) -> None:
-        """Forget parents and their tasks; unfinished tasks are suspended without a final state."""
+        """Remove parents and their tasks; suspend unfinished tasks without a final state."""
         for parent in parents:
             parent.ended = True
             for child in list(parent.children.values()):
@@ -390,7 +391,7 @@ class SubagentRegistry:
         quorum: int | None = None,
         timeout: float,
     ) -> bool:
-        """Wait until the tasks meet the condition; return false on timeout. They go on then."""
+        """Wait until the condition is true; return false on timeout. The tasks then continue."""
         return await wait_for(handles, mode, quorum, timeout)
 
     # Lifecycle
@@ -414,7 +415,7 @@ class SubagentRegistry:
             logger.exception("collecting finished tasks failed")
 
     async def shutdown(self) -> None:
-        """Cancel all tasks, and wait until none of them runs."""
+        """Cancel all tasks, and wait until no task runs."""
         self._stop_collecting()
         while self._handles:
             for parent in self.parents():
@@ -433,16 +434,16 @@ class SubagentRegistry:
         await self.shutdown()
 
     def tidy(self) -> None:
-        """Collect if ``gc_interval`` seconds have passed and :meth:`start` was not called."""
+        """Call :meth:`collect` if ``gc_interval`` seconds have passed without :meth:`start`."""
         is_due = self.scheduler.now() - self._collected_at >= self.limits.gc_interval
         if self._collecting is None and is_due:
             self.collect()
 
     def collect(self) -> int:
-        """Remove finished tasks, end orphans and overdue tasks; return the number removed. O(n).
+        """Remove finished tasks, end orphans and overdue tasks; return the number of removed ones.
 
-        A finished task stays as long as its parent may still read its outcome, and for ``gc_ttl``
-        seconds; of too many tasks, received tasks are removed at once.
+        A finished task stays for ``gc_ttl`` seconds, and as long as its parent may still read the
+        outcome. If there are too many tasks, received tasks are removed at once.
         """
         now = self._collected_at = self.scheduler.now()
         for parent in self.parents():
@@ -470,7 +471,7 @@ class SubagentRegistry:
         return len(removed)
 
     def remove(self, handle: SubagentHandle) -> None:
-        """Forget a task, and its parent if it has ended and has no other task."""
+        """Remove a task, and the task's parent if the parent has ended and has no other task."""
         if self._handles.pop(handle.task_id, None) is None:
             return
         self.counts.add(handle, -1)
@@ -481,7 +482,7 @@ class SubagentRegistry:
 
 
 def _reason(handle: SubagentHandle) -> str:
-    """Return the reason with which the tasks below an ended task are cancelled."""
+    """Return the reason for the cancellation of the tasks below an ended task."""
     if handle.status is not SubagentStatus.CANCELLED:
         return f"parent-{handle.status}"
     reason = handle.error or ""

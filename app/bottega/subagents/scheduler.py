@@ -1,10 +1,11 @@
 """Scheduler of tasks: queue, slots, timers, cancellation.
 
-:class:`TakeQueue` decides which task is next. Tenants take turns, and so do the runs of a tenant;
-within a run priorities decide. The priority of a task rises with the time it waits, so the order of
-tasks changes. But of two tasks with equal base priority, the older task always goes first. So each
-parent has one line for each base priority, sorted by age. A take compares only the first tasks of
-the lines of the run's ready parents. A parent is ready if it holds fewer slots than its limit.
+:class:`TakeQueue` decides which task is next. Tenants take turns, and the runs of a tenant take
+turns. Within a run, priorities decide. The priority of a task rises during the wait, so the order
+of tasks changes. But of two tasks with equal base priority, the older task always goes first. So
+each parent has one line for each base priority, sorted by age. A take compares only the first task
+in each line of the run's ready parents. A parent is ready if its tasks hold fewer slots than the
+parent's limit.
 
 :class:`SubagentScheduler` starts the next task when the pool's size and the breakers allow it. A
 tenant's limit may apply to all workers together. :func:`estimated_start_ms` estimates the start of
@@ -38,7 +39,7 @@ from bottega.subagents.limits import SchedulerOptions, SubagentLimits, resized
 from bottega.subagents.telemetry import Totals
 
 WAKE = 0
-"""Priority of a running task that needs its slot again; it goes before all new tasks."""
+"""Priority of a running task that needs a slot again. The task goes before all new tasks."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +49,7 @@ class _Tenant:
     Attributes:
         in_line: number of waiting tasks.
         holding: number of tasks that hold a slot.
-        turns: the runs with ready parents, and these parents; the first run is next.
+        turns: the ready parents by run. The first run is next.
     """
 
     key: Hashable
@@ -60,15 +61,15 @@ class _Tenant:
 class TakeQueue:
     """Queue that selects the next task: by tenant in turn, then by run in turn, then by priority.
 
-    A tenant or run that has ready tasks again joins at the end of the turns. A take reads only the
-    ready parents of one run, so tasks of parents at their limit cost nothing. The queue keeps the
-    lines, ``in_line``, ``ready`` and the holders of slots of each parent.
+    A tenant or run with new ready tasks joins at the end of the turns. A take reads only the ready
+    parents of one run, so tasks of parents at their limit cost nothing. The queue updates the
+    lines, ``in_line``, ``ready`` and ``holders`` of each parent.
 
     Args:
         ageing_interval: seconds after which a waiting task rises by one priority.
-        tenant_limit: slots that one tenant may hold; ``None``: no limit.
-        on_ready: called with (parent, difference) whenever a parent's ``ready`` changes. It is
-            called at the end of a change, so that it may change the queue.
+        tenant_limit: maximum number of one tenant's slots, or ``None`` for no limit.
+        on_ready: function called with (parent, difference) whenever a parent's ``ready`` changes.
+            The call comes at the end of a change, so that the function may change the queue.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class TakeQueue:
         self._blocked: set[Hashable] = set()
 
     def __len__(self) -> int:
-        """Return the number of waiting tasks, also of parents at their limit."""
+        """Return the number of waiting tasks, including tasks of parents at their limit."""
         return self._in_line
 
     def push(self, task: SubagentHandle, priority: int, enqueued_at: float) -> None:
@@ -95,7 +96,8 @@ class TakeQueue:
 
         Args:
             priority: 1 (first) to 10, or ``WAKE``.
-            enqueued_at: seconds on the scheduler's clock; a later push may have an earlier time.
+            enqueued_at: time of the push in seconds on the scheduler's clock. A later push may have
+                an earlier time.
 
         Raises:
             ValueError: the task already waits.
@@ -107,7 +109,7 @@ class TakeQueue:
         self._change(task.parent, in_line=+1)
 
     def discard(self, task: SubagentHandle) -> bool:
-        """Remove a waiting task; return false if it does not wait."""
+        """Remove a waiting task; return false if the task does not wait."""
         if task.place is None:
             return False
         self._remove(task)
@@ -115,7 +117,7 @@ class TakeQueue:
         return True
 
     def take(self, now: float) -> SubagentHandle | None:
-        """Remove and return the next ready task; it holds a slot until :meth:`release`."""
+        """Remove and return the next ready task, which holds a slot until :meth:`release`."""
         if not self._turns:
             return None
         tenant = next(iter(self._turns.values()))
@@ -144,11 +146,11 @@ class TakeQueue:
 
     @property
     def turn(self) -> Hashable:
-        """The tenant of the task that :meth:`take` would return; a task must be ready."""
+        """The tenant of the task that :meth:`take` would return. A task must be ready."""
         return next(iter(self._turns))
 
     def block(self, tenant: Hashable) -> None:
-        """Take none of a tenant's tasks until :meth:`unblock`."""
+        """Skip a tenant's tasks until :meth:`unblock`."""
         self._blocked.add(tenant)
         self._turns.pop(tenant, None)
 
@@ -158,25 +160,25 @@ class TakeQueue:
             self._join_turns(self._tenants[tenant])
 
     def ready_of(self, tenant: Hashable) -> int:
-        """Count a tenant's tasks that could start if slots were free, without its own limit."""
+        """Count a tenant's tasks that could start with free slots; ignore the tenant's limit."""
         return sum(map(_ready, self._tenants[tenant].turns.values()))
 
     def in_line_of(self, tenant: Hashable) -> int:
-        """Count all waiting tasks of a tenant, also of parents at their limit."""
+        """Count all waiting tasks of a tenant, including tasks of parents at their limit."""
         return self._tenants[tenant].in_line if tenant in self._tenants else 0
 
     def holding(self, tenant: Hashable = None) -> int:
-        """Count the tasks that hold a slot, of one tenant or of all tenants."""
+        """Count the tasks of one tenant or of all tenants that hold a slot."""
         if tenant is None:
             return self._holding
         return self._tenants[tenant].holding if tenant in self._tenants else 0
 
     def position(self, task: SubagentHandle, now: float) -> int:
-        """Count the ready tasks of the same tenant that go before a waiting task.
+        """Count the same tenant's ready tasks that go before a waiting task.
 
-        These are the tasks of its own parent (ready or not) and of its own run that go before it.
-        Because runs take turns, as many tasks of each other run go before it, and one more if that
-        run's turn is earlier. The cost grows with the tenant's ready parents.
+        The count includes earlier tasks of the same parent (ready or not) and of the same run.
+        Because runs take turns, the same number of tasks of each other run goes first, and one more
+        if that run's turn is earlier. The cost grows with the tenant's ready parents.
         """
         parent = task.parent
         turns = self._tenants[parent.tenant_id].turns
@@ -197,7 +199,7 @@ class TakeQueue:
         return sum(bisect_left(line, own, key=lambda each: self._rank(each, now)) for line in lines)
 
     def _rank(self, task: SubagentHandle, now: float) -> tuple[int, Place]:
-        """Return (effective priority, place); the task with the lowest rank goes first.
+        """Return the rank (effective priority, place). The task with the lowest rank goes first.
 
         The priority rises by one per interval, up to 1.
         """
@@ -216,10 +218,10 @@ class TakeQueue:
         task.place = None
 
     def _change(self, parent: Parent, *, in_line: int = 0, holding: int = 0) -> None:
-        """Change the numbers of a parent's tasks; update the turns.
+        """Update the numbers of a parent's tasks, and the turns.
 
         Args:
-            holding: change of the number of holders, which has happened already.
+            holding: change of the number of holders, which has already happened.
         """
         tenant = self._tenants.setdefault(parent.tenant_id, _Tenant(parent.tenant_id))
         self._in_line += in_line
@@ -260,24 +262,24 @@ def _ready(parents: Iterable[Parent]) -> int:
 
 
 class PlaceSource(Protocol):
-    """Source of places for the tasks of this worker; places are interchangeable."""
+    """Source of places for this worker's tasks. All places are equal."""
 
     def take(self, tenant: UUID) -> bool:
-        """Take a place that this worker already holds; return false if it holds no place."""
+        """Take a place that this worker already holds; return false without such a place."""
         ...
 
     async def wait(self, tenant: UUID) -> None:
-        """Wait for a place; a cancelled wait takes no place."""
+        """Wait for a place. A cancelled wait takes no place."""
         ...
 
     def give_back(self, tenant: UUID) -> None: ...
 
 
 class TenantPlaces:
-    """Places that tasks need in addition to a slot, taken when the queue assigns a slot.
+    """Places that tasks need in addition to a slot. A task takes a place when it gets a slot.
 
     Args:
-        came: called when a place arrives for which a tenant's tasks have waited.
+        came: function called when a place arrives for which a tenant's tasks have waited.
     """
 
     def __init__(self, came: Callable[[], None]) -> None:
@@ -287,13 +289,13 @@ class TenantPlaces:
         self._unused: Counter[UUID] = Counter()
 
     def take_for_next(self, queue: TakeQueue, free: int) -> bool:
-        """Take a place for the queue's next entry; return false if no entry can have a place.
+        """Take a place for the queue's next task; return false if no task can have a place.
 
-        A tenant without a place loses its turn until a place arrives. As many places are requested
-        as the tenant could use now.
+        A tenant without a place loses its turn until a place arrives. The number of requested
+        places is the number that the tenant could use now.
 
         Args:
-            free: free slots.
+            free: number of free slots.
         """
         while free > 0 and queue.ready:
             tenant = queue.turn
@@ -316,7 +318,7 @@ class TenantPlaces:
             self.source.give_back(tenant)
 
     def give_back_unused(self) -> None:
-        """Give back places that arrived while no slot was free, or for tasks that had ended."""
+        """Return places that arrived while no slot was free, or for tasks that had ended."""
         for tenant in self._unused.elements():
             self.give_back(tenant)
         self._unused.clear()
@@ -342,12 +344,12 @@ class TenantPlaces:
 def estimated_start_ms(
     handle: SubagentHandle, queue: TakeQueue, slots: int, now: float
 ) -> int | None:
-    """Return the milliseconds until a queued task starts; ``None``: no estimate is possible.
+    """Return the milliseconds until a queued task starts, or ``None`` without an estimate.
 
-    An estimate is possible if only siblings are before the task, and all take about equally long.
+    An estimate is possible if only siblings are before the task and all take about the same time.
 
     Args:
-        slots: number of slots that the parent's tasks can use; no other tasks need these slots.
+        slots: number of slots that only the parent's tasks use.
     """
     parent = handle.parent
     known = _durations(parent)
@@ -359,21 +361,21 @@ def estimated_start_ms(
     free = sorted([0.0] * (slots - len(left)) + left)
     mean = sum(known) / len(known)
     soon = late = 0.0
-    for _ in range(2):  # ageing may put others before this task
+    for _ in range(2):  # ageing may put other tasks before this task
         before = queue.before(handle, parent, now + 2 * late)
         soon, late = late, free[before % slots] + before // slots * mean
     return None if max(soon, late) > 2 * min(soon, late) else round(1000 * (soon + late) / 2)
 
 
 def _durations(parent: Parent) -> list[float] | None:
-    """Return how long recent tasks of the agents of a parent's unfinished tasks held their slots.
+    """Return the recent slot times in seconds of the agents of a parent's unfinished tasks.
 
-    ``None``: too few are known, they differ by a factor of 1.8, or an unfinished task neither waits
-    in the queue nor holds its first slot.
+    Return ``None`` if there are too few times, if the times differ by a factor of 1.8, or if an
+    unfinished task neither waits in the queue nor holds its first slot.
     """
     durations = parent.durations
     if any(len(durations.get(agent, ())) < 3 for agent in parent.waiting):
-        return None  # before the costly look at the holders
+        return None  # this check comes before the costly check of the holders
     agents = {*parent.waiting, *(handle.agent_name for handle in parent.holders)}
     known = [durations.get(agent, ()) for agent in agents]
     seconds = [each for one in known for each in one]
@@ -398,7 +400,7 @@ class TaskRegistry(Protocol):
         """Move a task to another state."""
 
     def finish(self, handle: SubagentHandle, outcome: SubagentOutcome) -> bool:
-        """End a task; return false if the task had ended already."""
+        """End a task; return false if the task had already ended."""
 
     def cancel(self, task_id: UUID, reason: str) -> bool:
         """Cancel a task and all tasks below it."""
@@ -414,7 +416,7 @@ class SubagentScheduler:
 
     Attributes:
         size: current number of slots.
-        places: places that tasks need in addition to a slot, if limits apply to all workers.
+        places: places that tasks need in addition to a slot if one limit applies to all workers.
     """
 
     def __init__(self, options: SchedulerOptions | None = None) -> None:
@@ -446,7 +448,7 @@ class SubagentScheduler:
         )
 
     def now(self) -> float:
-        """Return the event loop's time in seconds; all times here use this clock."""
+        """Return the event loop's time in seconds, the clock of all times in this module."""
         return asyncio.get_running_loop().time()
 
     # For the registry
@@ -461,11 +463,11 @@ class SubagentScheduler:
 
     @property
     def parked(self) -> int:
-        """Number of running tasks without a slot, because they wait for other tasks or a slot."""
+        """Number of running tasks without a slot, which wait for other tasks or for a slot."""
         return self._registry.counts.active - self.in_use
 
     def room(self, parent: Parent) -> int:
-        """Count the slots that a parent's tasks may get at once."""
+        """Count the slots that a parent's tasks may get now."""
         others = len(self._queue) - parent.ready
         free = self.capacity - self.in_use - others
         own = parent.limits.max_concurrent - len(parent.holders)
@@ -475,10 +477,10 @@ class SubagentScheduler:
         return max(0, min(free, own))
 
     def position(self, handle: SubagentHandle) -> int:
-        """Count the tenant's waiting tasks that go before a task.
+        """Count the waiting tasks of the tenant that go before a task.
 
-        The count is 0 for a child run, which does not wait here. All tasks go before a task that is
-        held back.
+        The count is 0 for a child run, which does not wait in this queue. All tasks go before a
+        task that is held back.
         """
         if handle.spread:
             return 0
@@ -487,14 +489,14 @@ class SubagentScheduler:
         return self._queue.position(handle, self.now())
 
     def estimated_start_ms(self, handle: SubagentHandle) -> int | None:
-        """Estimate the time until a queued task starts; ``None``: no estimate is possible."""
+        """Estimate the milliseconds until a queued task starts, or return ``None``."""
         parent, tenant = handle.parent, handle.tenant_id
         queue, counts = self._queue, self._registry.counts
         is_fixed = self.options.min_workers == self.options.max_workers
         limits = [(self.capacity, counts.active + len(queue), is_fixed)]
         of_tenant = self._registry.limits.tenant_max_concurrent
         if of_tenant is not None and tenant is not None:
-            is_ours = self.places.source is None  # else other workers' tasks hold places, too
+            is_ours = self.places.source is None  # otherwise other workers' tasks hold places, too
             claims = counts.active_of[tenant] + queue.in_line_of(tenant)
             limits.append((of_tenant if is_ours else 0, claims, is_ours))
         slots, own = parent.limits.max_concurrent, parent.in_line + len(parent.holders)
@@ -506,7 +508,7 @@ class SubagentScheduler:
         return estimated_start_ms(handle, queue, slots, self.now())
 
     def enqueue(self, handle: SubagentHandle) -> None:
-        """Queue a new task, unless a breaker or another task holds it back."""
+        """Queue a new task, unless a breaker or another task holds the new task back."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:  # timers of a closed loop never fire
             self.stop()
@@ -531,7 +533,7 @@ class SubagentScheduler:
         self.push(handle)
 
     def ended(self, handle: SubagentHandle) -> None:
-        """Stop a finished or suspended task: its timer, queue entry, slot and coroutine."""
+        """Stop a finished or suspended task: remove its timer, queue entry, slot and coroutine."""
         handle.stop_timer()
         self._queue.discard(handle)
         self.release(handle)
@@ -541,13 +543,13 @@ class SubagentScheduler:
         self.circuits.ended(handle, self.now())
 
     def watch_over(self, handle: SubagentHandle) -> None:
-        """End a task that has run for twice its timeout, because its timer never fired."""
+        """End a task that has run for twice its timeout because the timer never fired."""
         started = handle.started_at if handle.paused_at is None else None
         if started is not None and self.now() - started > 2 * handle.timeout:
             self.time_out(handle)
 
     def release(self, handle: SubagentHandle) -> None:
-        """Release a task's slot, and withdraw its request for a slot."""
+        """Release a task's slot, and cancel the task's request for a slot."""
         self._ask_no_more(handle)
         self._give_up_slot(handle)
 
@@ -591,7 +593,7 @@ class SubagentScheduler:
                 self._give_up_slot(handle)
 
     def push(self, handle: SubagentHandle, *, wakes: bool = False) -> None:
-        """Add a task to the queue, if nothing holds it back; ``wakes``: it has run before."""
+        """Add a task to the queue unless it is held back; ``wakes`` is true if it ran before."""
         if not wakes and (
             handle.status is not SubagentStatus.QUEUED
             or handle.spread
@@ -653,11 +655,10 @@ class SubagentScheduler:
             known.append(took)
 
     def time_out(self, handle: SubagentHandle) -> None:
-        """End a task whose time is up."""
         owner = handle.parent.owner
         left = None if owner is None else owner.left(self.now())
         if owner is not None and left is not None and left <= 0:
-            self.time_out(owner)  # at the owner's deadline; the owner's end ends all its tasks
+            self.time_out(owner)  # the owner's timeout is over, too; its end ends its tasks
         if handle.status.is_final:
             return
         error = f"the task's time is up: it had {handle.timeout:.4g} s"
@@ -671,14 +672,13 @@ class SubagentScheduler:
             self.pump_soon()
 
     def _only_if_needed(self, handle: SubagentHandle) -> None:
-        """Release the slot, or the request for it, if no model call of the task needs a slot."""
+        """Release or stop requesting a task's slot if no model call of the task needs a slot."""
         if not handle.calls:
             self._ask_no_more(handle)
             if handle.awaits:
                 self._give_up_slot(handle)
 
     async def _need_slot(self, handle: SubagentHandle) -> None:
-        """Wait until a running task holds a slot again."""
         while not handle.holds_slot:
             if handle.status.is_final or handle.suspended:
                 raise asyncio.CancelledError
@@ -694,7 +694,6 @@ class SubagentScheduler:
             self.push(handle, wakes=True)
 
     def _ask_no_more(self, handle: SubagentHandle) -> None:
-        """Cancel a task's request for a slot."""
         if handle.slot is None:
             return
         handle.slot.cancel()
@@ -704,7 +703,7 @@ class SubagentScheduler:
 
     @asynccontextmanager
     async def parking(self, handle: SubagentHandle) -> AsyncIterator[None]:
-        """Release a task's slot while the task only waits; its next model call takes a new slot."""
+        """Release a task's slot while the task only waits. The next model call takes a new slot."""
         handle.awaits += 1
         self._only_if_needed(handle)
         try:
@@ -714,7 +713,7 @@ class SubagentScheduler:
 
     @asynccontextmanager
     async def calling(self, handle: SubagentHandle) -> AsyncIterator[None]:
-        """Hold a slot during a model call of a task; its waiting descendants get slots first."""
+        """Hold a slot during a task's model call; its waiting descendants get slots first."""
         handle.calls += 1
         try:
             if handle.calls == 1 and not handle.awaits and handle.waiting_below:
@@ -729,7 +728,7 @@ class SubagentScheduler:
             self._only_if_needed(handle)
 
     def _ready_changed(self, parent: Parent, change: int) -> None:
-        """Update ``waiting_below`` of a parent's ancestors; wake ancestors that can go on now."""
+        """Update ``waiting_below`` of a parent's ancestors; wake ancestors that can continue."""
         owner = parent.owner
         while owner is not None:
             owner.waiting_below += change
@@ -743,7 +742,8 @@ class SubagentScheduler:
     def _resize(self) -> bool:
         """Resize the pool by its load; return true if the size changed.
 
-        Call it after free slots are assigned. Otherwise many simultaneous ends look like low load.
+        Call this method after the assignment of free slots. Before the assignment, many
+        simultaneous ends look like low load.
         """
         options, before = self.options, self.size
         if options.min_workers >= options.max_workers:

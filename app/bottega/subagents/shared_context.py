@@ -1,8 +1,9 @@
 """Shared files of the agents of one run, and the agents' access rights.
 
-The root writes ``/global/**``, and all agents read it. ``/subagent/{task_id}/**`` is a task's own
-folder; the task's parent reads all of it and writes its folder ``input``. Any other path is a
-private file of a query. Models have the tools ``read_file``, ``write_file`` and ``list_files``.
+The root writes ``/global/**``, and all agents read this folder. ``/subagent/{task_id}/**`` is a
+task's own folder. The task's parent reads the whole folder and writes the folder ``input`` in it.
+Any other path is a private file of a query. Models have the tools ``read_file``, ``write_file`` and
+``list_files``.
 """
 
 import re
@@ -34,10 +35,11 @@ def check_path(path: str) -> str:
     """Return the normal form of a path, which begins with a slash.
 
     ``notes/a.md`` and ``/notes/a.md`` are one path; all other different texts are different paths.
-    Ambiguous characters are refused and not replaced, because names are compared by character.
+    The function refuses ambiguous characters and does not replace them, because names are compared
+    by character.
 
     Raises:
-        InvalidInputError: code ``bad_path``; the text says how to correct the path.
+        InvalidInputError: code ``bad_path``; the error text says how to correct the path.
     """
     if len(path) <= MAX_PATH_BYTES:  # skip the costly check for very long paths
         _check_letters(path)
@@ -101,7 +103,7 @@ def _check_name(name: str, path: str) -> None:
 
 
 def missing(path: str) -> NotFoundError:
-    """Return the error for a missing file, and for a forbidden file, so that it stays hidden."""
+    """Return the error for a missing file, and also for a forbidden file, which stays hidden."""
     return NotFoundError(f"there is no file '{path}' that you may use; list_files lists your files")
 
 
@@ -115,12 +117,12 @@ def folder_of(task_id: UUID) -> str:
 
 
 def private_folder_of(task_id: UUID | None) -> str:
-    """Return the name of a query's private folder; it is no path. ``None``: the root's."""
+    """Return the name of a query's private folder (not a path). ``None`` stands for the root."""
     return f"private {task_id}"
 
 
 def namespace_of(path: str) -> str | None:
-    """Return the shared folder of a path in normal form; ``None`` for a private file.
+    """Return the shared folder of a path in normal form, or ``None`` for a private file.
 
     Raises:
         InvalidInputError: ``bad_path``: the path is a shared folder without a file name, or differs
@@ -142,16 +144,16 @@ def namespace_of(path: str) -> str | None:
 class SharedContext:
     """The files of one run in memory; :class:`Workspace` checks the rights.
 
-    A write is one step of the event loop, so that concurrent writes of a file follow each other.
+    A write is one step of the event loop, so concurrent writes of a file happen one after another.
 
     Args:
-        max_bytes: limit per folder (``/global``, a task's shared or private folder).
-        max_files: limit per folder.
-        max_file_bytes: limit for one file.
-        max_run_bytes: limit for all folders together.
+        max_bytes: maximum bytes per folder (``/global``, a task's shared or private folder).
+        max_files: maximum number of files per folder.
+        max_file_bytes: maximum bytes of one file.
+        max_run_bytes: maximum bytes of all folders together.
 
     Attributes:
-        used: bytes of all files.
+        used: size of all files in bytes.
     """
 
     def __init__(
@@ -189,7 +191,7 @@ class SharedContext:
 
         Raises:
             InvalidInputError: ``bad_path``, ``bad_content`` (NUL or a lone surrogate) or
-                ``too_large``. Nothing is written then.
+                ``too_large``. After an error the file is unchanged.
         """
         path = check_path(path)
         folder = _folder(path, private)
@@ -207,7 +209,7 @@ class SharedContext:
         self._put(folder, path, data)
 
     def restore(self, path: str, content: str, private: str | None = None) -> None:
-        """Write a file from before a crash, without checks of limits."""
+        """Restore a file from before a crash, without checks of limits."""
         path = path if path.startswith("/") else f"/{path}"
         self._put(_folder(path, private), path, content.encode(errors="replace"))
 
@@ -215,14 +217,12 @@ class SharedContext:
         return tuple(self._folders)
 
     def list(self, folder: str) -> list[str]:
-        """Return the paths of a folder's files."""
         return list(self._folders.get(folder, ()))
 
     def texts(self, *folders: str) -> dict[str, str]:
         return {path: self.read(path, folder) for folder in folders for path in self.list(folder)}
 
     def forget(self, folder: str) -> None:
-        """Delete a folder and its files."""
         self.used -= _size(self._folders.pop(folder, {}))
 
     def _check_room(self, files: Mapping[str, bytes], path: str, size: int) -> None:
@@ -246,7 +246,6 @@ class SharedContext:
 
 
 def _folder(path: str, private: str | None) -> str:
-    """Return the folder of a path in normal form."""
     folder = namespace_of(path) or private
     if folder is None:
         raise bad_path(f"'{path}' is no shared file: shared files are in {GLOBAL} or {SUBAGENT}")
@@ -264,12 +263,12 @@ def _too_large(detail: str) -> InvalidInputError:
 class Workspace:
     """The files that one query may use: its private files, and shared files by its rights.
 
-    Paths are checked before any lookup. The error for another task's folder is equal to the error
+    The methods check a path before any lookup. The error for another task's folder is the same as
     for a folder that does not exist.
 
     Args:
         context: the run's files.
-        task_id: the query's task; ``None`` for the root.
+        task_id: the query's task, or ``None`` for the root.
         is_child: returns true if this query itself dispatched the task.
     """
 
@@ -354,9 +353,9 @@ class Workspace:
 
 
 MAX_CONTENT = 200_000
-"""Limit of one ``write_file``, in characters."""
+"""Maximum number of characters of one ``write_file``."""
 MAX_READ = 50_000
-"""Limit of one ``read_file``, in characters."""
+"""Maximum number of characters of one ``read_file``."""
 MAX_LISTED = 500
 
 Path = Annotated[
@@ -383,8 +382,6 @@ class _FileTool(FunctionTool):
 
 
 def file_reader(read: Callable[[str], Awaitable[str]]) -> ToolBase:
-    """Return the tool that reads files."""
-
     async def read_file(
         path: Path,
         offset: Annotated[int, Field(ge=0, le=1_000_000, description="Characters to skip.")] = 0,
@@ -411,7 +408,7 @@ def file_tools(workspace: Callable[[], Workspace]) -> tuple[ToolBase, ...]:
     """Return the three file tools.
 
     Args:
-        workspace: returns the files to work on; called at each tool call.
+        workspace: function called at each tool call; returns the files to work on.
     """
 
     async def write_file(

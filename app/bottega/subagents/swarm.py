@@ -1,4 +1,4 @@
-"""The asynchronous sub-agents of one run, and the run's queries that dispatch them."""
+"""The asynchronous sub-agents of one run, and the run's queries that dispatch tasks."""
 
 import asyncio
 from collections.abc import (
@@ -48,10 +48,10 @@ class ChildWork:
     """The work of a task in a form that another worker can execute.
 
     Attributes:
-        agent: a defined agent; this agent or its helper does the task.
-        is_helper: a helper of ``agent`` does the task.
+        agent: a defined agent. This agent or its helper executes the task.
+        is_helper: true if a helper of ``agent`` executes the task.
         question: the first message that the task's agent reads.
-        most_steps: most model calls of the task's agent.
+        most_steps: maximum number of model calls of the task's agent.
         files: shared files that the task's agent can read, by path.
     """
 
@@ -68,8 +68,8 @@ class ChildEnd:
     """The end of a child run.
 
     Attributes:
-        files: texts that the run wrote below its task's folder, by path.
-        output_json: the run's answer, parsed, if its agent has a schema.
+        files: texts that the child run wrote below the task's folder, by path.
+        output_json: the child run's parsed answer, if the agent has a schema.
     """
 
     outcome: SubagentOutcome
@@ -79,28 +79,28 @@ class ChildEnd:
 
 
 class RemoteRuns(Protocol):
-    """Executes tasks of one run as child runs."""
+    """Executor of one run's tasks as child runs."""
 
     async def do(
         self, handle: SubagentHandle, work: ChildWork, pay: Callable[[AgentUsage], None]
     ) -> ChildEnd:
-        """Execute a task's work as a child run, and wait for the end of the run.
+        """Execute a task's work as a child run, and wait for the child run's end.
 
         Args:
-            pay: called with the run's usage, even if the task is cancelled before the run ends.
+            pay: function called with the child run's usage, even after a cancellation of the task.
         """
 
     async def tell(self, handle: SubagentHandle, message_id: str, text: str) -> bool:
-        """Send a message to a task's child run, once; return false if the run is over."""
+        """Send a message once to a task's child run; return false if the child run is over."""
 
     async def read_texts(self, handles: Sequence[SubagentHandle]) -> None:
-        """Add to tasks' partial outputs what their child runs have written meanwhile."""
+        """Add the new texts of child runs to the partial outputs of their tasks."""
 
 
 Lookup = Callable[[Sequence[UUID], UUID | None], Awaitable[Mapping[UUID, dict[str, Any]]]]
 """Function (ids of removed tasks, id of the asking task or ``None`` for the root) → reports.
 
-A report has the form of one task in the result of ``poll_subagent``. The result lacks tasks that
+A report has the form of one task in the result of ``poll_subagent``. The result omits tasks that
 are not below the asking task.
 """
 
@@ -110,21 +110,22 @@ class SwarmOptions:
     """Settings of one run's asynchronous sub-agents, and their state from before a crash.
 
     Attributes:
-        run_id: ``None``: a new id.
-        task_root: id from which the tasks' ids are derived; ``None``: the run's id.
+        run_id: the run's id, by default a new id.
+        task_root: id from which the tasks' ids are derived, by default the run's id.
         listener: receives all events of the tasks.
-        remaining: returns the seconds that the run has left; ``None``: no deadline.
+        remaining: returns the run's remaining seconds, or ``None`` without a deadline.
         outer: accounts of the whole run, which other code charges.
-        plugins: called before a dispatch and after a task's end.
+        plugins: plugins, called before a dispatch and after a task's end.
         restored: tasks from before a crash, by id.
-        waits: seconds already waited before a crash, by (task, model call, tool call).
+        waits: seconds of each wait before a crash, by (task, model call, tool call).
         cancelled: ids of tasks that were cancelled before the crash.
-        lookup: finds tasks that the registry has removed; ``None``: they are not found.
-        is_suspended: returns true if the run's queries end in this process but another resumes the
-            run.
-        broke: called with the first error in a task that must end the run, such as a bug in a hook.
-        awaits: called when a query begins to await tasks.
-        remote: does tasks as child runs; ``None``: all tasks run in this process.
+        lookup: finds tasks that the registry has removed. With ``None``, such tasks are not found.
+        is_suspended: returns true if the run's queries end in this process but another process
+            resumes the run.
+        broke: function called with the first error in a task that must end the run, such as a bug
+            in a hook.
+        awaits: function called when a query begins to await tasks.
+        remote: executes tasks as child runs. With ``None``, all tasks run in this process.
         own_task: the task for which this run is the child run.
     """
 
@@ -166,7 +167,7 @@ class Swarm(Listener):
 
     @property
     def suspended(self) -> bool:
-        """True if this process stops the run without an end, and another process resumes it."""
+        """True if this process stops the unfinished run, and another process resumes the run."""
         return self.broken is None and self.options.is_suspended()
 
     def handles(self) -> list[SubagentHandle]:
@@ -174,11 +175,11 @@ class Swarm(Listener):
         return [handle for handle in known if not handle.status.is_final]
 
     def id_at(self, path: Path) -> UUID:
-        """Return the id of the query at a path; the id of the root is the run's id."""
+        """Return the id of the query at a path. The root's id is the run's id."""
         return task_id_at(self.task_root, path) if path else self.run_id
 
     def restore_file(self, task_id: UUID | None, path: str, content: str) -> None:
-        """Restore a file that a query (``None``: the root) wrote before a crash."""
+        """Restore a file that a query wrote before a crash. ``None`` stands for the root."""
         private = private_folder_of(task_id or self.options.own_task)
         self.context.restore(path, content, private)
 
@@ -204,7 +205,7 @@ class Swarm(Listener):
             self.options.broke(error)
 
     def on_event(self, handle: SubagentHandle, event: str, data: dict[str, Any]) -> None:
-        """Pass an event on to the listener; call the plugins after a task's end."""
+        """Pass an event to the listener; call the plugins after a task's end."""
         self.options.listener.on_event(handle, event, data)
         if handle.status.is_final and event == handle.status and self.options.plugins:
             self._call_plugins(handle)
@@ -226,10 +227,10 @@ class Swarm(Listener):
         call.add_done_callback(self._plugin_calls.discard)
 
     async def close(self) -> None:
-        """End or suspend all tasks of the run, and wait until none of them runs.
+        """End or suspend all tasks of the run, and wait until no task runs.
 
-        The registry forgets the tasks, because a later attempt in this process must not find their
-        old state.
+        The registry removes the tasks, because a later attempt in this process must not find the
+        tasks' old state.
         """
         parents = list(self._parents)
         running = {
@@ -309,8 +310,8 @@ class AsyncSubagents:
     Attributes:
         agents: the agent's sub-agents by name.
         limits: the agent's own limits.
-        anonymous: the agent may dispatch helpers without a definition.
-        configure: called with each new helper.
+        anonymous: true if the agent may dispatch helpers without a definition.
+        configure: function called with each new helper.
         share_metadata: keys of a dispatch's metadata that the task's agent can read.
     """
 
@@ -333,7 +334,7 @@ class AsyncSubagents:
         return replace(self, agents={}, anonymous=True)
 
     def ancestors(self) -> Callable[[str], frozenset[str]] | None:
-        """Return a function from a sub-agent's name to its ancestors; ``None`` without a graph."""
+        """Return a function from a sub-agent's name to ancestors, or ``None`` without a graph."""
         graphs = (agent.memory_graph for agent in self.agents.values())
         return None if all(graph is None for graph in graphs) else self._ancestors
 
@@ -351,7 +352,7 @@ class AsyncSubagents:
 
 
 class DispatchingTool(ToolBase):
-    """A tool by which an agent starts and steers tasks."""
+    """A tool with which an agent starts and controls tasks."""
 
     def __init__(self, shared: AsyncSubagents) -> None:
         self.shared = shared
@@ -361,9 +362,9 @@ class QueryScope(Parent):
     """A query that may dispatch tasks, with its files (``Query.scope``).
 
     Attributes:
-        task_id: the task of its tasks' rows; ``None`` for the root.
-        dispatched: its tasks in order; true: it has read the task's outcome.
-        waits: its open waits for tasks.
+        task_id: id of the query's own task, or ``None`` for the root.
+        dispatched: the query's tasks in order; true if the query has read the task's outcome.
+        waits: the query's unfinished waits for tasks.
     """
 
     def __init__(self, swarm: Swarm, query: Query) -> None:
@@ -411,7 +412,7 @@ class QueryScope(Parent):
         timeout: float,
         gone: int = 0,
     ) -> bool:
-        """Wait as :meth:`SubagentRegistry.wait_for_completion`, without a slot during the wait."""
+        """Wait like :meth:`SubagentRegistry.wait_for_completion`, but without a slot."""
         if missing(ends_of(handles, gone), mode, quorum) <= 0:
             return True
         self.swarm.options.awaits()
@@ -425,7 +426,8 @@ class QueryScope(Parent):
         """End the query's tasks; see :class:`bottega.agents.context.QueryScopePort`.
 
         Raises:
-            Exception: the swarm's ``broken``, if the query itself ended without an error.
+            Exception: the error in the swarm's ``broken``, if the query itself ended without an
+                error.
         """
         swarm = self.swarm
         if swarm.suspended:
@@ -441,7 +443,7 @@ class QueryScope(Parent):
 
 
 def _limits_of(query: Query, limits: SubagentLimits) -> SubagentLimits:
-    """Return the limits of a query's tasks: the lowest of its agent and all agents above."""
+    """Return the limits of a query's tasks: the lowest limits of its agent and all agents above."""
     above: Query | None = query
     while above is not None:
         for tool in above.agent.registered_tools:
@@ -453,7 +455,6 @@ def _limits_of(query: Query, limits: SubagentLimits) -> SubagentLimits:
 
 
 def scope_of(query: Query, registry: SubagentRegistry) -> QueryScope:
-    """Return a query's scope; create it at the first call."""
     if isinstance(query.scope, QueryScope):
         return query.scope
     scope = QueryScope(_swarm_of(query, registry), query)
@@ -462,7 +463,6 @@ def scope_of(query: Query, registry: SubagentRegistry) -> QueryScope:
 
 
 def known_swarm(query: Query) -> Swarm | None:
-    """Return the swarm of a query's run, if it exists already."""
     if isinstance(query.task, TaskOfQuery):
         return query.task.swarm
     return query.recorder.swarm if isinstance(query.recorder.swarm, Swarm) else None

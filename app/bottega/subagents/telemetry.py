@@ -8,7 +8,7 @@ BUCKETS = (100, 1_000, 10_000, 60_000, 300_000)
 
 
 class Totals:
-    """Telemetry that adds up in memory; subclasses pass the metrics on.
+    """Telemetry that sums the metrics in memory; subclasses forward the metrics.
 
     Attributes:
         values: counters by ``name`` or ``name{key=value}``; histograms as ``name.count``,

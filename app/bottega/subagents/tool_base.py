@@ -1,6 +1,6 @@
-"""Parts that the tools for sub-agents share: base class, arguments, and reports about tasks.
+"""Common parts of the tools for sub-agents: base class, arguments, and reports about tasks.
 
-Functions of this module also ask plugins about messages to tasks and synchronous sub-agent calls.
+Functions of this module also call plugins about messages to tasks and synchronous sub-agent calls.
 """
 
 from abc import abstractmethod
@@ -33,7 +33,7 @@ class SubagentTool(DispatchingTool):
     """Base of the tools for sub-agents.
 
     Attributes:
-        arguments: type of the arguments; :meth:`answer` gets an object of this type.
+        arguments: type of the arguments that :meth:`answer` receives.
     """
 
     timeout_s = None
@@ -65,9 +65,9 @@ class SubagentTool(DispatchingTool):
 
 
 MOST_TASKS, MOST_DISPATCHED = 50, 100
-"""Most tasks that one call may name or list, and most tasks that one call may dispatch."""
+"""Maximum number of tasks that one call may list, and that one call may dispatch."""
 MOST_PARTIAL = 10_000
-"""Most characters of an unfinished answer that one call returns."""
+"""Maximum number of characters of an unfinished answer in a call's result."""
 USUAL_PRIORITY, LAST_PRIORITY = 5, 10
 
 TaskId = Annotated[str, Field(max_length=100)]
@@ -87,8 +87,6 @@ def checked_input(files: dict[str, str]) -> dict[str, str]:
 
 
 class Arguments(BaseModel):
-    """Base of all arguments."""
-
     model_config = ConfigDict(extra="forbid")
 
 
@@ -119,7 +117,7 @@ class DispatchArguments(Arguments):
 
 
 class FanOutArguments(Arguments):
-    """Several tasks; each is checked by itself."""
+    """Several tasks, which are checked separately."""
 
     tasks: list[Any] = Field(
         min_length=1, max_length=MOST_DISPATCHED, description="As for dispatch_subagent."
@@ -167,7 +165,7 @@ NOT_FOUND = "not_found"
 
 
 def distinct(ids: Iterable[str]) -> list[str]:
-    """Return ids without repetitions; different spellings of a UUID are one id."""
+    """Return distinct ids; different spellings of a UUID are one id."""
     return list({as_id(each) or each: each for each in ids}.values())
 
 
@@ -188,8 +186,8 @@ async def report(
     """Build the result of ``poll_subagent``.
 
     Args:
-        news: true: leave out outputs that the caller got before.
-        reads: true: the caller reads the outputs, so mark its finished tasks as received.
+        news: if true, omit outputs that the caller already has.
+        reads: true if the caller reads the outputs, so that finished tasks become received.
     """
     now = scope.swarm.registry.scheduler.now()
     views: dict[str, dict[str, Any] | None] = {}
@@ -214,9 +212,9 @@ async def report(
 
 
 def own_tasks(scope: QueryScope) -> tuple[list[str], str | None]:
-    """Return ids of at most ``MOST_TASKS`` of the caller's tasks, and a note on its other tasks.
+    """Return ids of at most ``MOST_TASKS`` of the caller's tasks, and a note on the other tasks.
 
-    Tasks whose end the caller has not read are chosen first, then the latest tasks. The ids are in
+    Tasks whose end the caller has not read have priority, then the latest tasks. The ids are in
     order of dispatch.
     """
     places = {task_id: place for place, task_id in enumerate(scope.dispatched)}
@@ -241,7 +239,7 @@ def own_tasks(scope: QueryScope) -> tuple[list[str], str | None]:
 async def _look_up(
     scope: QueryScope, views: dict[str, dict[str, Any] | None], *, news: bool, reads: bool
 ) -> None:
-    """Fill in tasks that the registry has removed, from stored records."""
+    """Add the tasks that the registry has removed, from stored records."""
     assert scope.swarm.options.lookup is not None
     gone = {task: each for each, view in views.items() if view is None and (task := as_id(each))}
     if not gone:
@@ -255,12 +253,12 @@ async def _look_up(
 
 
 def shown_usage(usage: Usage) -> dict[str, int]:
-    """Return a task's tokens, which are all that a model needs of its usage."""
+    """Return a task's tokens, the only part of the usage that a model needs."""
     return {"input": usage.input, "output": usage.output}
 
 
 def shown(scope: QueryScope, task_id: UUID, output: str) -> str | dict[str, Any]:
-    """Return a task's answer; for a long answer, its head and tail, and the path of its file."""
+    """Return a task's answer; of a long answer, the head, the tail and the path of its file."""
     if not is_long(output):
         return output
     return excerpt(output) | ({"file": answer_file(task_id)} if task_id in scope.dispatched else {})
@@ -269,7 +267,7 @@ def shown(scope: QueryScope, task_id: UUID, output: str) -> str | dict[str, Any]
 def _shortened(
     scope: QueryScope, task_id: UUID, view: dict[str, Any], *, sent_before: bool
 ) -> dict[str, Any]:
-    """Return a view without an answer that was sent before, or with its part for the model."""
+    """Return a view without an already sent answer, or with the answer's part for the model."""
     if "final_output" not in view:
         return view
     if sent_before:
@@ -302,7 +300,7 @@ def _view(
 
 
 def _note_read(scope: QueryScope, handle: SubagentHandle, longest_partial: int) -> None:
-    """Note that the caller has read the state of its own task."""
+    """Record that the caller has read the state of its own task."""
     if handle.parent is not scope:
         return
     handle.received = handle.received or handle.status.is_final
@@ -315,7 +313,7 @@ def _note_read(scope: QueryScope, handle: SubagentHandle, longest_partial: int) 
 async def checked_message(
     swarm: Swarm, query: Query, handle: SubagentHandle, text: str
 ) -> str | Skip | Refused:
-    """Return a message to a task with the guards' changes, or their decision."""
+    """Return a message to a task with the guards' changes, or return the guards' decision."""
     request = DispatchParams(text, agent=handle.agent_name)
     said = await guarded(swarm.options.plugins, _context_of(swarm, query), request)
     return said.prompt if isinstance(said, DispatchParams) else said
@@ -332,9 +330,9 @@ def _context_of(swarm: Swarm, query: Query) -> PluginContext:
 
 
 def screening(swarm: Swarm) -> Screen:
-    """Return a function that asks the plugins about a synchronous call of a sub-agent.
+    """Return a function that calls the plugins before a synchronous call of a sub-agent.
 
-    The function returns the question with the plugins' changes, or the result of a refused or
+    This function returns the question with the plugins' changes, or the result of a refused or
     skipped call.
     """
 

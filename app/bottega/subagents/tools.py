@@ -1,4 +1,4 @@
-"""The tools that dispatch, poll, await, cancel and message sub-agents, and their registration."""
+"""Tools that dispatch, poll, await, cancel and message sub-agents, and the tools' registration."""
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -86,7 +86,7 @@ class DispatchTool(SubagentTool):
         return [tool_call.arguments]
 
     def _make_room(self, scope: QueryScope, tasks: int) -> None:
-        """Let more tasks of a parent run at once if it dispatches many by one call."""
+        """Raise a parent's concurrency limit if the parent dispatches many tasks in one call."""
         if tasks > scope.limits.max_concurrent_of_call:
             scope.limits = scope.limits.of_large_call()
 
@@ -97,10 +97,10 @@ class DispatchTool(SubagentTool):
         place: tuple[int, int],
         arguments: DispatchArguments,
     ) -> SubagentHandle | Answer:
-        """Dispatch one task; return it, or the answer for the model if it was not dispatched.
+        """Dispatch one task; return the task, or the model's answer about a task not dispatched.
 
         Raises:
-            InvalidInputError: there is no such agent, or a guard refuses the task.
+            InvalidInputError: the agent does not exist, or a guard refuses the task.
         """
         self._check_agent(arguments.agent)
         child = self._child(call, scope, place)
@@ -133,7 +133,6 @@ class DispatchTool(SubagentTool):
         return ChildTask(scope, call.query, place, self.shared.agents, configure)
 
     def _equip(self, helper: BaseAgent) -> None:
-        """Let a new helper dispatch helpers, too."""
         helper.registered_tools += self._tools_of_helpers
         self.shared.configure(helper)
 
@@ -142,7 +141,7 @@ class DispatchTool(SubagentTool):
         return _tools(self.shared.without_agents())
 
     def answer_of(self, started: SubagentHandle | Answer, call: CurrentCall) -> Answer:
-        """Return the answer for the model about a task that this call dispatched."""
+        """Return the answer for the model about this call's task."""
         if not isinstance(started, SubagentHandle):
             return started
         is_queued = started.status is SubagentStatus.QUEUED
@@ -186,7 +185,7 @@ class FanOutTool(DispatchTool):
         each_one = (self._one(call, scope, *each) for each in tasks)
         if scope.swarm.options.plugins:
             started = await asyncio.gather(*each_one)
-        else:  # without a pause, so that all tasks are queued before the first begins
+        else:  # no pause here, so that all tasks are queued before the first task begins
             started = [await one for one in each_one]
         answers = [self.answer_of(each, call) for each in started]
         return {"tasks": [{"index": index, **answer} for index, answer in enumerate(answers)]}
@@ -204,7 +203,7 @@ class FanOutTool(DispatchTool):
 
 
 def _best_to_come(call: CurrentCall) -> int:
-    """Return the best priority of the tasks that later calls of the same message dispatch."""
+    """Return the best priority among the tasks of later calls of the same message."""
     history = call.query.agent.conversation_history
     message = next((each for each in reversed(history) if isinstance(each, AssistantMessage)), None)
     later = [] if message is None else message.tool_calls[call.index + 1 :]
@@ -221,7 +220,7 @@ def _best_to_come(call: CurrentCall) -> int:
 async def _decided(
     scope: QueryScope, arguments: DispatchArguments, share_metadata: Collection[str]
 ) -> DispatchParams | Skip | Refused:
-    """Return the parameters of a task with the plugins' changes, or their decision."""
+    """Return a task's parameters with the plugins' changes, or return the plugins' decision."""
     asked = DispatchParams(
         prompt=arguments.prompt,
         agent=arguments.agent,
@@ -292,7 +291,6 @@ class AwaitTool(SubagentTool):
 async def _met(
     scope: QueryScope, ids: list[str], arguments: AwaitArguments, seconds: float
 ) -> bool:
-    """Wait until the condition is met; return false on timeout."""
     found = {each: find(scope, each) for each in ids}
     known = [handle for handle in found.values() if handle]
     gone = [
@@ -341,7 +339,7 @@ class SendTool(SubagentTool):
         message_id = str(scope.id_below((call.query.model_calls, call.index)))
         sent = {"task_id": str(handle.task_id), "status": "sent"}
         if handle.mailbox is not None and message_id in handle.mailbox.known:
-            return sent  # an attempt before a crash has sent the message
+            return sent  # an attempt before a crash sent the message
         text = await checked_message(scope.swarm, call.query, handle, arguments.message)
         if isinstance(text, Skip):
             return {**sent, "status": "skipped", "result": text.result}
@@ -393,11 +391,11 @@ def use_async_subagents(
     """Register the sub-agent tools and the file tools on an agent.
 
     Args:
-        agents: sub-agents that the agent may name in a dispatch. Their names are the keys of a
-            mapping, else ``agent_id`` or ``agent_name``. Each needs a description.
-        limits: limits of the agent's tasks; ``None``: the registry's.
-        anonymous: the agent may dispatch helpers without a definition.
-        configure: called with each new helper.
+        agents: sub-agents that the agent may dispatch. A sub-agent's name is the key in a mapping,
+            or its ``agent_id`` or ``agent_name``. Each sub-agent needs a description.
+        limits: limits of the agent's tasks, by default the registry's limits.
+        anonymous: true if the agent may dispatch helpers without a definition.
+        configure: function called with each new helper.
         share_metadata: keys of a dispatch's metadata that the task's agent can read.
 
     Raises:
@@ -450,7 +448,7 @@ def use_defined_subagents(
     defined: Mapping[str, Any],
     configure: Callable[[BaseAgent], object] = lambda helper: None,
 ) -> None:
-    """Register the tools by the field ``subagents`` of an agent's definition."""
+    """Register the tools that the field ``subagents`` of an agent's definition configures."""
     use_async_subagents(
         agent,
         registry,

@@ -724,7 +724,6 @@ class _Answer:
         return self._reader.feed(piece, outside)
 
     def finish(self) -> str:
-        """End the answer; return the rest of the text."""
         if self._reader is None:
             return ""
         try:

@@ -258,7 +258,6 @@ def anthropic(spec: ServerSpec, model: str, address: str) -> Dialect:
 
 
 def write(params: ModelParams, most: int | None, has_tools: bool) -> dict[str, Any]:
-    """Return the request's fields for the parameters."""
     effort = params.reasoning_effort
     return present(
         max_tokens=most,

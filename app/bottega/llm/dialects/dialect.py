@@ -113,7 +113,6 @@ class Form:
         return self.system % _JOINT.join(system) if system else self.no_system
 
     def turn(self, said: Sequence[bytes]) -> bytes:
-        """Return the user's turn."""
         if any(type(text) is Blocks for text in said):
             return self.user_blocks % self._blocks(said)
         return self.user % (_JOINT.join(said) or GO_ON.encode())

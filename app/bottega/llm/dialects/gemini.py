@@ -199,7 +199,6 @@ def gemini(spec: ServerSpec, model: str, address: str) -> Dialect:
 
 
 def write(params: ModelParams, most: int | None, has_tools: bool) -> dict[str, Any]:
-    """Return the request's fields for the parameters."""
     effort = params.reasoning_effort
     thinking: dict[str, Any] | None = None
     if effort is not None:
