@@ -199,7 +199,7 @@ class _Unpaid(NamedTuple):
 
 
 class SuccessChecks:
-    """Decider of the success checks of all tenants' runs. Several processes may do so at once.
+    """Decider of all tenants' success checks. Several processes may decide checks at once.
 
     Args:
         models_for: returns a judge's model.
@@ -257,7 +257,7 @@ class SuccessChecks:
         return on_run_finished
 
     async def _check(self, tenant_id: UUID, rows: Sequence[asyncpg.Record]) -> None:
-        """Decide a stage of a run's checks. If an internal error prevents this, store the error."""
+        """Decide a stage of a run's checks. After an internal error, store the error."""
         (claimed,) = rows
         try:
             await self._check_run(claimed)

@@ -122,7 +122,7 @@ def _local_times(cron: str, after: datetime) -> croniter:
 
 
 def _shown(moment: datetime) -> datetime:
-    """Return a moment as the local clock shows it."""
+    """Return the local time at a moment."""
     return moment.astimezone(UTC).astimezone(moment.tzinfo).replace(tzinfo=None, fold=0)
 
 

@@ -229,7 +229,7 @@ def _start(folder: Path, usage: IO[str]) -> str:
             _make(folder, data)
             if not _is_up(data):
                 server = _server(data)
-                server.ensure_pgdata_inited()  # the files exist, so this only sets their rights
+                server.ensure_pgdata_inited()  # only sets the rights of existing files
                 _pg_ctl(server, "-o", "-h '' -k .", "-l", "log", "start")
         except (OSError, subprocess.SubprocessError, RuntimeError, AssertionError) as error:
             raise DataFolderError(_explain(folder, error)) from error
@@ -269,7 +269,8 @@ def _is_up(data: Path) -> bool:
 def _answering(data: Path) -> int | None:
     """Return the id of the process at the folder's socket; ``None`` if no process answers.
 
-    This process is the folder's server. The process number in a file may belong to another process.
+    The process at the socket is the folder's server. The process number in a file may belong to
+    another process.
     """
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(_PATIENCE_S)
@@ -338,8 +339,7 @@ def _server(data: Path) -> "PostgresServer":
     """Return the library's object for the server with these files.
 
     Do not use the object's ``start`` and ``stop``. ``start`` and ``stop`` trust the process number
-    in a file, and lock a file in the temporary folder. This file belongs to the first user who
-    created it.
+    in a file, and lock a file in the temporary folder. Such a file belongs to its first user.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the import warns about XDG_RUNTIME_DIR

@@ -230,7 +230,7 @@ def _listed(sessions: Sequence[str] | None) -> str:
 
 
 async def name_tenant(connection: AsyncConnection, tenant_id: UUID) -> None:
-    """Set the transaction's tenant for functions that read it. Do not change the role."""
+    """Set the transaction's tenant, which functions read. Do not change the role."""
     await connection.execute(_NAME_TENANT, {"tenant": str(tenant_id)})
 
 
@@ -303,7 +303,7 @@ async def open_database(
     limits: Mapping[str, int | None] | None = None,
     silence: SilenceTimeouts = SilenceTimeouts(),
 ) -> AsyncIterator[Database]:
-    """Open engine and pool, and close them at the end.
+    """Open a database's engine and pool, and close both at the end of the block.
 
     All connections have the role to which the policies apply, even if the login has more rights.
 

@@ -235,6 +235,5 @@ def decoded(value: Any) -> Any:
 
 
 def run_script(connection: Connection, sql: str) -> None:
-    """Run several statements without parameters in the open transaction."""
     adapter: Any = connection.connection.dbapi_connection
     adapter.run_async(lambda driver: driver.execute(sql))

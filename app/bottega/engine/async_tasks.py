@@ -182,7 +182,7 @@ async def running_subagents(
     pool: asyncpg.Pool,
     is_suspended: Callable[[], bool],
 ) -> AsyncIterator[None]:
-    """Execute a run's asynchronous sub-agents. The end of the block ends all of them.
+    """Execute a run's asynchronous sub-agents, which end with the block.
 
     Args:
         is_suspended: returns true if the block ends because the run is suspended.

@@ -204,7 +204,7 @@ class ClaimedRun:
     def facts_mode(self) -> str:
         """``read`` or ``write`` if the root agent uses facts about the user, else ``off``.
 
-        A run without a user, a DAG and a child run use no facts.
+        A DAG, a child run and a run without a user use no facts.
         """
         if self.user is None or self.parent_task is not None:
             return "off"

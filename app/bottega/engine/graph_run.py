@@ -732,7 +732,6 @@ class GraphRun:
         return last.model_copy(update={"usage": usage})
 
     async def _turn(self, work: _Work, turn: int, last: AssistantResponse) -> AssistantResponse:
-        """Run a node's graph once. Return the graph's end as an answer."""
         name, tries = name_of_node(work.node), work.query.tries
         received = [*work.received]
         if last.content:
@@ -1066,7 +1065,7 @@ def _said(query: Query, value: Any) -> AssistantResponse:
 
 
 def json_or_text(text: str) -> Any:
-    """Parse a text as JSON. Return a text that is no JSON unchanged."""
+    """Parse a text as JSON. Return other texts unchanged."""
     try:
         return from_json(text)
     except ValueError:

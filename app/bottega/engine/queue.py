@@ -8,8 +8,8 @@ Claim: :class:`RunClaimer` claims due runs for free places, and executes them. I
 - at once, if the last claim left due runs,
 - every ``POLL_S`` seconds, because a notification may be lost.
 
-Fence: each write of a claimed run has the run's attempt. The answer to the next write or report
-tells a worker that it has lost a run. The worker then stops the run.
+Fence: each write of a claimed run has the run's attempt. A worker that has lost a run learns this
+from the answer to its next write or report, and stops the run.
 
 Lease: :class:`bottega.engine.workers.WorkerLease` reports the runs of this worker. The reports have
 their own thread, so that a long computation in the event loop does not delay a report.
@@ -102,7 +102,7 @@ class RunClaimer:
             self._wake.set()
 
     def claims_own(self) -> bool:
-        """Claim due runs soon if runs have just ended here. Return true if this worker claims.
+        """Claim due runs soon if runs have just ended here. Return true if the worker claims runs.
 
         This worker itself continues with the next runs of a batch, if it has free places.
         """

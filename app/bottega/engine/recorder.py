@@ -75,7 +75,8 @@ class FairQueue:
 
     The answers to a large fan-out may arrive at once. Without turns, the loop would process all
     answers before a run of another tenant continues. With turns, only ``_AT_ONCE`` pieces of work
-    begin in each pass of the loop, and a tenant's second piece waits for other tenants' first ones.
+    begin in each pass of the loop, and a tenant's second piece waits for other tenants' first
+    pieces.
     """
 
     def __init__(self) -> None:
@@ -198,7 +199,7 @@ class MemoryLog:
         return data | self._text(_of_run(self._source(query, item)), item.content)
 
     def _text(self, source: str, content: str) -> dict[str, Any]:
-        """Return a text, or a reference to the event with the same source and text.
+        """Return a text, or a reference to an event with this text from the same source.
 
         The reference never leads to an equal text of another node, because a fork that executes the
         other node again would lose the text.
@@ -213,7 +214,7 @@ def _of_run(name: str | None) -> str:
 
 
 def storable_result(result: ToolResult) -> ToolResult:
-    """Return a tool's result in a form that the log can store. The model reads this form, too."""
+    """Return a tool's result in a form that the log can store and that the model reads."""
     said = {"result": result.result, "error": result.error}
     stored = as_stored(said)
     return result if stored is said else result.model_copy(update=stored)

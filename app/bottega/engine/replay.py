@@ -379,7 +379,7 @@ class RunReplay:
     def child_runs(self) -> dict[UUID, UUID | None]:
         """Return the ids of finished tasks' child runs, by task.
 
-        The id is ``None`` for a task that ended in this run: then it follows from the task's id.
+        For a task that ended in this run, the id is ``None``: it follows from the task's id.
         """
         found: dict[UUID, UUID | None] = {}
         for task_id, task in self.tasks.items():

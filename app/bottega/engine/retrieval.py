@@ -178,7 +178,6 @@ def _pattern_event(chosen: Chosen, alternatives: Sequence[str]) -> dict[str, Any
 
 
 def insight_events(found: Sequence[FoundInsight]) -> list[dict[str, Any]]:
-    """Return insights as event data."""
     return [
         context_recalled(f"{INSIGHT}{each.id}", rendered(each), score=round(each.score, 4))
         | {"episodes": [str(one.id) for one in each.episodes]}
@@ -187,7 +186,6 @@ def insight_events(found: Sequence[FoundInsight]) -> list[dict[str, Any]]:
 
 
 def pinned_events(pinned: Iterable[Lesson]) -> list[dict[str, Any]]:
-    """Return pinned lessons and lessons for all runs as event data."""
     return [
         context_recalled(
             f"{INSIGHT}{each['id']}",

@@ -414,7 +414,7 @@ class RunActivity:
         return bool(self._asking)
 
     def needing_people(self) -> Iterator[tuple[Query, bool]]:
-        """Yield each query, and true if it needs people to continue. Deep queries come first.
+        """Yield (query, true if the query needs people to continue). Deep queries come first.
 
         The caller may change the state of a query's task before the next query. A query that has
         just begun or ended is not yielded.

@@ -74,7 +74,7 @@ class Load:
 
 
 class WorkerLease:
-    """The lease of this worker, which reports to the database extend.
+    """The lease of this worker. Reports to the database extend the lease.
 
     Args:
         worker_id: id of this process as a worker; a new process is another worker.
@@ -135,7 +135,7 @@ class WorkerLease:
                 await pool.fetch(_REPORT, *self._values(self._owner.leases()))
 
     def _measure(self) -> None:
-        """Measure places and load in the event loop. The thread's next report sends both."""
+        """Measure places and load in the event loop for the thread's next report."""
         self._open = 0 if self._is_over else self._places()
         load = self._load()
         age_s = monotonic() - self._began

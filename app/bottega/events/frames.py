@@ -1,4 +1,4 @@
-"""Frames: a run's events as clients receive them, encoded once for all clients; and filters."""
+"""Frames, which are a run's events in the form for clients, and clients' filters of frames."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Notifications of PostgreSQL: a process has one listening connection, and gets wake-ups of runs.
+"""Notifications of PostgreSQL on one listening connection per process, and wake-ups of runs.
 
 A process has only one :class:`NotifyListener`, because each NOTIFY is work for every listening
 connection of the database, even if the connection does not listen on its channel. For the same
@@ -183,7 +183,7 @@ class Notifier:
             self._awake[run_id] = None
 
     def wrote(self, run_id: UUID) -> None:
-        """Send a wake-up about new events or live text, if the run had none for ``QUIET_S``."""
+        """Send a wake-up about new events or live text, if the run was silent for ``QUIET_S``."""
         if run_id in self._awake:
             self._awake[run_id] = None
         else:

@@ -343,7 +343,7 @@ class _Waiting(NamedTuple):
 
 
 class StepWriter:
-    """Writer of the steps of a worker's runs. Steps that are ready together form a group.
+    """Writer of the steps of a worker's runs. Concurrent steps form a group.
 
     One call of the SQL function ``append_steps`` stores a group. The function checks the fence of
     each step separately. A step that the group cannot store is sent alone, so that it does not
@@ -459,7 +459,7 @@ class StepWriter:
                 waiting.stored.set_result(others_due)
 
     def commit_later(self, commit: Callable[[], None]) -> None:
-        """Call ``commit`` within :data:`COMMIT_AFTER_S`, together with other runs' commits."""
+        """Call ``commit`` in :data:`COMMIT_AFTER_S` seconds, together with other commits."""
         self._uncommitted[commit] = monotonic()
         if self._commit_at is None:
             loop = asyncio.get_running_loop()

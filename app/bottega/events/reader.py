@@ -223,7 +223,7 @@ class LogReader:
         return RunCursor(tenant_id, run_id, row["last_seq"], row["over"], row["waits"])
 
     async def logs(self, places: Sequence[tuple[RunCursor, int]]) -> list[NewEvents]:
-        """Return events of several runs. A place is a run and the ``seq`` before its first event.
+        """Return events of several runs. A place is a run and the ``seq`` of the last known event.
 
         The total size is limited, so that some runs may get only a part of their events. Then
         ``more`` is true.

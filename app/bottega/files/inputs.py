@@ -262,7 +262,7 @@ class RunFiles:
         )
 
     async def _add(self, data: bytes, origin: FileOrigin) -> dict[str, Any] | UnavailableError:
-        """Store a file. Return its row, or the error of an unavailable object store."""
+        """Store a file. Return the file's row, or the error of an unavailable object store."""
         try:
             return await self.store.add(self.tenant_id, data, origin)
         except DatabaseAwayError:

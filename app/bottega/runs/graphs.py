@@ -108,7 +108,7 @@ class _Level(NamedTuple):
 
     @classmethod
     def inside(cls, name: str, node: _Node, steps: Collection[str]) -> Self:
-        """Return the parts of a node. ``steps``: last steps of the names of begun parts."""
+        """Return the parts of a node. ``steps``: last part of the names of begun parts."""
         for each in ("for_each", "loop"):
             if each in node:
                 part = _without(each, node)
@@ -257,7 +257,7 @@ class _NodeStates:
 
     Attributes:
         parts: states of nodes that began or were skipped, and of elements.
-        steps: by a node's name: the last steps in the names of the node's parts that began.
+        steps: by a node's name: the last part of the names of the node's begun parts.
         reasons: the reason of each skipped node, by name.
         ends: ``seq`` of the last event of each node that has ended, by name.
     """

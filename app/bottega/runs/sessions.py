@@ -138,7 +138,6 @@ def session_user(session_id: str) -> ConflictError:
 
 
 def conversation_busy(run_id: str) -> BusyError:
-    """Return the error for a run that is rejected because its conversation has a run under way."""
     return BusyError(
         f"run {run_id} of this conversation is not over: wait for its end, or set if_busy to "
         "'queue', 'interrupt' or 'steer'",

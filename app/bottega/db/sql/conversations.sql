@@ -92,8 +92,7 @@ BEGIN
               AND ended_at IS NULL ORDER BY id LIMIT 1);
 END $$;
 
--- Return a run in the form of the field blocked_by of the runs that wait for this run: with its
--- pending interrupts, sorted by age.
+-- Return a run in the form of the field blocked_by, with pending interrupts sorted by age.
 CREATE OR REPLACE FUNCTION blocked_by(p_tenant uuid, p_run uuid) RETURNS jsonb
 LANGUAGE sql STABLE AS $$
     SELECT jsonb_build_object('run_id', p_run, 'interrupts', ARRAY(
@@ -104,8 +103,7 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- Trigger on runs. After the end of a conversation's run, make the next run due. A completed run
--- becomes the last turn. A locked next run is being cancelled, and its end makes the following run
--- due.
+-- becomes the last turn. A locked next run is being cancelled: its end makes the following run due.
 CREATE OR REPLACE FUNCTION pass_turn() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     -- While this row is locked, the conversation accepts no run.

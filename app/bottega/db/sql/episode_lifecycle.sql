@@ -317,7 +317,7 @@ BEGIN
       AND signature <> ALL (coalesce(v_signatures, '{}'));
     INSERT INTO episode_failures (tenant_id, signature, episode_id)
     SELECT p_tenant, signature, v_id FROM unnest(v_signatures) AS signature ON CONFLICT DO NOTHING;
-    -- The parts of a consolidated episode have equal outcomes. Dissolve it if an outcome changes.
+    -- All parts of a consolidated episode have one outcome. Dissolve it if an outcome changes.
     PERFORM dissolve_episodes(ARRAY[c.id])
     FROM episode_state s
     JOIN episodes c ON c.tenant_id = p_tenant AND c.id = s.consolidated_into
@@ -334,8 +334,8 @@ BEGIN
     PERFORM send_signal('bottega_memory');
 END $$;
 
--- Called by DELETE of an episode. Mark an episode, and the parts of a consolidated one, as deleted,
--- and remove both from search. Return false for a marked episode, NULL for an unknown episode.
+-- Called by DELETE of an episode. Mark an episode and, if it is consolidated, its parts as deleted.
+-- Remove these from search. Return false for a marked episode, NULL for an unknown episode.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION mark_episode_deleted(p_id uuid, p_at timestamptz) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$

@@ -28,8 +28,8 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
     ORDER BY t.name, k.kind
 $$;
 
--- Return true if a finished run must not be removed yet: a webhook or check is pending; an
--- unfinished run may read it as an earlier turn, or is below it; or its files were used recently.
+-- Return true if a finished run must not be removed yet: it has a pending webhook or check,
+-- unfinished child runs or recently used files, or is an earlier turn of an unfinished run.
 CREATE OR REPLACE FUNCTION run_in_use(r runs, p_before timestamptz) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT EXISTS (SELECT FROM webhooks w WHERE w.tenant_id = r.tenant_id AND w.run_id = r.id

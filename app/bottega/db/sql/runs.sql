@@ -112,7 +112,7 @@ BEGIN
         ELSE jsonb_build_object('blocked_by', blocked_by(p_tenant, v_blocker)) END;
 END $$;
 
--- Return the id of the run that a retry or fork repeats; NULL for other runs.
+-- Return the id of the run that a retry or fork repeats, or NULL.
 CREATE OR REPLACE FUNCTION repeated_run(r runs) RETURNS uuid LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(r.retry_of, (r.fork_of ->> 'run_id')::uuid)
 $$;
