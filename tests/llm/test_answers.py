@@ -295,9 +295,9 @@ async def test_each_message_is_encoded_once(model: FakeModel, asking: Asking) ->
     message = HumanMessage(content="hi")
     tool = ToolSchema("add", "Adds.", SCHEMA)
     await asking(message, tools=[tool])
-    _, text = message.encoded(f"chat {origin_of('chat', 'default', model.base_url)}", encoded_again)
-    assert text.decode() == model.requests[0]["messages"][0]["content"]
-    assert json.loads(tool.encodings["chat"]) == model.requests[0]["tools"][0]
+    piece = message.encoded(f"chat {origin_of('chat', 'default', model.base_url)}", encoded_again)
+    assert piece.said == model.requests[0]["messages"][0]["content"]
+    assert tool.encodings["chat"] == model.requests[0]["tools"][0]
 
 
 async def test_half_a_surrogate_pair_can_be_sent(model: FakeModel, asking: Asking) -> None:

@@ -144,9 +144,9 @@ async def test_each_message_is_encoded_once(model: FakeResponses, asking: Asking
     await asking(message, tools=[tool])
     origin = origin_of("responses", "default", model.base_url, "some-model")
     key = f"responses {origin}"
-    _, text = message.encoded(key, encoded_again)
-    assert text.decode() == model.requests[0]["input"][0]["content"]
-    assert json.loads(tool.encodings["responses"]) == model.requests[0]["tools"][0]
+    piece = message.encoded(key, encoded_again)
+    assert piece.said == model.requests[0]["input"][0]["content"]
+    assert tool.encodings["responses"] == model.requests[0]["tools"][0]
 
 
 async def test_conversation_can_change_its_api(model: FakeResponses, asking: Asking) -> None:

@@ -27,13 +27,13 @@ class ToolSchema:
 
     Attributes:
         parameters: JSON Schema of an object.
-        encodings: the provider's cache of the encoded schema, by dialect.
+        encodings: cache of the provider: the tool as an object, by dialect.
     """
 
     name: str
     description: str
     parameters: dict[str, Any]
-    encodings: dict[str, bytes] = field(default_factory=dict, compare=False, repr=False)
+    encodings: dict[str, dict[str, Any]] = field(default_factory=dict, compare=False, repr=False)
 
 
 class ModelTarget(NamedTuple):

@@ -42,7 +42,7 @@ from bottega.definitions.graphs import (
 from bottega.errors import InvalidInputError, UnknownAgentError
 from bottega.files.inputs import RunInput, parts_of
 from bottega.llm.dialects import anthropic, chat, gemini, responses
-from bottega.llm.dialects.dialect import Media, WritePart, loaded
+from bottega.llm.dialects.dialect import Media, WriteMedia, loaded
 from bottega.llm.server import VENDORS, reserved_in, supported
 from bottega.llm.usage import prices_of
 from bottega.memory.episodes.scope import MemoryScope, least_strict, strictest
@@ -158,7 +158,7 @@ def refuse_parts(asked: RunInput, dialects: Iterable[DialectName]) -> None:
                 )
 
 
-_WRITERS: Mapping[DialectName, WritePart] = {
+_WRITERS: Mapping[DialectName, WriteMedia] = {
     "chat": chat.write_media,
     "responses": responses.write_media,
     "anthropic": anthropic.write_media,

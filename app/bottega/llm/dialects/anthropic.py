@@ -1,4 +1,4 @@
-"""Anthropic's Messages API as a dialect: requests as bytes.
+"""Anthropic's Messages API as a dialect.
 
 Sources: platform.claude.com/docs/en/api/messages for the API's version 2026-10-21, the types of
 Anthropic's SDK 2.12, and for answers platform.claude.com/docs/en/build-with-claude/streaming and
@@ -16,26 +16,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from bottega.agents.messages import AssistantMessage, StandardMessage, ToolCall, ToolMessage
+from bottega.agents.messages import AssistantMessage, ToolCall, ToolMessage
 from bottega.agents.params import ModelParams, NamedTool
-from bottega.agents.parts import Part
 from bottega.agents.provider import ToolSchema
 from bottega.llm.dialects.answer import AnswerBuilder, PartialCall, TextChunks, in_order
-from bottega.llm.dialects.dialect import (
-    NO_FILES,
-    Blocks,
-    Dialect,
-    Encode,
-    Files,
-    Form,
-    Media,
-    blocks_of,
-    encoded_blocks,
-    piece_of,
-)
+from bottega.llm.dialects.dialect import Block, Dialect, Form, Item, Media, WriteParts
 from bottega.llm.dialects.opaque import origin_of, state_for, state_of
 from bottega.llm.dialects.wire import (
-    encode_head,
     encode_json,
     name_of,
     present,
@@ -209,16 +196,7 @@ KEY = "anthropic"
 
 _LEAST_THINKING = 1024
 
-_CACHED = b'"cache_control":{"type":"ephemeral"}'
-_FORM = Form(
-    system=b',"system":[{"type":"text","text":"%b",' + _CACHED + b'}],"messages":[',
-    no_system=b',"messages":[',
-    user=b'{"role":"user","content":[{"type":"text","text":"%b"}]}',
-    user_blocks=b'{"role":"user","content":[%b]}',
-    text=b'{"type":"text","text":"%b"}',
-    results=b'{"role":"user","content":[%b]}',
-    bridge=None,
-)
+_CACHED = {"cache_control": {"type": "ephemeral"}}
 _ID = re.compile(r"[a-zA-Z0-9_-]{1,64}", re.ASCII)
 _IMAGES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
 
@@ -234,7 +212,7 @@ def anthropic(spec: ServerSpec, model: str, address: str) -> Dialect:
         "model": model,
         # The API requires a limit, and every model allows this limit.
         "max_tokens": 32_000,
-        "cache_control": {"type": "ephemeral"},
+        **_CACHED,
         **spec.extra_body,
         "stream": True,
     }
@@ -242,14 +220,12 @@ def anthropic(spec: ServerSpec, model: str, address: str) -> Dialect:
         spec=spec,
         path="/v1/messages",
         fields=fields,
-        head=encode_head(fields, spec),
         origin=origin,
-        key=f"{KEY} {origin}",
-        encode=encoder(NO_FILES, origin=origin),
-        encoder=partial(encoder, origin=origin),
         form=_FORM,
-        tools=b'],"tools":[%b]}',
-        encode_tool=encode_tool,
+        write_answer=partial(write_answer, origin=origin),
+        write_results=write_results,
+        write_media=write_media,
+        write_tool=write_tool,
         write=write,
         write_schema=write_schema,
         new_answer=partial(AnthropicAnswer, origin=origin),
@@ -305,20 +281,9 @@ def write_media(media: Media) -> dict[str, Any] | None:
     return None
 
 
-def encoder(files: Files, *, origin: str) -> Encode:
-    """Return the encoder of messages; it encodes tool messages as blocks of one turn of results."""
-    items = partial(_items, origin=origin, files=files)
-    return partial(piece_of, items=items, shown=partial(_shown, files=files))
-
-
-def encode_tool(schema: ToolSchema) -> bytes:
-    return encode_json(
-        {
-            "name": schema.name,
-            "description": schema.description,
-            "input_schema": {"type": "object", **schema.parameters},
-        }
-    )
+def write_tool(tool: ToolSchema) -> Item:
+    schema = {"type": "object", **tool.parameters}
+    return {"name": tool.name, "description": tool.description, "input_schema": schema}
 
 
 def _tool_choice(params: ModelParams) -> dict[str, Any] | None:
@@ -339,16 +304,19 @@ def _source(media: Media) -> dict[str, Any]:
     return {"type": "base64", "media_type": media.media_type, "data": media.data}
 
 
-def _shown(message: StandardMessage, *, files: Files) -> Blocks:
-    return encoded_blocks(_blocks(message.parts, files))
+def _opening(system: str, turns: list[Item]) -> dict[str, Any]:
+    return present(system=[_text(system) | _CACHED] if system else None, messages=turns)
 
 
-def _blocks(parts: Iterable[Part], files: Files) -> list[dict[str, Any]]:
-    return blocks_of(parts, files, "anthropic", _text, write_media)
+def _user(said: str | Sequence[Block]) -> Item:
+    return {"role": "user", "content": [_text(said)] if isinstance(said, str) else said}
 
 
-def _text(text: str) -> dict[str, Any]:
+def _text(text: str) -> Block:
     return {"type": "text", "text": text}
+
+
+_FORM = Form(opening=_opening, user=_user, text=_text, bridge=None, results_are_blocks=True)
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
@@ -364,21 +332,22 @@ def _id(call_id: str) -> str:
     return call_id if _ID.fullmatch(call_id) else strict_id(call_id)
 
 
-def _items(message: AssistantMessage | ToolMessage, *, origin: str, files: Files) -> bytes:
-    if isinstance(message, ToolMessage):
-        return encoded_blocks(
-            {
-                "type": "tool_result",
-                "tool_use_id": _id(each.call_id),
-                "content": [_text(each.text), *_blocks(each.parts, files)]
-                if each.parts
-                else each.text,
-                **({"is_error": True} if each.is_error else {}),
-            }
-            for each in tool_outputs(message)
-        )
+def write_answer(message: AssistantMessage, *, origin: str) -> list[Item]:
     order = state_for(origin, message)["message"].get("order", ())
     blocks = in_order(message, order, _text, _call)
     while blocks and blocks[-1]["type"] in ("thinking", "redacted_thinking"):
         blocks.pop()  # the API refuses thinking at the end of a message
-    return encode_json({"role": "assistant", "content": blocks})
+    return [{"role": "assistant", "content": blocks}]
+
+
+def write_results(message: ToolMessage, blocks: WriteParts) -> tuple[list[Item], list[Block]]:
+    items: list[Item] = [
+        {
+            "type": "tool_result",
+            "tool_use_id": _id(each.call_id),
+            "content": [_text(each.text), *blocks(each.parts)] if each.parts else each.text,
+            **({"is_error": True} if each.is_error else {}),
+        }
+        for each in tool_outputs(message)
+    ]
+    return items, []

@@ -1,4 +1,4 @@
-"""Chat Completions: requests as bytes, answers from streamed chunks."""
+"""Chat Completions: requests as objects, answers from streamed chunks."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,30 +7,15 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from bottega.agents.messages import AssistantMessage, StandardMessage, ToolCall, ToolMessage
+from bottega.agents.messages import AssistantMessage, ToolCall, ToolMessage
 from bottega.agents.params import ModelParams, NamedTool
-from bottega.agents.parts import Part
 from bottega.agents.provider import ToolSchema
 from bottega.llm.dialects.answer import AnswerBuilder, PartialCall, TextChunks
-from bottega.llm.dialects.dialect import (
-    NO_FILES,
-    Blocks,
-    Dialect,
-    Encode,
-    Files,
-    Form,
-    Media,
-    ResultsAndBlocks,
-    blocks_of,
-    encoded_blocks,
-    piece_of,
-)
+from bottega.llm.dialects.dialect import Block, Dialect, Form, Item, Media, WriteParts
 from bottega.llm.dialects.opaque import origin_of, size_of_fields, state_for, state_of, take
 from bottega.llm.dialects.schemas import is_strict
 from bottega.llm.dialects.wire import (
     UNDERSTOOD,
-    encode_head,
-    encode_json,
     function_of,
     name_of,
     present,
@@ -51,16 +36,6 @@ _SAID = frozenset(("role", "content"))
 _KNOWN_OF_CALL = frozenset(("id", "index", "type", "function"))
 _AUDIO = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/mpeg": "mp3", "audio/mp3": "mp3"}
 
-_FORM = Form(
-    system=b',"messages":[{"role":"system","content":"%b"},',
-    no_system=b',"messages":[',
-    user=b'{"role":"user","content":"%b"}',
-    user_blocks=b'{"role":"user","content":[%b]}',
-    text=b'{"type":"text","text":"%b"}',
-    results=None,
-    bridge=b'{"role":"assistant","content":"%b"}' % UNDERSTOOD.encode(),
-)
-
 
 def chat(spec: ServerSpec, model: str, address: str) -> Dialect:
     """Return the dialect for ``model`` behind Chat Completions at ``address``.
@@ -70,19 +45,16 @@ def chat(spec: ServerSpec, model: str, address: str) -> Dialect:
     """
     origin = origin_of(KEY, spec.name, address)
     streamed = {"stream": True, "stream_options": {"include_usage": True}}
-    fields = {"model": model, **spec.extra_body, **streamed}
     return Dialect(
         spec=spec,
         path="/chat/completions",
-        fields=fields,
-        head=encode_head(fields, spec),
+        fields={"model": model, **spec.extra_body, **streamed},
         origin=origin,
-        key=f"{KEY} {origin}",  # the encoding for other servers omits this state
-        encode=encoder(NO_FILES, origin=origin),
-        encoder=partial(encoder, origin=origin),
         form=_FORM,
-        tools=b'],"tools":[%b]}',
-        encode_tool=encode_tool,
+        write_answer=partial(write_answer, origin=origin),
+        write_results=write_results,
+        write_media=write_media,
+        write_tool=write_tool,
         write=partial(write, most_field=spec.max_tokens_field),
         write_schema=write_schema,
         new_answer=partial(ChatAnswer, origin=origin),
@@ -129,38 +101,39 @@ def write_media(media: Media) -> dict[str, Any] | None:
     return None
 
 
-def encoder(files: Files, *, origin: str) -> Encode:
-    """Return the encoder of messages. A tool message with several results becomes several items."""
-    items = partial(_items, origin=origin, files=files)
-    return partial(piece_of, items=items, shown=partial(_shown, files=files))
-
-
-def encode_tool(schema: ToolSchema) -> bytes:
+def write_tool(tool: ToolSchema) -> Item:
     function = {
-        "name": schema.name,
-        "description": schema.description,
-        "parameters": schema.parameters,
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
     }
-    return encode_json({"type": "function", "function": function})
+    return {"type": "function", "function": function}
 
 
-def _shown(message: StandardMessage, *, files: Files) -> Blocks:
-    return encoded_blocks(_blocks(message.parts, files))
+def _opening(system: str, turns: list[Item]) -> dict[str, Any]:
+    return {"messages": [{"role": "system", "content": system}, *turns] if system else turns}
 
 
-def _blocks(parts: Iterable[Part], files: Files) -> list[dict[str, Any]]:
-    return blocks_of(parts, files, "chat", _text, write_media)
+def _user(said: str | Sequence[Block]) -> Item:
+    return {"role": "user", "content": said}
 
 
-def _text(text: str) -> dict[str, Any]:
+def _text(text: str) -> Block:
     return {"type": "text", "text": text}
 
 
-def _items(message: AssistantMessage | ToolMessage, *, origin: str, files: Files) -> bytes:
-    if isinstance(message, ToolMessage):
-        return _results(message, files)
+_FORM = Form(
+    opening=_opening,
+    user=_user,
+    text=_text,
+    bridge={"role": "assistant", "content": UNDERSTOOD},
+    results_are_blocks=False,
+)
+
+
+def write_answer(message: AssistantMessage, *, origin: str) -> list[Item]:
     state = state_for(origin, message)
-    wire: dict[str, Any] = {"role": "assistant", "content": message.content, **state["message"]}
+    wire: Item = {"role": "assistant", "content": message.content, **state["message"]}
     if blocks := state["message"].get("content"):  # blocks other than text
         wire["content"] = [*blocks, *([_text(message.content)] if message.content else ())]
     elif message.tool_calls:
@@ -168,24 +141,19 @@ def _items(message: AssistantMessage | ToolMessage, *, origin: str, files: Files
     if message.tool_calls:
         more = state["calls"]
         wire["tool_calls"] = [_call(call, more.get(call.id, {})) for call in message.tool_calls]
-    return encode_json(wire)
+    return [wire]
 
 
-def _results(message: ToolMessage, files: Files) -> bytes:
-    """Encode results. Media go into a user's turn, because a result can be only text."""
-    items = []
-    shown: list[dict[str, Any]] = []
+def write_results(message: ToolMessage, blocks: WriteParts) -> tuple[list[Item], list[Block]]:
+    """Write results. Media go into a user's turn, because a result can be only text."""
+    items: list[Item] = []
+    shown: list[Block] = []
     for each in tool_outputs(message):
         wire = {"role": "tool", "tool_call_id": strict_id(each.call_id), "content": each.text}
-        items.append(encode_json(wire))
+        items.append(wire)
         if each.parts:
-            shown += [_text(f"From the tool {each.name}:"), *_blocks(each.parts, files)]
-    results = b",".join(items)
-    if not shown:
-        return results
-    both = ResultsAndBlocks(results)
-    both.blocks = encoded_blocks(shown)
-    return both
+            shown += [_text(f"From the tool {each.name}:"), *blocks(each.parts)]
+    return items, shown
 
 
 def _call(call: ToolCall, more: Mapping[str, Any]) -> dict[str, Any]:

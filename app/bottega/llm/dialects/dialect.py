@@ -1,6 +1,6 @@
 """Requests to a model's API: parts, turns and the body, as far as all dialects share them.
 
-A message is encoded once, for its first request. Later requests reuse the message's bytes.
+A message is written as objects once, for its first request. Later requests reuse these objects.
 
 Parts that each dialect accepts:
 
@@ -36,7 +36,8 @@ import re
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from bottega.agents.messages import (
     AssistantMessage,
@@ -50,145 +51,121 @@ from bottega.agents.provider import DialectName, ModelOptions, ToolSchema
 from bottega.errors import InvalidInputError
 from bottega.llm.dialects.answer import AnswerBuilder
 from bottega.llm.dialects.schemas import Output, output_of
-from bottega.llm.dialects.wire import GO_ON, encode_head, encode_json, merged
+from bottega.llm.dialects.wire import GO_ON, check_extra, encode_json, merged
 from bottega.llm.errors import ErrorMapper
 from bottega.llm.server import ServerSpec
-
-_JOINT = b"\\n\\n"  # in JSON
-
 
 INSTRUCTION, CONTEXT, ASKED, ANSWER, CALLS, RESULTS = range(6)
 """Kinds of messages in a request, as plain numbers, because each call compares many kinds."""
 
-
-class Blocks(bytes):
-    """Content that is not only text: encoded blocks, joined by commas."""
-
-
-class ResultsAndBlocks(bytes):
-    """Tools' results, with the part of their content that the API accepts only in a user's turn."""
-
-    blocks: Blocks
+Fields = Mapping[str, Any]
+Block = dict[str, Any]
+"""A part of a turn: a text, an image, and so on."""
+Item = dict[str, Any]
+"""A turn, or a result of a tool."""
 
 
-Piece = tuple[int, bytes]
-"""A message's kind and encoding.
+class Piece(NamedTuple):
+    """A message in the form of an API.
 
-For an instruction, context or a user's message, the encoding is the text as the inside of a JSON
-string, or :class:`Blocks`. For other messages, the encoding is all items, joined by commas. The
-encoding is empty if there is nothing to send.
-"""
+    Attributes:
+        items: of an answer or of results; empty: there is nothing to send.
+        said: text or blocks of an instruction, context or a user's message; of results, the blocks
+            that the API accepts only in a user's turn. Empty: there is nothing to send.
+    """
 
-Items = Callable[[AssistantMessage | ToolMessage], bytes]
-"""Function that encodes a message of a model or a tool as items joined by commas."""
-
-Shown = Callable[[StandardMessage], Blocks]
-"""Function that encodes the content of a message that has parts."""
+    kind: int
+    items: Sequence[Item] = ()
+    said: str | Sequence[Block] = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Templates of the turns of an API; ``%b`` is the inside of a JSON string, or blocks.
+    """Form of the turns of an API.
 
     Attributes:
-        system: the instructions, and the opening of the list of turns.
-        user: a user's turn with one text.
-        user_blocks: a user's turn with blocks.
-        text: a block of text.
-        results: a turn with results, or ``None`` if each result is a separate item.
+        opening: returns the fields for instructions (empty: there are none) and turns.
+        user: returns a user's turn with a text or with blocks.
+        text: returns a block of text.
         bridge: a model's turn between results and the user's text, or ``None`` if the text follows
             the results in the same turn.
+        results_are_blocks: results are blocks of a user's turn; otherwise they are items.
     """
 
-    system: bytes
-    no_system: bytes
-    user: bytes
-    user_blocks: bytes
-    text: bytes
-    results: bytes | None
-    bridge: bytes | None
+    opening: Callable[[str, list[Item]], dict[str, Any]]
+    user: Callable[[str | Sequence[Block]], Item]
+    text: Callable[[str], Block]
+    bridge: Item | None
+    results_are_blocks: bool
 
-    def opening(self, system: Sequence[bytes]) -> bytes:
-        """Return the instructions and the opening of the list of turns."""
-        return self.system % _JOINT.join(system) if system else self.no_system
+    def turn(self, said: Sequence[str | Sequence[Block]]) -> Item:
+        """Return the user's turn."""
+        texts = [text for text in said if isinstance(text, str)]
+        if len(texts) < len(said):
+            return self.user(self._blocks(said))
+        return self.user("\n\n".join(texts) or GO_ON)
 
-    def turn(self, said: Sequence[bytes]) -> bytes:
-        if any(type(text) is Blocks for text in said):
-            return self.user_blocks % self._blocks(said)
-        return self.user % (_JOINT.join(said) or GO_ON.encode())
-
-    def tool_turns(self, results: list[bytes], said: Sequence[bytes]) -> list[bytes]:
+    def tool_turns(
+        self, results: Sequence[Item], said: Sequence[str | Sequence[Block]]
+    ) -> list[Item]:
         """Return the turns between two turns of the model."""
         if not results:
             return [self.turn(said)]
-        if self.results is not None:
-            after = [self._blocks(said)] if said and self.bridge is None else []
-            results = [self.results % b",".join(results + after)]
+        turns = list(results)
+        if self.results_are_blocks:
+            after = self._blocks(said) if self.bridge is None else []
+            turns = [self.user([*results, *after])]
         if said and self.bridge is not None:
-            return [*results, self.bridge, self.turn(said)]
-        return results
+            turns += [self.bridge, self.turn(said)]
+        return turns
 
-    def _blocks(self, said: Sequence[bytes]) -> bytes:
-        return b",".join([text if type(text) is Blocks else self.text % text for text in said])
-
-
-def piece_of(message: StandardMessage, items: Items, shown: Shown) -> Piece:
-    if isinstance(message, ToolMessage):
-        return (RESULTS, items(message))
-    if isinstance(message, AssistantMessage):
-        if message.tool_calls:
-            return (CALLS, items(message))
-        return (ANSWER, items(message) if message.content.strip() else b"")
-    kind = ASKED
-    if isinstance(message, SystemMessage):
-        kind = CONTEXT if message.is_context else INSTRUCTION
-    elif message.parts:
-        return (kind, shown(message))
-    return (kind, encode_json(message.content)[1:-1] if message.content.strip() else b"")
+    def _blocks(self, said: Sequence[str | Sequence[Block]]) -> list[Block]:
+        found: list[Block] = []
+        for text in said:
+            found += [self.text(text)] if isinstance(text, str) else text
+        return found
 
 
 def arranged(
-    pieces: Sequence[Piece], asked: Piece | None, form: Form, demand: bytes = b""
-) -> bytes:
-    """Return the encoded instructions and turns of a request.
+    pieces: Sequence[Piece], asked: Piece | None, form: Form, demand: str = ""
+) -> dict[str, Any]:
+    """Return the fields for instructions and turns.
 
     Args:
         asked: the piece that follows the inserted context; by default the user's last piece.
-        demand: an instruction after all other instructions, as the inside of a JSON string.
+        demand: an instruction after all other instructions.
     """
-    head = next((i for i, (kind, _) in enumerate(pieces) if kind > CONTEXT), len(pieces))
-    system = [data for kind, data in pieces[:head] if kind == INSTRUCTION and data]
+    head = next((i for i, piece in enumerate(pieces) if piece.kind > CONTEXT), len(pieces))
+    system = [each.said for each in pieces[:head] if each.kind == INSTRUCTION and each.said]
     if demand:
         system.append(demand)
-    context = [data for kind, data in pieces[:head] if kind == CONTEXT and data]
+    context = [each.said for each in pieces[:head] if each.kind == CONTEXT and each.said]
     place = _place(pieces, asked) if context else -1
-    items: list[bytes] = []
+    turns: list[Item] = []
     said = context if place < 0 else []  # texts of the user's unfinished turn
-    results: list[bytes] = []
-    for index, (kind, data) in enumerate(pieces[head:], head):
+    results: list[Item] = []
+    for index, (kind, items, text) in enumerate(pieces[head:], head):
         if kind == RESULTS:
-            results.append(data)
-            if type(data) is ResultsAndBlocks:
-                said.append(data.blocks)
+            results += items
         elif kind >= ANSWER:
-            if data:
-                if results and not said and form.results is None:  # a shortcut for the usual case
-                    items += results
+            if items:
+                if results and not (said or form.results_are_blocks):  # usual; no call, for speed
+                    turns += results
                 else:
-                    items += form.tool_turns(results, said)
-                items.append(data)
+                    turns += form.tool_turns(results, said)
+                turns += items
                 said, results = [], []
-        else:
-            if index == place:
-                said[:0] = context
-            if data:
-                said.append(data)
-    return form.opening(system) + b",".join(items + form.tool_turns(results, said))
+        elif index == place:
+            said[:0] = context
+        if text:
+            said.append(text)
+    turns += form.tool_turns(results, said)
+    return form.opening("\n\n".join(map(str, system)), turns)
 
 
 def _place(pieces: Sequence[Piece], asked: Piece | None) -> int:
     """Return the index of the piece that follows the context, or -1 without such a piece."""
-    places = [i for i, (kind, _) in enumerate(pieces) if kind == ASKED]
+    places = [i for i, piece in enumerate(pieces) if piece.kind == ASKED]
     return next((i for i in places if pieces[i] is asked), places[-1] if places else -1)
 
 
@@ -238,44 +215,10 @@ class Media:
         return self.url or f"data:{self.media_type};base64,{self.data}"
 
 
-WritePart = Callable[[Media], dict[str, Any] | None]
-"""Function that returns a part's block, or ``None`` if the dialect does not accept the part."""
-
-WriteText = Callable[[str], dict[str, Any]]
-
-
-def blocks_of(
-    parts: Iterable[Part], files: Files, dialect: DialectName, text: WriteText, media: WritePart
-) -> list[dict[str, Any]]:
-    """Return the blocks of parts, in order.
-
-    Raises:
-        InvalidInputError: ``unsupported_part``.
-        MissingFilesError: ``files`` lacks a file.
-    """
-    blocks = []
-    for part in parts:
-        if part.text is not None:
-            if part.text.strip():
-                blocks.append(text(part.text))
-            continue
-        found = loaded(part, files)
-        if isinstance(found, str):
-            blocks.append(text(found))
-            continue
-        block = media(found)
-        if block is None:
-            raise InvalidInputError(
-                f"the dialect {dialect} does not accept a part '{part.type}' "
-                f"({found.media_type or 'of unknown type'}, as {'url' if found.url else 'data'})",
-                code="unsupported_part",
-            )
-        blocks.append(block)
-    return blocks
-
-
-def encoded_blocks(blocks: Iterable[dict[str, Any]]) -> Blocks:
-    return Blocks(b",".join([encode_json(block) for block in blocks]))
+WriteMedia = Callable[[Media], Block | None]
+"""Function that returns a part's block, or ``None`` if the API does not accept the part."""
+WriteParts = Callable[[Iterable[Part]], list[Block]]
+"""Function that returns the blocks of parts."""
 
 
 async def load_files(
@@ -342,10 +285,6 @@ def loaded(part: Part, files: Files) -> Media | str:
     return Media(part.type, kind, data=b64encode(data).decode(), name=name)
 
 
-Fields = Mapping[str, Any]
-Encode = Callable[[StandardMessage], Piece]
-"""Encodes a message."""
-
 _NO_PARAMS = ModelParams()
 
 
@@ -361,37 +300,43 @@ class Dialect:
         spec: the server's description.
         path: the endpoint's path, below the base URL.
         fields: fields of every request.
-        head: the encoded ``fields``: the start of an object, without the closing brace.
-        origin: id of the server that may receive the state of messages; see :mod:`.opaque`.
-        key: cache key of encoded messages. A message with another key is encoded again.
-        encode: encodes a message without stored files.
-        encoder: returns an encoder of messages that refer to the given files.
-        form: templates of turns.
-        tools: template of the list of tools.
-        encode_tool: encodes one tool.
+        origin: identifies the server that may receive the state of messages; see :mod:`.opaque`.
+        form: form of the turns.
+        write_answer: returns the items of a model's message.
+        write_results: returns the items of a tool message, and the blocks that the API accepts only
+            in a user's turn.
+        write_tool: returns the object for a tool.
         write: returns the fields for parameters, for a limit of output tokens, and for a flag that
             is true if the request has tools.
         write_schema: returns the fields for an output's schema.
         new_answer: makes the builder of an answer, from a flag that is true if the request ends
             with results of tools.
-        fit: removes contradictory fields of a request.
+        fit: removes contradictions between the fields of a request.
+        list_tools: returns the value of the field ``tools``.
     """
 
     spec: ServerSpec
     path: str
     fields: Fields
-    head: bytes
     origin: str
-    key: str
-    encode: Encode
-    encoder: Callable[[Files], Encode]
     form: Form
-    tools: bytes
-    encode_tool: Callable[[ToolSchema], bytes]
+    write_answer: Callable[[AssistantMessage], Sequence[Item]]
+    write_results: Callable[[ToolMessage, WriteParts], tuple[Sequence[Item], Sequence[Block]]]
+    write_media: WriteMedia
+    write_tool: Callable[[ToolSchema], Item]
     write: Callable[[ModelParams, int | None, bool], Fields]
     write_schema: Callable[[Fields], Fields]
     new_answer: Callable[[ErrorMapper, bool], AnswerBuilder]
     fit: Callable[[Fields], Fields] = _as_they_are
+    list_tools: Callable[[list[Item]], list[Item]] = list
+
+    def __post_init__(self) -> None:
+        """Check the server's ``extra_body``.
+
+        Raises:
+            InvalidInputError: it holds a reserved field, or a value that is not JSON.
+        """
+        check_extra(self.spec.extra_body, self.spec)
 
     def output(self, options: ModelOptions) -> Output | None:
         """Return the form of the answer's schema in the request, or ``None`` without a schema."""
@@ -417,24 +362,24 @@ class Dialect:
             InvalidInputError: ``unsupported_part``, or the caller's fields cannot be sent.
             MissingFilesError: a message refers to a file that ``files`` lacks.
         """
-        key = self.key
-        encode = self.encoder(files) if files else self.encode
-        pieces = [message.encoded(key, encode) for message in messages]
-        asked = None if options.asked is None else options.asked.encoded(key, encode)
-        demand = b""
+        key = f"{self.spec.dialect} {self.origin}"  # no other server gets this one's state
+        write = partial(self._piece, files=files)
+        pieces = [message.encoded(key, write) for message in messages]
+        asked = None if options.asked is None else options.asked.encoded(key, write)
+        demand = ""
         if output is not None:
             demand, tools = output.demand, (*tools, *output.tools)
-        turns = arranged(pieces, asked, self.form, demand)
-        end = b"]}"
+        request = {**self._fields(options, bool(tools), output)}
+        request |= arranged(pieces, asked, self.form, demand)
         if tools:
-            end = self.tools % b",".join([self._tool(schema) for schema in tools])
-        return b"".join((self._head(options, bool(tools), output), turns, end))
+            request["tools"] = self.list_tools([self._tool(schema) for schema in tools])
+        return encode_json(request)
 
-    def _head(self, options: ModelOptions, has_tools: bool, output: Output | None) -> bytes:
+    def _fields(self, options: ModelOptions, has_tools: bool, output: Output | None) -> Fields:
         params, most = options.params, options.max_output_tokens
         if params is None:
             if most is None and output is None:
-                return self.head
+                return self.fields
             params = _NO_PARAMS
         if params.max_output_tokens is not None:
             most = min(most or params.max_output_tokens, params.max_output_tokens)
@@ -442,14 +387,55 @@ class Dialect:
         if output is not None and output.schema is not None:
             fields = merged(fields, self.write_schema(output.schema))
         extra = params.extra_body or {}
-        return encode_head(self.fit(merged(fields, extra)), self.spec, extra)
+        check_extra(extra, self.spec)
+        return self.fit(merged(fields, extra))
 
-    def _tool(self, schema: ToolSchema) -> bytes:
+    def _tool(self, schema: ToolSchema) -> Item:
         name = self.spec.dialect
-        encoded = schema.encodings.get(name)
-        if encoded is None:
-            encoded = schema.encodings[name] = self.encode_tool(schema)
-        return encoded
+        if name not in schema.encodings:
+            schema.encodings[name] = self.write_tool(schema)
+        return schema.encodings[name]
+
+    def _piece(self, message: StandardMessage, files: Files) -> Piece:
+        blocks = partial(self._blocks, files=files)
+        if isinstance(message, ToolMessage):
+            return Piece(RESULTS, *self.write_results(message, blocks))
+        if isinstance(message, AssistantMessage):
+            kind = CALLS if message.tool_calls else ANSWER
+            is_empty = kind == ANSWER and not message.content.strip()
+            return Piece(kind, () if is_empty else self.write_answer(message))
+        kind = ASKED
+        if isinstance(message, SystemMessage):
+            kind = CONTEXT if message.is_context else INSTRUCTION
+        elif message.parts:
+            return Piece(kind, (), blocks(message.parts))
+        return Piece(kind, (), message.content if message.content.strip() else "")
+
+    def _blocks(self, parts: Iterable[Part], files: Files) -> list[Block]:
+        """Return the blocks of parts, in order.
+
+        Raises:
+            InvalidInputError: ``unsupported_part``.
+            MissingFilesError: ``files`` lacks a file.
+        """
+        blocks = []
+        for part in parts:
+            if part.text is not None:
+                if part.text.strip():
+                    blocks.append(self.form.text(part.text))
+                continue
+            found = loaded(part, files)
+            block = self.form.text(found) if isinstance(found, str) else self.write_media(found)
+            if block is None:
+                assert isinstance(found, Media)
+                raise InvalidInputError(
+                    f"the dialect {self.spec.dialect} does not accept a part '{part.type}' "
+                    f"({found.media_type or 'of unknown type'}, as "
+                    f"{'url' if found.url else 'data'})",
+                    code="unsupported_part",
+                )
+            blocks.append(block)
+        return blocks
 
 
 NewDialect = Callable[[ServerSpec, str, str], Dialect]

@@ -1,4 +1,4 @@
-"""Gemini's API as a dialect: requests as bytes.
+"""Gemini's API as a dialect.
 
 Sources: ai.google.dev/api/generate-content (v1beta), …/gemini-api/docs/function-calling and
 …/thought-signatures, and the types of Google's SDK 3.4. Bottega does not use the SDK: a call
@@ -12,29 +12,15 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-from bottega.agents.messages import AssistantMessage, StandardMessage, ToolCall, ToolMessage
+from bottega.agents.messages import AssistantMessage, ToolCall, ToolMessage
 from bottega.agents.params import ModelParams, NamedTool
-from bottega.agents.parts import Part
 from bottega.agents.provider import ToolSchema
 from bottega.llm.dialects.answer import AnswerBuilder, PartialCall, in_order
-from bottega.llm.dialects.dialect import (
-    NO_FILES,
-    Blocks,
-    Dialect,
-    Encode,
-    Files,
-    Form,
-    Media,
-    ResultsAndBlocks,
-    blocks_of,
-    encoded_blocks,
-    piece_of,
-)
+from bottega.llm.dialects.dialect import Block, Dialect, Form, Item, Media, WriteParts
 from bottega.llm.dialects.opaque import origin_of, state_for, state_of
 from bottega.llm.dialects.schemas import fitted
 from bottega.llm.dialects.wire import (
     UNDERSTOOD,
-    encode_head,
     encode_json,
     name_of,
     present,
@@ -154,15 +140,6 @@ class GeminiAnswer(AnswerBuilder):
 
 KEY = "gemini"
 
-_FORM = Form(
-    system=b',"systemInstruction":{"parts":[{"text":"%b"}]},"contents":[',
-    no_system=b',"contents":[',
-    user=b'{"role":"user","parts":[{"text":"%b"}]}',
-    user_blocks=b'{"role":"user","parts":[%b]}',
-    text=b'{"text":"%b"}',
-    results=b'{"role":"user","parts":[%b]}',
-    bridge=b'{"role":"model","parts":[{"text":"%b"}]}' % UNDERSTOOD.encode(),
-)
 _NOT_SIGNED = {"thoughtSignature": "skip_thought_signature_validator"}
 """The documented signature for calls that another model made (…/thought-signatures, FAQ)."""
 
@@ -183,18 +160,17 @@ def gemini(spec: ServerSpec, model: str, address: str) -> Dialect:
     return Dialect(
         spec=spec,
         path=f"/{name}:streamGenerateContent?alt=sse",
-        fields=(fields := {"generationConfig": {}, **spec.extra_body}),
-        head=encode_head(fields, spec),
+        fields={"generationConfig": {}, **spec.extra_body},
         origin=origin,
-        key=f"{KEY} {origin}",
-        encode=encoder(NO_FILES, origin=origin),
-        encoder=partial(encoder, origin=origin),
         form=_FORM,
-        tools=b'],"tools":[{"functionDeclarations":[%b]}]}',
-        encode_tool=encode_tool,
+        write_answer=partial(write_answer, origin=origin),
+        write_results=write_results,
+        write_media=write_media,
+        write_tool=write_tool,
         write=write,
         write_schema=write_schema,
         new_answer=partial(GeminiAnswer, origin=origin),
+        list_tools=_declarations,
     )
 
 
@@ -231,18 +207,16 @@ def write_media(media: Media) -> dict[str, Any]:
     return {"inlineData": {"mimeType": media.media_type, "data": media.data}}
 
 
-def encoder(files: Files, *, origin: str) -> Encode:
-    """Return the encoder of messages; it encodes tool messages as parts of one turn of results."""
-    items = partial(_items, origin=origin, files=files)
-    return partial(piece_of, items=items, shown=partial(_shown, files=files))
+def _declarations(tools: list[Item]) -> list[Item]:
+    return [{"functionDeclarations": tools}]
 
 
-def encode_tool(schema: ToolSchema) -> bytes:
-    """Encode a tool. Omit the schema of a tool without parameters, because the API refuses it."""
-    found = {"name": _name(schema.name), "description": schema.description}
-    if schema.parameters.get("properties"):
-        return encode_json(found | {"parametersJsonSchema": fitted(schema.parameters, "gemini")})
-    return encode_json(found)
+def write_tool(tool: ToolSchema) -> Item:
+    """Write a tool, without a schema if it has no parameters: the API refuses an empty schema."""
+    found: Item = {"name": _name(tool.name), "description": tool.description}
+    if tool.parameters.get("properties"):
+        found["parametersJsonSchema"] = fitted(tool.parameters, "gemini")
+    return found
 
 
 def _tool_config(params: ModelParams) -> dict[str, Any] | None:
@@ -255,16 +229,26 @@ def _tool_config(params: ModelParams) -> dict[str, Any] | None:
     return {"functionCallingConfig": config}
 
 
-def _shown(message: StandardMessage, *, files: Files) -> Blocks:
-    return encoded_blocks(_blocks(message.parts, files))
+def _opening(system: str, turns: list[Item]) -> dict[str, Any]:
+    instruction = {"parts": [_text(system)]} if system else None
+    return present(systemInstruction=instruction, contents=turns)
 
 
-def _blocks(parts: Iterable[Part], files: Files) -> list[dict[str, Any]]:
-    return blocks_of(parts, files, "gemini", _text, write_media)
+def _user(said: str | Sequence[Block]) -> Item:
+    return {"role": "user", "parts": [_text(said)] if isinstance(said, str) else said}
 
 
-def _text(text: str) -> dict[str, Any]:
+def _text(text: str) -> Block:
     return {"text": text}
+
+
+_FORM = Form(
+    opening=_opening,
+    user=_user,
+    text=_text,
+    bridge={"role": "model", "parts": [_text(UNDERSTOOD)]},
+    results_are_blocks=True,
+)
 
 
 def _name(name: str) -> str:
@@ -276,34 +260,27 @@ def _call(call: ToolCall) -> dict[str, Any]:
     return {"functionCall": {"id": call.id, "name": _name(call.name), "args": call.arguments}}
 
 
-def _items(message: AssistantMessage | ToolMessage, *, origin: str, files: Files) -> bytes:
-    if isinstance(message, ToolMessage):
-        return _results(message, files)
+def write_answer(message: AssistantMessage, *, origin: str) -> list[Item]:
     state = state_for(origin, message)
     parts = in_order(message, state["message"].get("order", ()), _text, _call)
     if "origin" not in state:
         first = next((part for part in parts if "functionCall" in part), {})
         first |= _NOT_SIGNED
-    return encode_json({"role": "model", "parts": parts})
+    return [{"role": "model", "parts": parts}]
 
 
-def _results(message: ToolMessage, files: Files) -> bytes:
-    """Encode results. URLs go into a user's turn, because parts of results can have only data."""
-    items = []
-    shown: list[dict[str, Any]] = []
+def write_results(message: ToolMessage, blocks: WriteParts) -> tuple[list[Item], list[Block]]:
+    """Write results. URLs go into a user's turn, because parts of results can only have data."""
+    items: list[Item] = []
+    shown: list[Block] = []
     for each in tool_outputs(message):
-        blocks = _blocks(each.parts, files)
-        said = "\n\n".join([each.text, *(block["text"] for block in blocks if "text" in block)])
+        found = blocks(each.parts)
+        said = "\n\n".join([each.text, *(block["text"] for block in found if "text" in block)])
         result: dict[str, Any] = {"id": each.call_id, "name": _name(each.name)}
         result["response"] = {"error" if each.is_error else "output": said}
-        if data := [block for block in blocks if "inlineData" in block]:
+        if data := [block for block in found if "inlineData" in block]:
             result["parts"] = data
         items.append({"functionResponse": result})
-        if links := [block for block in blocks if "fileData" in block]:
+        if links := [block for block in found if "fileData" in block]:
             shown += [_text(f"From the tool {each.name}:"), *links]
-    results = encoded_blocks(items)
-    if not shown:
-        return results
-    both = ResultsAndBlocks(results)
-    both.blocks = encoded_blocks(shown)
-    return both
+    return items, shown

@@ -1,4 +1,4 @@
-"""The Responses API as a dialect: requests as bytes, answers from streamed events.
+"""The Responses API as a dialect: requests as objects, answers from streamed events.
 
 Each request has the whole conversation, and the server stores nothing (``store: false``). See
 :class:`ResponsesAnswer` for a message's state.
@@ -10,29 +10,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from bottega.agents.messages import AssistantMessage, StandardMessage, ToolCall, ToolMessage
+from bottega.agents.messages import AssistantMessage, ToolCall, ToolMessage
 from bottega.agents.params import ModelParams, NamedTool
-from bottega.agents.parts import Part
 from bottega.agents.provider import ToolSchema
 from bottega.llm.dialects.answer import AnswerBuilder, PartialCall
-from bottega.llm.dialects.dialect import (
-    NO_FILES,
-    Blocks,
-    Dialect,
-    Encode,
-    Files,
-    Form,
-    Media,
-    blocks_of,
-    encoded_blocks,
-    piece_of,
-)
+from bottega.llm.dialects.dialect import Block, Dialect, Form, Item, Media, WriteParts
 from bottega.llm.dialects.opaque import origin_of, state_for, state_of
 from bottega.llm.dialects.schemas import is_strict
 from bottega.llm.dialects.wire import (
     UNDERSTOOD,
-    encode_head,
-    encode_json,
     function_of,
     name_of,
     present,
@@ -233,16 +219,6 @@ def _as_text(arguments: Any) -> str:
 
 KEY = "responses"
 
-_FORM = Form(
-    system=b',"input":[{"type":"message","role":"system","content":"%b"},',
-    no_system=b',"input":[',
-    user=b'{"type":"message","role":"user","content":"%b"}',
-    user_blocks=b'{"type":"message","role":"user","content":[%b]}',
-    text=b'{"type":"input_text","text":"%b"}',
-    results=None,
-    bridge=b'{"type":"message","role":"assistant","content":"%b"}' % UNDERSTOOD.encode(),
-)
-
 
 def responses(spec: ServerSpec, model: str, address: str) -> Dialect:
     """Return the dialect for ``model`` behind the Responses API at ``address``.
@@ -261,14 +237,12 @@ def responses(spec: ServerSpec, model: str, address: str) -> Dialect:
         spec=spec,
         path="/responses",
         fields=fields,
-        head=encode_head(fields, spec),
         origin=origin,
-        key=f"{KEY} {origin}",
-        encode=encoder(NO_FILES, origin=origin),
-        encoder=partial(encoder, origin=origin),
         form=_FORM,
-        tools=b'],"tools":[%b]}',
-        encode_tool=encode_tool,
+        write_answer=partial(write_answer, origin=origin),
+        write_results=write_results,
+        write_media=write_media,
+        write_tool=write_tool,
         write=write,
         write_schema=write_schema,
         new_answer=partial(ResponsesAnswer, origin=origin),
@@ -310,52 +284,56 @@ def write_media(media: Media) -> dict[str, Any] | None:
     return None
 
 
-def encoder(files: Files, *, origin: str) -> Encode:
-    """Return the encoder of messages. An answer or a tool message may become several items."""
-    items = partial(_items, origin=origin, files=files)
-    return partial(piece_of, items=items, shown=partial(_shown, files=files))
+def write_tool(tool: ToolSchema) -> Item:
+    return {
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": False,
+    }
 
 
-def encode_tool(schema: ToolSchema) -> bytes:
-    return encode_json(
-        {
-            "type": "function",
-            "name": schema.name,
-            "description": schema.description,
-            "parameters": schema.parameters,
-            "strict": False,
-        }
-    )
+def _opening(system: str, turns: list[Item]) -> dict[str, Any]:
+    return {"input": [_message("system", system), *turns] if system else turns}
 
 
-def _shown(message: StandardMessage, *, files: Files) -> Blocks:
-    return encoded_blocks(_blocks(message.parts, files))
+def _user(said: str | Sequence[Block]) -> Item:
+    return _message("user", said)
 
 
-def _blocks(parts: Iterable[Part], files: Files) -> list[dict[str, Any]]:
-    return blocks_of(parts, files, "responses", _text, write_media)
+def _message(role: str, content: str | Sequence[Block]) -> Item:
+    return {"type": "message", "role": role, "content": content}
 
 
-def _text(text: str) -> dict[str, Any]:
+def _text(text: str) -> Block:
     return {"type": "input_text", "text": text}
 
 
-def _items(message: AssistantMessage | ToolMessage, *, origin: str, files: Files) -> bytes:
-    if isinstance(message, ToolMessage):
-        items: list[dict[str, Any]] = [
-            {
-                "type": "function_call_output",
-                "call_id": each.call_id,
-                "output": [_text(each.text), *_blocks(each.parts, files)]
-                if each.parts
-                else each.text,
-            }
-            for each in tool_outputs(message)
-        ]
-    else:
-        spoken = {"type": "message", "role": "assistant", "content": message.content}
-        items = _answer_items(message, spoken, _output(message, origin))
-    return b",".join([encode_json(item) for item in items])
+_FORM = Form(
+    opening=_opening,
+    user=_user,
+    text=_text,
+    bridge=_message("assistant", UNDERSTOOD),
+    results_are_blocks=False,
+)
+
+
+def write_answer(message: AssistantMessage, *, origin: str) -> list[Item]:
+    """Write a model's message, which may give several items."""
+    return _answer_items(message, _message("assistant", message.content), _output(message, origin))
+
+
+def write_results(message: ToolMessage, blocks: WriteParts) -> tuple[list[Item], list[Block]]:
+    items: list[Item] = [
+        {
+            "type": "function_call_output",
+            "call_id": each.call_id,
+            "output": [_text(each.text), *blocks(each.parts)] if each.parts else each.text,
+        }
+        for each in tool_outputs(message)
+    ]
+    return items, []
 
 
 def _output(message: AssistantMessage, origin: str) -> list[dict[str, Any]]:

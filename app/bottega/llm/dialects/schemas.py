@@ -20,7 +20,6 @@ from pydantic_core import from_json, to_json
 from bottega.agents.messages import AssistantMessage
 from bottega.agents.provider import DialectName, ToolSchema
 from bottega.json_schema.patterns import is_supported
-from bottega.llm.dialects.wire import encode_json
 from bottega.llm.server import ServerSpec
 
 Schema = Mapping[str, Any]
@@ -61,12 +60,12 @@ class Output:
     Attributes:
         schema: schema for the server's own structured output.
         tools: a tool; the model's call of this tool is the answer.
-        demand: instruction to the model, as the inside of a JSON string.
+        demand: instruction to the model.
     """
 
     schema: Schema | None = None
     tools: tuple[ToolSchema, ...] = ()
-    demand: bytes = b""
+    demand: str = ""
 
     def read(self, message: AssistantMessage, after_results: bool) -> AssistantMessage:
         """Return the answer with the JSON as text, for every form of the schema.
@@ -105,9 +104,8 @@ def output_of(schema: Schema, spec: ServerSpec) -> Output:
             way = "prompt"
     if way == "tool" and schema.get("type") == "object":
         tool = ToolSchema(ANSWER_TOOL, "Give your final answer.", dict(schema))
-        return Output(tools=(tool,), demand=encode_json(_BY_TOOL)[1:-1])
-    text = BY_TEXT + to_json(schema).decode()
-    return Output(demand=encode_json(text)[1:-1])
+        return Output(tools=(tool,), demand=_BY_TOOL)
+    return Output(demand=BY_TEXT + to_json(schema).decode())
 
 
 def is_strict(schema: Schema) -> bool:

@@ -48,22 +48,16 @@ def encodable(value: Any) -> Any:
     return value
 
 
-def encode_head(
-    fields: Mapping[str, Any], spec: ServerSpec, extra: Mapping[str, Any] | None = None
-) -> bytes:
-    """Return the start of a request's body: a JSON object without the closing brace.
-
-    Args:
-        fields: all fields, including ``extra``.
-        extra: the caller's ``extra_body``; by default the server's ``extra_body``.
+def check_extra(extra: Mapping[str, Any], spec: ServerSpec) -> None:
+    """Check fields of the caller for requests to a server.
 
     Raises:
-        InvalidInputError: ``extra`` has a reserved field, or a value that is not JSON.
+        InvalidInputError: a field is reserved, or a value is not JSON.
     """
-    if taken := reserved_in(spec.dialect, spec.extra_body if extra is None else extra):
+    if taken := reserved_in(spec.dialect, extra):
         raise InvalidInputError(f"extra_body must not set: {', '.join(taken)}")
     try:
-        return to_json(fields, inf_nan_mode="null")[:-1]
+        to_json(extra)
     except PydanticSerializationError as error:
         raise InvalidInputError(f"extra_body cannot be sent as JSON: {error}") from None
 
