@@ -131,7 +131,7 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
 
 
 def split(schemas: dict[str, Any]) -> None:
-    """Replace each schema that has variants by `oneOf` its variants, in place."""
+    """Replace each schema that has variants with a `oneOf` of these variants, in place."""
     for name, variants in VARIANTS.items():
         whole = schemas[name]
         for variant in variants:

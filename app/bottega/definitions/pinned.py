@@ -1,4 +1,4 @@
-"""Pinned definitions of runs. A worker caches them, because a version never changes."""
+"""Pinned definitions of runs. A worker caches the definitions, because a version never changes."""
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress

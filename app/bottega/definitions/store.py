@@ -493,7 +493,7 @@ async def _store_version(
 async def _refuse_excess(
     connection: AsyncConnection, kind: DefinitionKind, tenant_id: UUID
 ) -> None:
-    """Refuse names above the limit. Deleted names count, because runs may use their versions."""
+    """Refuse names above the limit. Deleted names count, as runs may use their versions."""
     names = select(func.count()).where(kind.table.c.tenant_id == tenant_id)
     if (await connection.scalar(names) or 0) > MOST_NAMES:
         raise ConflictError(

@@ -71,7 +71,7 @@ async def build_team(
         with_async: true: asynchronous sub-agents are supported; false: they are synchronous tools.
 
     Raises:
-        InvalidInputError: ``equip`` raises it.
+        InvalidInputError: raised by ``equip``.
     """
     factory = AgentFactory()
     rest = _rests()

@@ -344,7 +344,7 @@ class WorkingMemory:
         subtask: str = "",
         default: Any = None,
     ) -> Any:
-        """Return a variable's whole value, even if archived. The caller must not change it."""
+        """Return a variable's whole value, even if archived. Callers must not change the value."""
         place = (VARIABLE, VariableScope(scope).value, subtask, key)
         entry = self._sections[_PART_OF[place[1]]].entries.get(place)
         if entry is not None:

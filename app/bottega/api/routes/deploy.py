@@ -58,7 +58,7 @@ MOST = 500
 
 
 class Resources(Body):
-    """Definitions of a tenant. Each has the form that the POST operation of its kind accepts."""
+    """Definitions of a tenant. Each definition has the form that a POST of its kind accepts."""
 
     deep = frozenset({"providers", "mcp_servers", "agents", "graphs", "schedules"})
 
@@ -383,7 +383,7 @@ async def _store(
     prepared: Mapping[str, Any],
     current: Definition | None,
 ) -> dict[str, Any]:
-    content = from_json(to_json(prepared))  # as it is read from the database
+    content = from_json(to_json(prepared))  # in the form that the database returns
     before = None if current is None else current.content
     if content != before:
         stored, is_new = await store.put(caller.tx, kind, caller.tenant, body.name, content)

@@ -283,7 +283,7 @@ class Node(Part):
 
 
 class Edge(Part):
-    """A dependency: the target receives the source's answer before its first model call."""
+    """A dependency: the target receives the source's answer before its own first model call."""
 
     model_config = ConfigDict(
         serialize_by_alias=True,

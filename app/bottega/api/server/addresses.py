@@ -16,8 +16,8 @@ _ALWAYS: tuple[RawHeader, ...] = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
-    # A browser that shows a response as a page must not load or run anything. Pages that the server
-    # means as pages set their own policy.
+    # A browser that shows a response as a page must not load or run anything. Routes of pages set
+    # their own policy.
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
 )
 _OF_API: tuple[RawHeader, ...] = (*_ALWAYS, (b"cache-control", b"no-store"))

@@ -220,7 +220,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._stop_watching()
         super().handle_websocket_upgrade()
 
-    # A timer ends connections whose client does not read. Otherwise their buffers would stay full.
+    # A timer ends connections whose client does not read. Otherwise such buffers would stay full.
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -35,7 +35,7 @@ async def check_webhook(
 ) -> None:
     """Refuse a webhook that could never be delivered.
 
-    The addresses of its host are checked at delivery.
+    The addresses of the webhook's host are checked at delivery.
 
     Raises:
         InvalidInputError: ``no_webhook_secret``, or ``egress_refused``.

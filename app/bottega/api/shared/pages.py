@@ -166,8 +166,8 @@ def merged(
     """Add other items to a page in the order of names. Pure.
 
     Args:
-        others: items from another source than the page's items. If both have an item of the same
-            name, the result has the page's item.
+        others: items from another source than the page's items. If both sources have an item of the
+            same name, the result has the page's item.
         order: names of all items, in the order of the list.
     """
     place = {name: number for number, name in enumerate(order)}

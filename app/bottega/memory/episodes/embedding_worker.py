@@ -167,7 +167,7 @@ class EmbeddingWorker:
     """Worker for pending vectors; any number of processes may run it at the same time.
 
     Each public method does the due work, and returns the number of seconds until the next work.
-    Each raises ``ModelError`` or ``UnavailableError`` if the embedder is down.
+    Each method raises ``ModelError`` or ``UnavailableError`` if the embedder is down.
     """
 
     def __init__(

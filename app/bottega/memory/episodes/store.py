@@ -78,8 +78,8 @@ class Found:
 
     Attributes:
         by_meaning: true if vectors that represent meaning were compared.
-        by_spelling: true if vectors that represent only spelling were compared. If both are false,
-            the search compared only words.
+        by_spelling: true if vectors that represent only spelling were compared. If both flags are
+            false, the search compared only words.
     """
 
     hits: list[Hit]
@@ -148,8 +148,8 @@ class AccessCounter:
         try:
             async with asyncio.timeout(5):
                 for tenant_id, times in waiting.items():
-                    # The order of ids prevents deadlocks between transactions. One by one, because
-                    # a join may compare all of the tenant's episodes with each id.
+                    # The order of ids prevents deadlocks between transactions. Each id has its own
+                    # statement, because a join may compare all episodes with each id.
                     now = self.clock()
                     each = [(tenant_id, one, count, now) for one, count in sorted(times.items())]
                     async with acting_as(self.pool, tenant_id) as connection:
@@ -182,7 +182,7 @@ class EpisodicMemory:
     ) -> UUID:
         """Store an episode; do nothing if an episode with this id is stored.
 
-        Words find the episode at once, meaning finds it after it was embedded.
+        Searches by words find the episode at once, searches by meaning after its embedding.
         """
         async with acting_as(self.pool, tenant_id, on) as connection:
             row = to_json(episode.to_row()).decode()

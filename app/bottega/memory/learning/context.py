@@ -96,7 +96,7 @@ async def context_for_task(
     The result has no candidates, but all validated patterns that apply: none is withheld.
 
     Args:
-        scope: scope of the episodes. Patterns need none, as they contain no text of a single user.
+        scope: scope of the episodes; patterns have no text of single users and need no scope.
         known: features that override the features found in the task's words.
         k: maximum number of patterns, of episodes and of insights.
     """

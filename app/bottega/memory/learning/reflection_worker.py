@@ -2,7 +2,7 @@
 
 When an episode is stored, its run is enqueued if a model must reflect on the run, or if a pattern
 was given to the run or withheld from it. To lease some runs, a worker moves the runs' next try into
-the future. One transaction counts the applications of their patterns. Then, outside of any
+the future. One transaction counts the applications of the runs' patterns. Then, outside of any
 transaction, a model reflects on the run, if a model is configured. At the end, the reflection is
 stored and the run is done. Learning does not change the run itself.
 """

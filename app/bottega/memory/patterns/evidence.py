@@ -82,7 +82,7 @@ class Comparison(NamedTuple):
 
     given: Tally = Tally()
     without: Tally = Tally()  # runs without the pattern, assigned by the experiment or reported
-    known_rate: float | None = None  # reported success rate without it, if each application has one
+    known_rate: float | None = None  # reported success rate without the pattern, if each has one
 
     @property
     def baseline(self) -> Baseline:

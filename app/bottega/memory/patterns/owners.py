@@ -25,7 +25,7 @@ class OwnedFeatures(NamedTuple):
 
 def owner_of(user: str | None, session_id: str | None) -> str:
     """Return an episode's owner: the episode's user, or the session if there is no user. All
-    episodes with neither have the same owner."""
+    episodes without user and session have the same owner."""
     if user is not None:
         return f"user:{user}"
     session = identity_of(session_id)

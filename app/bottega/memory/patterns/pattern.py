@@ -142,7 +142,7 @@ class Baseline:
 class Evidence:
     """Evidence for a pattern; ``None`` means unknown."""
 
-    mined_from: tuple[UUID, ...] = ()  # episodes in which it was found; these are not evidence
+    mined_from: tuple[UUID, ...] = ()  # episodes in which the pattern was found; no evidence
     supporting: tuple[UUID, ...] = ()  # the latest episodes that applied the pattern with success
     contrary: tuple[UUID, ...] = ()  # the latest episodes that applied the pattern without success
     applications: int = 0  # number of applications of this version in the period that counts

@@ -316,9 +316,9 @@ class PatternStore:
         """Store a new pattern as a candidate of version 1, or return an existing equal pattern.
 
         An existing pattern with the same fingerprint stays unchanged. But if maintenance deprecated
-        it, it gets a new version as soon as enough of the sources ended after that. A twin (a
-        pattern in use with equal category, trust, applicability and content) gets the new pattern's
-        sources.
+        the pattern, the pattern gets a new version as soon as enough of the sources ended after
+        that. A twin (a pattern in use with equal category, trust, applicability and content) gets
+        the new pattern's sources.
 
         Raises:
             InvalidInputError: a condition is invalid; the error's pointer locates the condition.

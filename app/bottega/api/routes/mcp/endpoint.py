@@ -666,7 +666,7 @@ async def _resumed(
 
 
 async def taken(service: Service, principal: Principal, message: McpMessage) -> None:
-    """Apply the client's answer to a request that a call of its session and key sent.
+    """Apply the client's answer to a request that a call of the same session and key sent.
 
     If the answer does not fit, this function cancels the run, because the run would wait for ever.
 

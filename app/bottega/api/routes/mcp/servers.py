@@ -163,7 +163,7 @@ def with_tools_of(content: dict[str, Any], earlier: Mapping[str, Any] | None) ->
     """Return a client's definition with the tools of the previous version.
 
     If the address changed, the result has no tools, because the server at the new address may have
-    other tools. A refresh reads them.
+    other tools. A refresh reads the new tools.
     """
     if earlier is not None and all(content[each] == earlier[each] for each in _ADDRESS):
         return content | {each: earlier[each] for each in _READ if each in earlier}
