@@ -14,13 +14,13 @@ from enum import Enum, IntEnum
 from fractions import Fraction
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType, SimpleNamespace
-from typing import Annotated, Any, Literal, NamedTuple, NotRequired, Optional, TypedDict, Union
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, Optional, Union
 from uuid import UUID
 
 import numpy as np
 import pytest
 from pydantic import BaseModel, Field
-from typing_extensions import TypedDict as ExtendedTypedDict
+from typing_extensions import TypedDict
 
 from bottega.agents import (
     AgentEvent,
@@ -70,7 +70,7 @@ class Crate(Box, total=False):
     weight: Decimal
 
 
-class Parcel(ExtendedTypedDict):
+class Parcel(TypedDict):
     box: Box
 
 

@@ -1,9 +1,6 @@
 """Conversions for callables that are tools: schema and validation of arguments, results as JSON."""
 
-import dataclasses
 import inspect
-import sys
-import typing
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -19,7 +16,6 @@ from functools import partial
 from types import FrameType, MethodType, SimpleNamespace, UnionType
 from typing import Annotated, Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
-import typing_extensions
 from pydantic import ConfigDict, Field, TypeAdapter, create_model
 from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
@@ -84,8 +80,6 @@ class ToolArguments:
             field: (_named(hint, name), default)
             for field, (name, (hint, default)) in zip(self._names, fields.items(), strict=False)
         }
-        for hint, _ in fields.values():
-            _adapt_typed_dicts(hint, known)
         config = ConfigDict(extra="forbid", defer_build=True)
         model = create_model("arguments", __config__=config, **definitions)
         model.model_rebuild(_types_namespace=known)
@@ -284,7 +278,6 @@ def instances_of(what: str, cls: type[Any], known: Names) -> TypeAdapter[Any]:
     Raises:
         TypeError: a field has no JSON Schema.
     """
-    _adapt_typed_dicts(cls, known)
     try:
         adapter = TypeAdapter(cls)
         adapter.rebuild(_types_namespace=known)
@@ -350,45 +343,6 @@ def _unknown(what: str, error: NameError) -> str:
 
 def _first_line(error: Exception) -> str:
     return str(error).split("\n", 1)[0]
-
-
-def _adapt_typed_dicts(hint: Any, known: Names) -> None:
-    """Make Pydantic accept the ``typing.TypedDict`` classes in a type.
-
-    Pydantic refuses these classes before Python 3.12.
-    """
-    if sys.version_info >= (3, 12):
-        return
-    todo, seen = [hint], set[int]()
-    while todo:
-        hint = todo.pop()
-        if id(hint) in seen:
-            continue
-        seen.add(id(hint))
-        todo += get_args(hint)
-        is_dict = typing.is_typeddict(hint)
-        if is_dict or dataclasses.is_dataclass(hint) or hasattr(hint, "_fields"):
-            try:
-                inner = get_type_hints(hint, localns=dict(known), include_extras=True)
-            except (NameError, TypeError):
-                continue  # Pydantic reports the wrong type later
-            todo += inner.values()
-            if is_dict and type(hint).__module__ == "typing":
-                _adapt(hint, inner)
-
-
-def _adapt(typed: Any, hints: Names) -> None:
-    """Give a typed dict the schema of an equal ``typing_extensions.TypedDict``."""
-    qualified: tuple[Any, ...] = (typing.Required, typing.NotRequired)
-    fields = {
-        name: typing_extensions.NotRequired[hint]
-        for name, hint in hints.items()
-        if name not in typed.__required_keys__ and get_origin(hint) not in qualified
-    }
-    make: Any = typing_extensions.TypedDict
-    twin = make(typed.__name__, {**hints, **fields})
-    twin.__doc__ = typed.__doc__
-    typed.__get_pydantic_core_schema__ = lambda source, handler: handler.generate_schema(twin)
 
 
 _BASIC = (str, bool, int, type(None))
