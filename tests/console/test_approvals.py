@@ -129,14 +129,16 @@ async def test_keys_go_on_decide_and_edit(console: Console) -> None:
     last = await current(page, but=users)
     await takes_keys(page)
     await page.keyboard.press("e")
-    edited = page.get_by_label("Arguments")
+    edited = page.get_by_label("Order")
     await expect(edited).to_be_focused()
-    await edited.fill('{"order": "A-2", "amount": 4}')
+    await page.get_by_label("Amount").fill("4")
+    await edited.press("End")
     await edited.press("a")  # a letter of the text, and no decision
     await page.locator("main").focus()
     await page.keyboard.press("e")  # what was typed stays
     await expect(edited).to_be_focused()
-    await expect(edited).to_have_value('{"order": "A-2", "amount": 4}a')
+    await expect(edited).to_have_value("A-2a")
+    await expect(page.get_by_label("Amount")).to_have_value("4")
     found = await decided(console)
     assert found == {(users[0], "approve"), (users[1], "deny")}
     assert last not in users
@@ -231,7 +233,7 @@ async def test_earlier_turns_of_a_session_count(console: Console) -> None:
 
 
 async def test_what_was_looked_up_stands_beside_the_call(console: Console) -> None:
-    """Check that the run's page warns too, and that the second question says why it is asked."""
+    """Check that the run's page warns too; an amount that was looked up is no grave doubt."""
     order = {"type": "client", "name": "order", "description": "Reads an order."}
     await console.define(REFUND, {**order, "parameters": {"type": "object"}})
     client = console.server.client
@@ -252,7 +254,8 @@ async def test_what_was_looked_up_stands_beside_the_call(console: Console) -> No
     await console.open(f"runs/{run}")
     await expect(page.locator(".fact")).to_have_text([missing])
     await page.get_by_role("button", name="Approve").click()
-    await expect(page.get_by_role("dialog", name=f"Approve it although {missing}?")).to_be_visible()
+    await expect(page.get_by_role("button", name="Approve")).to_be_hidden()
+    await expect(page.get_by_role("dialog")).to_have_count(0)
 
 
 async def test_only_the_runs_user_may_answer_what_is_asked_of_them(console: Console) -> None:
@@ -362,6 +365,8 @@ async def test_a_doubtful_amount_is_confirmed_and_all_decisions_are_listed(
     await page.get_by_role("button", name="Deny").click()
     await page.get_by_role("button", name="Deny now").click()
     await expect(page.get_by_role("heading", name="Asked by bob")).to_be_visible()
+    answered = page.get_by_role("status").filter(has_text="After your decision on refund for ada")
+    await expect(answered).to_contain_text("clerk answers: done")
     await takes_keys(page)
     await page.keyboard.press("a")
     await expect(page.get_by_text("Nobody waits for you.")).to_be_visible()

@@ -33,6 +33,7 @@ async def test_undo_all_drops_such_a_text_of_one_field(console: Console) -> None
     page = await console.open("agents/clerk")
     field = page.get_by_label("Metadata, as JSON")
     before = await field.input_value()
+    await page.locator("summary", has_text="Other").click()
     await field.fill('{"large')
     await page.get_by_role("button", name="Undo all").click()
     await expect(field).to_have_value(before)

@@ -101,6 +101,8 @@ async def test_a_dry_run_shows_what_flows_and_the_page_is_accessible(console: Co
     await page.get_by_role("tab", name="Try it").click()
     await page.get_by_label("Question").fill("Build it.")
     await page.get_by_role("button", name="Dry run").click()
+    nodes = page.get_by_role("list", name="What became of each node")
+    await expect(nodes.get_by_role("listitem").first).to_contain_text("completed")
     await page.get_by_text("received first v1").click()
     await expect(page.get_by_text("Shared context from first").first).to_be_visible()
     await expect(page.get_by_role("heading", name="The answer", exact=True)).to_be_visible()

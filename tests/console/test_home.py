@@ -58,12 +58,14 @@ async def test_runs_that_wait_for_a_model_are_seen_wherever_an_operator_looks(
     await figure.click()
     await expect(page.get_by_role("row").filter(has_text="for a model")).to_have_count(6)
     await expect(page.get_by_label("Waits for")).to_have_value("model")
-    held = re.compile("gpt-5-mini keeps failing: calls are held back until one trial call succeeds")
+    held = re.compile(
+        r"gpt-5-mini keeps failing since \d\d:\d\d: calls are held back until\s+one trial"
+    )
     page = await console.open("health")
     await expect(told).to_be_visible()
     server = page.get_by_role("region", name="Providers").get_by_role("row").nth(1)
     await expect(server).to_contain_text(held, timeout=30_000)  # a worker reports now and then
-    why = re.compile(r"clerk with gpt-5-mini: answered HTTP 503 \w+ times")
+    why = re.compile(r"clerk with gpt-5-mini: answered HTTP 503 \w+ times, \d\d:\d\d to \d\d:\d\d")
     await expect(server).to_contain_text(why)
     page = await console.open("operations/scheduler")
     row = page.get_by_role("region", name="Waiting runs").get_by_role("row").nth(1)
@@ -109,6 +111,10 @@ async def test_an_agent_that_went_badly_is_named_with_its_version(console: Conso
     for words in ("It names no date.", "clerk@1", "people"):
         await expect(badly.get_by_role("row").nth(1)).to_contain_text(words)
     await badly.get_by_role("link", name="clerk@1").click()
+    await expect(page.get_by_label("Reason contains")).to_have_value("It names no date.")
+    await expect(page.get_by_label("Judged by")).to_have_value("feedback")
+    await expect(page.get_by_label("Made in")).to_have_value("24h")
+    await expect(page.get_by_text("1 run, 0 failed;")).to_be_visible()
     cell = page.get_by_role("row").nth(1).get_by_title("FAILURE: It names no date.")
     await expect(cell).to_contain_text("bad (feedback)")
     await page.get_by_role("link", name="?", exact=True).click()
@@ -136,6 +142,20 @@ async def test_what_is_slow_now_is_named_and_many_failures_have_no_exact_number(
         page = await answer.json()
         await route.fulfill(json=page | {"items": page["items"] * 25, "next_cursor": "more"})
 
+    async def busy(route: Route) -> None:
+        state = await (await route.fetch()).json()
+        state["workers"][0]["pool"]["runs"] = 3
+        await route.fulfill(json=state)
+
+    async def servers(route: Route) -> None:
+        state = await (await route.fetch()).json()
+        oldest = (datetime.now(UTC) - timedelta(seconds=30)).isoformat()
+        state["items"][0]["calls"] |= {"under_way": 3, "oldest_at": oldest}
+        state["items"][0]["recent"] |= {"calls": 100, "failed": 0, "duration_p50_ms": 40}
+        await route.fulfill(json=state)
+
+    await console.page.route("**/v1/scheduler", busy)
+    await console.page.route("**/v1/provider-health", servers)
     console.model.script(http_error(400), http_error(400))
     await console.define()
     for _ in range(2):
@@ -150,6 +170,10 @@ async def test_what_is_slow_now_is_named_and_many_failures_have_no_exact_number(
         r"\s*Runs of clerk take 20\.0 s since \d\d:\d\d \(40 ms before\)\."
     )
     await expect(slow).to_contain_text(told)
+    stuck = re.compile(
+        r"3 calls of the model server default under way, the oldest since .*\s+.*40 ms"
+    )
+    await expect(slow).to_contain_text(stuck)
     await expect(page.get_by_text("at least 50 runs since")).to_be_visible()
     assert await violations(page) == []
     await slow.get_by_role("link", name="clerk").click()

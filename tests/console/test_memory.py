@@ -70,6 +70,21 @@ async def test_lessons_are_edited_pinned_and_removed(console: Console) -> None:
     ]
 
 
+async def test_lessons_that_are_alike_are_one_row(console: Console) -> None:
+    client = console.server.client
+    for _ in range(3):
+        await remember(client, user="ada", reflection={"insights": ["Name a reference."]})
+    page = await console.open("memory/lessons?user=ada")
+    row = page.locator("tbody tr")
+    await expect(row).to_have_count(1)
+    await expect(row).to_contain_text("and 2 more")
+    await row.get_by_role("button", name="Remove").click()
+    await row.get_by_role("group").get_by_role("button", name="Remove").click()
+    await expect(page.get_by_text("There is no such lesson.")).to_be_visible()
+    found = (await client.get("/v1/lessons?user=ada")).json()["items"]
+    assert [each["state"] for each in found] == ["removed"] * 3
+
+
 async def test_a_pattern_shows_how_its_evidence_grew(console: Console) -> None:
     client = console.server.client
     pattern = await add(client, name="ask first")

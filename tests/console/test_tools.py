@@ -50,6 +50,28 @@ async def test_a_tool_is_tried_with_arguments_by_its_schema(console: Console) ->
     assert await violations(page) == []
 
 
+async def test_a_tool_of_an_agent_has_its_placeholders_and_is_tried_with_typed_arguments(
+    console: Console,
+) -> None:
+    console.model.script(text("It would call it."))
+    page = await console.open("agents/+new")
+    await page.get_by_role("button", name="Add: HTTP request").click()
+    card = page.get_by_role("group", name="Tool 1")
+    await card.get_by_label("Name").fill("weather")
+    await card.get_by_label("Description").fill("Tells the weather.")
+    await card.get_by_label("URL").fill("https://api.example/{city}")
+    field = card.get_by_role("group", name="Parameters").get_by_label("Field", exact=True)
+    await expect(field).to_have_value("city")
+    await card.get_by_role("button", name="Try this tool").click()
+    await page.get_by_label("City").fill("Rome")
+    assert await violations(page) == []
+    await page.get_by_role("button", name="Call it").click()
+    log = page.get_by_role("log", name="Draft conversation")
+    await expect(log).to_contain_text("It would call it.")
+    (asked,) = console.model.requests
+    assert '{"city":"Rome"}' in asked["messages"][-1]["content"]
+
+
 async def test_a_schedule_is_changed_in_typed_fields_and_run_now(console: Console) -> None:
     await console.define()
     run = {"agent": "clerk", "input": "Good morning?"}

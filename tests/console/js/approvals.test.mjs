@@ -80,9 +80,22 @@ test("arguments above their numbers, and those that are no numbers, are to be co
   const large = { arguments: { amount: 1000.5, order: { weight: 3 } },
     confirm_above: { "arguments.amount": 1000, "arguments.order.weight": 3, "arguments.absent": 1 } };
   const found = (edited) => largeArguments(large, edited).map(({ name, value }) => `${name} ${value}`);
-  assert.deepEqual(found(null), ["amount 1000.5"]);
-  assert.deepEqual(found('{"amount": 5}'), []);
-  assert.deepEqual(found('{"amount": "2000", "order": {"weight": []}}'), ["amount 2000", "order.weight (no number)"]);
-  assert.deepEqual(found("no JSON"), []);
+  assert.deepEqual(found(undefined), ["amount 1000.5"]);
+  assert.deepEqual(found({ amount: 5 }), []);
+  assert.deepEqual(found({ amount: "2000", order: { weight: [] } }), ["amount 2000", "order.weight (no number)"]);
   assert.deepEqual(largeArguments({ arguments: { amount: 9 } }), []);
+});
+
+test("what is another customer's is grave, and an amount that was looked up or differs slightly is not", () => {
+  const asked = { id: "1", tool: "refund", kind: "approval", user: "lena", arguments: { order: "4444", amount: 54 } };
+  const result = { status: 200, body: '{"order": "4444", "customer": "carla", "price": 54}' };
+  const grave = (text, results, more = {}) => factsOf({ ...asked, ...more }, text, [], results)
+    .map((each) => [each.text, each.isGrave]);
+  assert.deepEqual(grave("Refund 4445, please.", [{ name: "order", result }]), [
+    ["order 4444 is not in the user's messages, but in the result of order", false],
+    ["order 4444 is of carla, by the result of order", true],
+    ["amount 54 is not in the user's messages, but in the result of order", false]]);
+  assert.deepEqual(grave("Refund 4444, it was 54.", [{ name: "order", result }], { user: "Carla" }), []);
+  assert.deepEqual(grave("Refund 4444, it was 53.90.", []), [["amount 54 is not in the user's messages", false]]);
+  assert.deepEqual(grave("Refund 4444, it was 5.40.", []), [["amount 54 is not in the user's messages", true]]);
 });

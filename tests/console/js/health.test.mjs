@@ -3,7 +3,7 @@ import { test } from "node:test";
 
 import { badlyOf, groupsOf, signatureOf } from "../../../app/bottega/console/js/health/failures.js";
 import { holdersOf, modelWaits, queueTrouble } from "../../../app/bottega/console/js/health/queue.js";
-import { slowSince } from "../../../app/bottega/console/js/health/slow.js";
+import { slowSince, stuckOf } from "../../../app/bottega/console/js/health/slow.js";
 import { fromFirst } from "../../../app/bottega/console/js/parts/points.js";
 
 const run = (id, error, agent = "clerk") => ({ id, agent, status: "failed", error });
@@ -26,15 +26,15 @@ test("failures of the same cause are one group, the largest first", () => {
   assert.equal(groupsOf([{ id: 1, agent: "a", status: "timeout", error: null }])[0].code, "timeout");
 });
 
-test("runs that went badly are grouped by their reason and the version of the agent", () => {
-  const bad = (id, version, reason, source = "check") => ({ id, agent: "clerk", version,
-    outcome: { value: "FAILURE", source, reason } });
+test("runs that went badly are grouped by their reason, who judged them how, and the version of the agent", () => {
+  const bad = (id, version, reason, source = "check", value = "FAILURE") => ({ id, agent: "clerk", version,
+    outcome: { value, source, reason } });
   const lacks = 'the answer did not contain "Reference:"';
   const groups = groupsOf([bad(1, 4, null, "feedback"), bad(2, 4, lacks), bad(3, 3, lacks),
-    bad(4, 4, lacks, "feedback")], badlyOf);
+    bad(4, 4, lacks), bad(5, 4, lacks, "feedback", "PARTIAL")], badlyOf);
   assert.deepEqual(groups.map((each) => [each.signature, each.code, each.runs.length, each.by]),
-    [[lacks, "clerk@4", 2, ["checks", "people"]], ["no reason given", "clerk@4", 1, ["people"]],
-      [lacks, "clerk@3", 1, ["checks"]]]);
+    [[lacks, "clerk@4", 2, ["bad, by checks"]], ["no reason given", "clerk@4", 1, ["bad, by people"]],
+      [lacks, "clerk@3", 1, ["bad, by checks"]], [lacks, "clerk@4", 1, ["partly, by people"]]]);
 });
 
 test("runs that wait for a model are told with their agents and causes", () => {
@@ -42,11 +42,21 @@ test("runs that wait for a model are told with their agents and causes", () => {
     ({ agent, runs, reason, error, oldest_at: `2026-01-01T00:00:0${runs % 10}Z` });
   assert.equal(modelWaits([waits("clerk", 3, "person", null)]), null);
   assert.deepEqual(modelWaits([waits("newsletter", 18), waits("clerk", 3, "person", null), waits("faq", 2)]), {
-    runs: 20, since: "2026-01-01T00:00:02Z",
+    runs: 20,
     text: "20 runs wait for a model, and go on by themselves when it answers: 18 of newsletter (model answered HTTP 500), "
       + "2 of faq (model answered HTTP 500).",
   });
   assert.match(modelWaits([waits("newsletter", 18), waits("faq", 1)], "faq").text, /^A run waits for a model.*1 of faq/);
+});
+
+test("a call that is under way far longer than usual is told before it ends", () => {
+  const now = Date.parse("2026-01-01T06:30:00Z");
+  const server = (at, median, calls = 100, failed = 0) => ({ name: "office", calls: { under_way: 3, waiting: 0,
+    oldest_at: at }, recent: { calls, failed, duration_p50_ms: median } });
+  const at = "2026-01-01T06:29:48Z";
+  assert.deepEqual(stuckOf([server(at, 40)], now), [{ name: "office", number: 3, since: at, usual_ms: 40 }]);
+  const usual = [server("2026-01-01T06:29:56Z", 40), server(at, 3000), server(null, 40), server(at, 40, 9, 6)];
+  assert.deepEqual(stuckOf(usual, now), []);
 });
 
 test("what became far slower than it was is slow, however short its past", () => {

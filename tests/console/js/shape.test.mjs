@@ -87,3 +87,17 @@ test("a value of another type than its field's is edited as JSON", () => {
   assert.deepEqual(["a", 5, ["a"]].map((value) => shape.fits(prompt, value)), [true, false, false]);
   assert.deepEqual(["off", "other"].map((value) => shape.fits(memory, value)), [true, false]);
 });
+
+test("a placeholder of a URL has a parameter, which goes with it unless somebody wrote more about it", () => {
+  const tool = (url, parameters) => ({ type: "http", url, parameters });
+  const one = shape.withPlaceholders(tool(""), tool("https://shop.example/orders/{order}"));
+  assert.deepEqual(one.parameters, { type: "object", properties: { order: { type: "string" } }, required: ["order"] });
+  const renamed = shape.withPlaceholders(one, { ...one, url: "https://shop.example/orders/{id}" });
+  assert.deepEqual(Object.keys(renamed.parameters.properties), ["id"]);
+  assert.deepEqual(renamed.parameters.required, ["id"]);
+  const told = { ...one, parameters: { type: "object", properties: { order: { type: "integer" } } } };
+  const kept = shape.withPlaceholders(told, { ...told, url: "https://shop.example/orders" });
+  assert.deepEqual(kept.parameters, told.parameters);
+  const none = tool("https://shop.example/", null);
+  assert.equal(shape.withPlaceholders(tool("https://shop.example"), none), none);
+});

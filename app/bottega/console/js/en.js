@@ -32,6 +32,9 @@ export const OUTCOME_WORDS = { SUCCESS: "good", PARTIAL: "partly", FAILURE: "bad
 /** Who said what a run was worth. */
 export const LABEL_SOURCES = { feedback: "people", judge: "judges", check: "checks" };
 
+/** Which runs figures count, the same on all pages; a batch is told by each page. */
+export const COUNTED = "Counted are all runs that are over: completed, failed, out of time or cancelled; no drafts.";
+
 /** The pages that show more about the cause of a failure. */
 export const DIAGNOSIS_PLACES = { providers: "Health of the model's server", scheduler: "Workers and queue" };
 

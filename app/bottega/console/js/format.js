@@ -79,6 +79,9 @@ export function excerpt(text, most = 140) {
   return line.length > most ? `${line.slice(0, most - 1)}…` : line;
 }
 
+/** The full stop after a text that may have its own. */
+export const stopAfter = (text) => (/[.!?…]$/.test(text.trim()) ? "" : ".");
+
 /** The text of an input or a message: a string, or a list of messages or parts. */
 export function plain(value) {
   if (value == null) return "";

@@ -1,4 +1,5 @@
 /** Data of a page: read now, and again after a time or on demand. */
+import { signal } from "@preact/signals";
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 
 import { connected, get } from "./api.js";
@@ -74,3 +75,6 @@ export function useData(path, { everyMs = 0, ended = never, from = get } = {}) {
   }, [read, everyMs]);
   return { ...state, reload: read };
 }
+
+/** What waits for people: `useData` of `GET /v1/interrupts?status=pending`, read once for all pages. */
+export const pending = signal(/** @type {any} */ ({ data: null, error: null, retries: true }));

@@ -2,15 +2,18 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { url } from "../api.js";
+import { GivenFields } from "../forms/typed.js";
+import { begun } from "../forms/shape.js";
 import { excerpt } from "../format.js";
 import { html } from "../html.js";
 import { usePostOnce } from "../once.js";
 import { Button, Failure, Link, Panel, Status } from "../parts/basics.js";
 import { Decision } from "../parts/decision.js";
-import { Author } from "../parts/said.js";
+import { Author } from "../parts/readable.js";
 import { instead, useWork } from "../parts/work.js";
 import { useRunState } from "../run/use_run.js";
 import { info } from "../setup/model.js";
+import { trialOf } from "./schema.js";
 
 const MODELS = { demo: "Demo model: tools are not called", real: "Its own model: tools are called" };
 
@@ -70,6 +73,18 @@ export function DraftChat({ name, draft, asked, onProblems }) {
       <label>Question <textarea rows="2" value=${text} onInput=${(e) => setText(e.target.value)}></textarea></label>
       <div class="actions"><${Button} type="submit" kind="primary" busy=${busy || open !== null}
         disabled=${!text.trim()}>Ask<//></div></form><//>`;
+}
+
+/** The arguments with which a tool is tried, typed by a person. `parameters`: its schema, if it is known. */
+export function TrialForm({ definition, parameters, onAsk, onCancel = null }) {
+  const [values, setValues] = useState(parameters?.properties ? begun(parameters, parameters.$defs ?? {}) : {});
+  return html`<${Panel} title=${`Try ${definition.name ?? definition.server}`}><form class="form body"
+    onSubmit=${instead(() => onAsk(trialOf(definition, values)))}>
+    <${GivenFields} schema=${parameters} value=${values} onChange=${(next) => setValues(next ?? {})} />
+    <p class="small soft">Your default model is asked to call it with these arguments. The call is a real one; nothing
+      is stored but its run.</p>
+    <div class="actions"><${Button} type="submit" kind="primary">Call it<//>
+      ${onCancel && html`<${Button} onClick=${onCancel}>Close<//>`}</div></form><//>`;
 }
 
 const outputOf = (state) => (typeof state.output === "string" ? state.output

@@ -41,15 +41,9 @@ export function withNote(content, note) {
   return { ...content, metadata: note ? { ...rest, [NOTE]: note } : rest };
 }
 
-/**
- * An agent to try a tool: it has only this tool, and its instructions are to call it.
- *
- * @param {any} tool
- * @param {any} [given]
- */
+/** An agent to try a tool with given arguments: it has only this tool, and its instructions are to call it. */
 export function trialOf(tool, given) {
   const name = tool.type === "mcp" ? tool.tools?.[0] ?? tool.server : tool.name;
   return { model: "real", definition: { system_message: "Call the tool as you are told, then say what it answered.",
-    tools: [tool] }, input: `Now call the tool '${name}' ${given ? `with these arguments: ${JSON.stringify(given)}`
-      : "with arguments that fit its parameters"}.` };
+    tools: [tool] }, input: `Now call the tool '${name}' with these arguments: ${JSON.stringify(given)}.` };
 }

@@ -2,20 +2,20 @@
 import { useState } from "preact/hooks";
 
 import { LABEL_SOURCES } from "../en.js";
-import { count, money, seconds } from "../format.js";
+import { count, seconds } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
-import { Empty, Figure, Figures, Link, Loaded, Panel } from "../parts/basics.js";
+import { Empty, Link, Loaded, Panel, Unpriced } from "../parts/basics.js";
 import { Chart } from "../parts/chart.js";
+import { Export } from "../parts/export.js";
 import { Table } from "../parts/lists.js";
-import { SPANS, SpanChoice, spanOf, useOutcomes, useSpan, useSpanOfUsage, useTotals } from "../parts/series.js";
-import { Unpriced } from "../parts/unpriced.js";
-import { GoodMeans, useVersions, VersionFigures } from "../parts/version_figures.js";
+import { SPANS, SpanChoice, spanOf, timesOf, useOutcomes, useSpan, useSpanOfUsage,
+  useTotals } from "../parts/series.js";
+import { dollars, GoodMeans, useVersions, VersionFigures } from "../parts/version_figures.js";
 import { go } from "../router.js";
-import { memorySentence, numberOf, percent, rateOf, tallyOf, versionSentence } from "./rates.js";
+import { memorySentence, numberOf, percent, points, rateOf, tallyOf, versionSentence } from "./rates.js";
 
 const SOURCES = Object.keys(LABEL_SOURCES);
-const dollars = (amount) => money({ amount, currency: "USD" });
 const byWhom = (source) => `#By ${LABEL_SOURCES[source]}`;
 
 const Partial = ({ of }) => !of.complete && html`<p class="small soft body">Of the newest 20,000 judged runs.</p>`;
@@ -35,8 +35,8 @@ export function OutcomesOverTime({ agent, span }) {
     return html`${days.length > 1 && html`<${Chart} label="Share of good runs" series=${series} format=${percent} />`}
       <${Table} label="Good runs by day" head=${["Day (UTC)", ...sources.map(byWhom)]}>
       ${days.toReversed().map((day) => html`<tr key=${day}><td>${day}</td>${sources.map((source) => html`<td
-        class="right">${rateOf(of(day, source))}</td>`)}</tr>`)}<//><${GoodMeans} agent=${agent} /><${Partial}
-        of=${answer} />`;
+        class="right">${rateOf(of(day, source))}</td>`)}</tr>`)}<//>
+      <${GoodMeans} agent=${agent} span=${span} /><${Partial} of=${answer} />`;
   }}<//><//>`;
 }
 
@@ -44,32 +44,45 @@ const Unjudged = ({ agent }) => html`<${Empty} title="No run of this time is jud
   <p><${Link} needs="run" path=${["ratings"]} query=${{ agent }}>Rate answers<//>, or give agents a success check.</p>
   <//>`;
 
-/** Whether what memory learned helped: of the runs that were drawn to go without it, and of all others. */
+/** Columns of a file of comparisons. */
+const COMPARED = {
+  compared: ({ name }) => name,
+  good_with: ({ given }) => given.good, runs_with: ({ given }) => given.runs,
+  good_without: ({ without }) => without.good, runs_without: ({ without }) => without.runs,
+  difference: (each) => each.difference, low_95: ({ low }) => low, high_95: ({ high }) => high,
+};
+
+/** What an effect of memory consists of: all runs, each pattern, each version of the agent. */
+const comparisonsOf = (effect, agent) => [
+  ...effect.by_pattern.map((each) => ({ ...each, kind: "pattern",
+    name: `${each.name}, version ${each.version}, ${each.on_trial ? "on trial" : "validated"}` })),
+  ...effect.by_version.map((each) => ({ ...each, kind: "version", name: `${agent}@${each.version}` })),
+  { ...effect, kind: "all", name: "all" },
+];
+
+/** Runs with what memory learned beside those without it, a row for each comparison. */
+const Compared = ({ of, what }) => of.length > 0 && html`<${Table} label=${`Good runs by ${what}`}
+  head=${[`By ${what}`, "#Good with it", "#Good without it", "#Difference", "#95 % certainty"]}>
+  ${of.map(({ name, pattern_id: id, given, without, ...each }) => html`<tr key=${name}><td>${id
+    ? html`<${Link} path=${["memory", "patterns", id]}>${name}<//>` : name}</td>
+    <td class="right">${rateOf(given)}</td><td class="right">${rateOf(without)}</td>
+    <td class="right">${points(each.difference)} points</td>
+    <td class="right">${points(each.low)} to ${points(each.high)}</td></tr>`)}<//>`;
+
+/** Whether what memory learned helped, by the runs that were drawn to go without it. */
 export function MemoryHelp({ agent, span }) {
   const effect = useSpan("/v1/metrics/memory-effect", span, { agent });
-  const all = useOutcomes(span, { by: "memory", agent });
-  return html`<${Panel} title="Did memory help?"><${Loaded} from=${effect} what="the effect of memory">
-    ${(found) => html`
-    <p class="body lead">${memorySentence(found)}</p>
-    ${found.difference !== null && html`<${Figures}>
-      <${Figure} name="Good with it" value=${percent(found.given.good / found.given.runs)}
-        note=${`${count(found.given.good)} of ${count(found.given.runs)}`} />
-      <${Figure} name="Good without it" value=${percent(found.without.good / found.without.runs)}
-        note=${`${count(found.without.good)} of ${count(found.without.runs)}`} />
-      <${Figure} name="Patterns compared" value=${count(found.patterns)} /><//>`}
-    <p class="small soft body">Chance decides which runs go without a pattern or an insight that applies, so that
-      nothing else makes the difference. Runs are compared pattern by pattern.</p>`}<//>
-    <${Loaded} from=${all} what="outcomes">${(answer) => {
-    const of = (key) => tallyOf(answer.items.filter((each) => each.key === key));
-    return answer.items.length > 0 && html`<${Table} label="Good runs by use of memory"
-      head=${["Runs", "#Good", ...SOURCES.map(byWhom)]}>
-      ${[["with", "could read memory"], ["without", "could not"]].map(([key, words]) => html`<tr key=${key}>
-        <td>${words}</td><td class="right">${rateOf(of(key))}</td>${SOURCES.map((source) => html`<td class="right">
-          ${rateOf(tallyOf(answer.items.filter((each) => each.key === key && each.source === source)))}</td>`)}
-        </tr>`)}<//>
-      <p class="small soft body">Nobody drew these: other questions or another time may make their difference.</p>
-      <${Partial} of=${answer} />`;
-  }}<//><//>`;
+  const rows = effect.data?.patterns ? comparisonsOf(effect.data, agent) : [];
+  const of = (kind) => rows.filter((each) => each.kind === kind);
+  return html`<${Panel} title="Did memory help?" actions=${rows.length > 0 && html`<${Export} name="effect of memory"
+    items=${rows} columns=${{ ...COMPARED, from: () => timesOf(span).from, to: () => timesOf(span).to }} />`}>
+    <${Loaded} from=${effect} what="the effect of memory">${(found) => html`
+      <p class="body lead">${memorySentence(found)}</p>
+      <${Compared} of=${of("pattern")} what="pattern" /><${Compared} of=${of("version")} what="version and memory" />
+      <p class="small soft body">Chance decides which runs go without a pattern or an insight that applies, so that
+        nothing else makes the difference. ${found.patterns > 1 && `The difference of all is that of the rows by
+        pattern, each weighed by its runs: a pattern has a row for its runs on trial, and one for those since.`}</p>`}
+      <//><//>`;
 }
 
 /** Two versions of an agent compared in words; at first the newest two that have judged runs. */

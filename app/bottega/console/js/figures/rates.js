@@ -8,8 +8,8 @@ export function tallyOf(items) {
   return { good: sum((each) => each.good), runs: sum((each) => each.good + each.partly + each.bad) };
 }
 
-export const percent = (share) => `${Math.round(100 * share)} %`;
-const points = (share) => `${share < 0 ? "−" : "+"}${Math.abs(Math.round(100 * share))}`;
+export const percent = (share) => (share == null ? "–" : `${Math.round(100 * share)} %`);
+export const points = (share) => `${share < 0 ? "−" : "+"}${Math.abs(Math.round(100 * share))}`;
 
 /** "80 % (8 of 10)"; "–": none was judged. */
 export const rateOf = ({ good, runs }) => (runs ? `${percent(good / runs)} (${good} of ${runs})` : "–");
@@ -71,7 +71,6 @@ const MEMORY_WORDS = { better: "Memory helped", worse: "Memory did harm", open: 
 /** Whether memory helped, by `GET /v1/metrics/memory-effect`: a sentence. */
 export function memorySentence(effect) {
   if (effect.difference === null) return `${UNKNOWN}: no pattern has judged runs with and without it.`;
-  return `${MEMORY_WORDS[verdictOf(effect)]}: ${rateOf(effect.given)} of the runs that were given what memory learned
-    went well, against ${rateOf(effect.without)} of those drawn to go without it. That is ${difference(effect)}.`
-    .replace(/\s+/g, " ");
+  return `${MEMORY_WORDS[verdictOf(effect)]}: with what it learned the share of good runs changed by ${
+    difference(effect)}, against the runs drawn to go without it.`;
 }

@@ -2,6 +2,7 @@
 import { useEffect, useState } from "preact/hooks";
 
 import { get } from "../api.js";
+import { useData } from "../load.js";
 
 let read = null;
 
@@ -20,4 +21,16 @@ export function useSchemas() {
   const [error, setError] = useState(null);
   useEffect(() => void apiSchemas().then(setSchemas, setError), []);
   return [schemas, error];
+}
+
+const names = ({ data }) => (data && !data.next_cursor ? data.items.map((each) => each.name) : undefined);
+
+/** What the editors of an agent offer to choose from: `[known, error]`; `known` is null while the schemas are read. */
+export function useKnown() {
+  const [schemas, error] = useSchemas();
+  const agents = names(useData("/v1/agents?limit=200"));
+  const servers = names(useData("/v1/mcp-servers?limit=200"));
+  const providers = useData("/v1/providers?view=full&limit=100");
+  const models = providers.data?.items.flatMap((each) => (each.models ?? []).map((model) => `${each.name}/${model}`));
+  return [schemas && { schemas, agents, servers, models: models ?? [] }, error];
 }

@@ -155,6 +155,21 @@ export function withField(value, name, part) {
   return rest;
 }
 
+const namesIn = (text) => [...new Set([...(text ?? "").matchAll(/\{(\w+)\}/g)].map(([, name]) => name))];
+const PLACEHOLDER = JSON.stringify({ type: "string" });
+
+/** An HTTP tool after its URL was changed: each placeholder has a parameter; one that was made so goes with it. */
+export function withPlaceholders(before, after) {
+  const [old, now] = [namesIn(before.url), namesIn(after.url)];
+  const schema = { type: "object", properties: {}, ...after.parameters };
+  const kept = rowsOf(schema).filter(({ name, of }) => now.includes(name) || !old.includes(name)
+    || JSON.stringify(of) !== PLACEHOLDER);
+  const added = now.filter((name) => kept.every((each) => each.name !== name));
+  if (!hasRows(schema) || (!added.length && kept.length === rowsOf(schema).length)) return after;
+  return { ...after, parameters: withRows(schema, [...kept, ...added.map((name) => ({ name, of: { type: "string" },
+    isRequired: true }))]) };
+}
+
 // JSON Schemas of objects, as rows.
 
 export const TYPES = { string: "text", number: "number", integer: "whole number", boolean: "yes or no",

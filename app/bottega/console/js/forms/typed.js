@@ -1,11 +1,11 @@
 /** Editors of values by their schemas: each changes only what is changed in it. */
-import { useContext, useId } from "preact/hooks";
+import { useContext, useId, useState } from "preact/hooks";
 
 import { html } from "../html.js";
 import { Button } from "../parts/basics.js";
 import { JsonField, Known, Name } from "./parts.js";
 import { ConditionRows, SchemaRows } from "./rows.js";
-import { begun, changedTo, fieldsOf, fits, labelOf, meantBy, typedOf, withField } from "./shape.js";
+import { begun, changedTo, fieldsOf, fits, labelOf, meantBy, typedOf, withField, withPlaceholders } from "./shape.js";
 
 /** Names that a field of this name offers: the list of `Known`. */
 const OFFERED = { agent: "agents", names: "agents", graph: "graphs", server: "servers", tool_name: "tools",
@@ -13,6 +13,16 @@ const OFFERED = { agent: "agents", names: "agents", graph: "graphs", server: "se
 const TOOL_WORDS = { builtin: "Built in", http: "HTTP request", mcp: "MCP server", client: "Client program" };
 /** A slider is of use for a range of at most so many. */
 const WIDEST = 1000;
+
+/** Fields of tools that few need. */
+const RARE = ["approval_reason", "expires_s", "headers", "idempotent", "max_bytes", "output_schema", "timeout_s"];
+
+/** Fields that few need, behind their title; open at first if one of them is set. */
+export function Folded({ title, open, children }) {
+  const [isOpen] = useState(open);
+  return html`<details class="folded" open=${isOpen}><summary>${title}</summary><div class="stacked">${children}</div>
+    </details>`;
+}
 
 /** @type {(shape: any) => boolean} */
 const always = () => true;
@@ -224,7 +234,11 @@ function Kind({ kinds, by, value, at, onChange }) {
     ${Object.keys(kinds).map((each) => html`<option value=${each}>${TOOL_WORDS[each] ?? each}</option>`)}</select>
     </label>
     ${[true, false].map((isRequired) => html`<${Fields} schema=${kinds[kind]} value=${value} at=${at}
-      onChange=${onChange} shown=${(each) => each.name !== by && each.isRequired === isRequired} />`)}`;
+      onChange=${onChange} shown=${(each) => each.name !== by && each.isRequired === isRequired
+        && !RARE.includes(each.name)} />`)}
+    ${RARE.some((name) => kinds[kind].properties[name]) && html`<${Folded} title="More" open=${RARE.some((name) =>
+      value[name] != null)}><${Fields} schema=${kinds[kind]} value=${value} at=${at} onChange=${onChange}
+      shown=${(each) => RARE.includes(each.name)} /><//>`}`;
 }
 
 /** A list of objects, as cards. */
@@ -234,7 +248,8 @@ function List({ shape, value, at, onChange }) {
   const items = value ?? [];
   const one = shape.label.toLowerCase().replace(/s$/, "");
   const add = (schema) => onChange([...items, begun(schema, schemas)]);
-  const set = (place, item) => onChange(items.with(place, item));
+  const set = (place, item) => onChange(items.with(place, item.type === "http" && item.url !== items[place].url
+    ? withPlaceholders(items[place], item) : item));
   return html`<fieldset class="part"><legend>${shape.label}</legend>
     ${items.map((item, place) => html`<fieldset class="card" key=${place}>
       <legend>${`${labelOf(one)} ${place + 1}${item.name ? `: ${item.name}` : ""}`}</legend>
@@ -319,3 +334,9 @@ function Arguments({ shape, value, onChange }) {
         : html`<label>Value <input value=${typedOf(each)} onInput=${(e) => set(meantBy(e.target.value))} /></label>`}`}
     <//>`;
 }
+
+/** Arguments of a tool's call, in the fields of its schema; JSON where it has none. `schema`: or null. */
+export const GivenFields = ({ schema, value, onChange }) => html`<${Known.Provider}
+  value=${{ schemas: schema?.$defs ?? {}, problems: [] }}>${schema?.properties
+    ? html`<${Fields} schema=${schema} value=${value} at="" onChange=${onChange} />`
+    : html`<${JsonField} label="Arguments, as JSON" value=${value} rows=${4} onChange=${onChange} />`}<//>`;

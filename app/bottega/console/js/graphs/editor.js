@@ -1,12 +1,22 @@
 /** The drawing of a graph, and all that can be changed in it: by mouse in the drawing, and in lists below it. */
 import { useEffect, useRef, useState } from "preact/hooks";
 
+import { AgentForm } from "../agents/form.js";
+import { contentOf } from "../agents/schema.js";
+import { call, get, url } from "../api.js";
+import { Known } from "../forms/parts.js";
+import { useKnown, useSchemas } from "../forms/schemas.js";
+import { Fields } from "../forms/typed.js";
 import { html } from "../html.js";
-import { Button, Empty, Link, Panel } from "../parts/basics.js";
+import { useData } from "../load.js";
+import { usePostOnce } from "../once.js";
+import { Button, Empty, Failure, Link, Loaded, Loading, Panel } from "../parts/basics.js";
 import { Canvas } from "../parts/canvas.js";
-import { conditionOf, cycleOf, has, idOf, levelsOf, moved, nameOf, POLICIES, withEdge, withNode, withoutEdge,
-  withoutNode, withPolicy, withTtl } from "./draft.js";
-import { Details, placeOf, Problems } from "./panel.js";
+import { instead, useWork } from "../parts/work.js";
+import { may } from "../person.js";
+import { keep, unsaved } from "../unsaved.js";
+import { conditionOf, cycleOf, has, idOf, levelsOf, moved, nameOf, POLICIES, retyped, upstreamOf, withEdge, withNode,
+  withoutEdge, withoutNode, withPolicy, withTtl } from "./draft.js";
 
 const USUAL = "final_response_only";
 const KINDS = { agent: "agent", tool: "tool", human: "person", graph: "graph" };
@@ -175,3 +185,155 @@ export const MissingAgents = ({ graph, agents }) => {
       names: ${missing.map(({ agent }) => agent).join(", ")}. <${Link} path=${["agents"]}>Make them<//></p>`
     : null;
 };
+
+/** Fields that nodes of one type have alone. */
+const OWN = { agent: ["agent", "router"], tool: ["tool", "arguments"], human: ["ask", "schema", "who", "expires_s"],
+  graph: ["graph", "version", "loop"] };
+const TYPE_WORDS = { agent: "Agent", tool: "Tool", human: "A person", graph: "Another graph" };
+/** The field of a node, in the table of nodes or in the panel. */
+const ELSEWHERE = ["name", "type", "ttl_s", "source", "target", "policy"];
+const OTHERS = Object.values(OWN).flat();
+const FEATURES = ["status", "output", "output_json", "input", "metadata"];
+
+/** `problems`: `[{pointer, detail}]` of the last try to store the graph; `onAgent`: an agent of it was made. */
+function Details({ graph, chosen, agents, problems, change, onAgent }) {
+  const [schemas, error] = useSchemas();
+  const graphs = useData("/v1/graphs?limit=200").data?.items.map((each) => each.name);
+  const servers = useData("/v1/mcp-servers?limit=200").data?.items.map((each) => each.name);
+  if (error) return html`<${Failure} error=${error} />`;
+  if (!schemas) return html`<${Loading} what="the fields" />`;
+  const known = { schemas, problems, agents: agents ?? [], graphs, servers, features: FEATURES };
+  const node = graph.nodes.findIndex((each) => nameOf(each) === chosen);
+  if (node >= 0) return html`<${Known.Provider} value=${{ ...known, nodes: upstreamOf(graph, chosen) }}>
+    <${NodePanel} key=${chosen} ...${{ graph, at: node, agents, schemas, change, onAgent }} /><//>`;
+  const edge = graph.edges.findIndex((each) => idOf(each) === chosen);
+  return edge >= 0 && html`<${Known.Provider} value=${known}>
+    <${EdgePanel} key=${chosen} ...${{ graph, at: edge, schemas, change }} /><//>`;
+}
+
+function NodePanel({ graph, at, agents, schemas, change, onAgent }) {
+  const node = graph.nodes[at];
+  const [name, type] = [nameOf(node), node.type ?? "agent"];
+  const set = (next) => change({ ...graph, nodes: graph.nodes.with(at, { name, ...next }) });
+  const isShown = (each) => !ELSEWHERE.includes(each.name)
+    && (OWN[type].includes(each.name) || !OTHERS.includes(each.name));
+  const agent = type === "agent" ? node.agent : null;
+  const isKnown = agents === null || agents.includes(agent);
+  const [isOpen, setOpen] = useState(false);
+  const way = agent && isKnown && html`<${Button} kind="small" aria-expanded=${isOpen}
+    onClick=${() => setOpen(!isOpen)}>Instructions, model and tools<//>`;
+  return html`<${Panel} title=${`Node ${name}`} actions=${way}>
+    ${isOpen && agent && isKnown && html`<${NodeAgent} key=${agent} name=${agent} />`}
+    ${agent && !isKnown && may("define") && html`<${NewAgent} key=${agent} name=${agent} onMade=${onAgent} />`}
+    <div class="body stacked"><label>Type of ${name} <select value=${type}
+      onChange=${(e) => set(retyped(node, e.target.value))}>${Object.entries(TYPE_WORDS).map(([value, word]) => html`
+        <option value=${value}>${word}</option>`)}</select></label>
+      <${Fields} schema=${schemas.Node} value=${node} at=${`/nodes/${at}`} onChange=${set}
+        shown=${(each) => isShown(each) && OWN[type].includes(each.name)} />
+      <details><summary>When it runs, repeats, fails</summary><div class="stacked">
+        <${Fields} schema=${schemas.Node} value=${node} at=${`/nodes/${at}`} onChange=${set}
+          shown=${(each) => isShown(each) && !OWN[type].includes(each.name)} /></div></details></div><//>`;
+}
+
+const WHEN = { always: "always", when: "under a condition", else: "if no other edge is" };
+
+function EdgePanel({ graph, at, schemas, change }) {
+  const edge = graph.edges[at];
+  const { when, else: isElse, ...plain } = edge;
+  const set = (next) => change({ ...graph, edges: graph.edges.with(at, next) });
+  const kind = isElse ? "else" : when ? "when" : "always";
+  const begin = { always: plain, else: { ...plain, else: true },
+    when: { ...plain, when: { feature: "output", op: "contains", value: "" } } };
+  return html`<${Panel} title=${`Edge from ${edge.source} to ${edge.target}`}>
+    <div class="body stacked"><label>It is taken <select value=${kind} onChange=${(e) => set(begin[e.target.value])}>
+      ${Object.entries(WHEN).map(([value, words]) => html`<option value=${value}>${words}</option>`)}</select></label>
+      ${kind === "when" && html`<${Fields} schema=${schemas.Edge} value=${edge} at=${`/edges/${at}`} onChange=${set}
+        shown=${({ name }) => name === "when"} />`}
+      <p class="small soft">${conditionOf(edge) ? `Now: ${conditionOf(edge)}` : ""}</p></div><//>`;
+}
+
+/** What is wrong with nodes and edges, with a way to each. */
+function Problems({ graph, problems, onChoose }) {
+  const found = problems.map((each) => ({ ...each, id: placeOf(graph, each.pointer) })).filter(({ id }) => id);
+  return found.length > 0 && html`<ul class="rows">${found.map(({ id, detail }) => html`<li>
+    <${Button} kind="small" onClick=${() => onChoose(id)}>${id}<//> <span class="bad-text">${detail}</span></li>`)}
+    </ul>`;
+}
+
+/** The node or edge that a JSON Pointer is in; null: none. */
+function placeOf(graph, pointer) {
+  const [, list, at] = pointer?.split("/") ?? [];
+  const one = list === "nodes" ? graph.nodes[Number(at)] : list === "edges" ? graph.edges[Number(at)] : null;
+  return one ? (list === "nodes" ? nameOf(one) : idOf(one)) : null;
+}
+
+function NodeAgent({ name }) {
+  const [known, failed] = useKnown();
+  const stored = useData(url`/v1/agents/${name}`);
+  if (failed) return html`<${Failure} error=${failed} />`;
+  if (!known) return html`<${Loading} what="the form" />`;
+  return html`<${Loaded} from=${stored} what="the agent">${(agent) => html`<${Form} ...${{ known, stored: agent }} />`}
+    <//>`;
+}
+
+/** A node's agent that does not exist yet: its instructions make it, all else is set later. */
+function NewAgent({ name, onMade }) {
+  const [text, setText] = useState("");
+  const [postOnce] = usePostOnce();
+  const { busy, error, work } = useWork();
+  const make = instead(() => work(() => postOnce("/v1/agents", { name, system_message: text }).then(onMade)));
+  return html`<form class="form body" aria-label=${`New agent ${name}`} onSubmit=${make}>
+    <p>There is no agent ${name} yet.</p>
+    <label>Instructions <textarea rows="3" required value=${text} onInput=${(e) => setText(e.target.value)}></textarea>
+      </label>
+    ${error && html`<${Failure} error=${error} />`}
+    <div class="actions"><${Button} type="submit" kind="primary" busy=${busy}>Create ${name}<//>
+      <${Link} path=${["agents", "+new"]} query=${{ name }}>With tools and all else<//></div></form>`;
+}
+
+/** What is changed and not stored is the same on the agent's own page. */
+function Form({ known, stored }) {
+  const place = `agents/${stored.name}`;
+  const [agent, setAgent] = useState(unsaved(place)?.agent ?? stored);
+  const content = contentOf(agent, known.schemas.AgentContent);
+  const [draft, setDraft] = useState(unsaved(place)?.draft ?? content);
+  const { busy, error, work, setError } = useWork();
+  const [turn, setTurn] = useState(0);
+  const isChanged = JSON.stringify(draft) !== JSON.stringify(content);
+  const change = (next) => {
+    setDraft(next);
+    keep(place, JSON.stringify(next) === JSON.stringify(content) ? null : { agent,
+      base: unsaved(place)?.base ?? null, draft: next });
+  };
+  const path = url`/v1/agents/${agent.name}`;
+  const save = instead(() => work(async () => {
+    const now = await call("PUT", path, draft, { headers: { "If-Match": `"${agent.version}"` } });
+    const left = unsaved(place);
+    if (left) keep(place, left.draft === draft ? null : { ...left, agent: now });
+    setAgent(now);
+    setDraft((other) => (other === draft ? contentOf(now, known.schemas.AgentContent) : other));
+  }));
+  /** Drop what was changed here, for what somebody else has stored. */
+  const readAgain = () => work(async () => {
+    const now = await get(path);
+    keep(place, null);
+    setAgent(now);
+    setDraft(contentOf(now, known.schemas.AgentContent));
+    setTurn(turn + 1);
+  });
+  const undo = () => {
+    change(content);
+    setError(null);
+    setTurn(turn + 1);
+  };
+  return html`<form class="stacked node-agent" aria-label=${`Agent ${agent.name}`} onSubmit=${save}>
+    <p class="small soft">Version ${agent.version} of ${agent.name}. What is saved is its next version, for the next
+      runs of all graphs that name it. <${Link} path=${["agents", agent.name]}>Its page, to try it<//></p>
+    <${AgentForm} known=${{ ...known, problems: error?.problem?.errors ?? [] }} draft=${draft} turn=${turn}
+      onChange=${change} />
+    ${error && html`<${Failure} error=${error} />`}
+    ${error?.status === 412 && html`<p class="note bad">Somebody stored another version meanwhile. <${Button}
+      kind="small" onClick=${readAgain}>Show theirs, and drop this change<//></p>`}
+    <div class="actions"><${Button} needs="define" type="submit" kind="primary" busy=${busy} disabled=${!isChanged}>
+      Save ${agent.name}<//>${isChanged && html`<${Button} onClick=${undo}>Undo its changes<//>`}</div></form>`;
+}

@@ -1,5 +1,5 @@
 /** Failed runs in groups of the same cause. Pure. */
-import { LABEL_SOURCES } from "../en.js";
+import { LABEL_SOURCES, OUTCOME_WORDS } from "../en.js";
 import { causeOf } from "../run/diagnosis.js";
 
 /** A cause without what differs from run to run: ids, numbers and quoted texts. */
@@ -13,22 +13,22 @@ export function signatureOf(error) {
 const failureOf = ({ agent, graph, status, error }) => ({ code: error?.code ?? status, signature: signatureOf(error),
   by: agent ?? graph });
 
-/** What makes runs that went badly alike: the reason, and the version of the agent. */
-export const badlyOf = ({ agent, graph, version, outcome: { source, reason } }) => ({
+/** What makes runs that went badly alike: the reason, who judged, how, and the version of the agent. */
+export const badlyOf = ({ agent, graph, version, outcome: { value, source, reason } }) => ({
   code: `${agent ?? graph}${version ? `@${version}` : ""}`, signature: reason ?? "no reason given",
-  by: LABEL_SOURCES[source] ?? source });
+  alike: `${value} ${source}`, by: `${OUTCOME_WORDS[value]}, by ${LABEL_SOURCES[source] ?? source}` });
 
 /**
  * Groups of runs with the same code and signature, the largest first; `by`: the agents that failed, or who judged.
  *
  * @param {any[]} runs as of `GET /v1/runs`, the newest first
- * @param {(run: any) => {code: string, signature: string, by: string}} [of] what makes runs alike
+ * @param {(run: any) => {code: string, signature: string, by: string, alike?: string}} [of] what makes runs alike
  */
 export function groupsOf(runs, of = failureOf) {
   const groups = new Map();
   for (const run of runs) {
-    const { code, signature, by } = of(run);
-    const key = `${code} ${signature}`;
+    const { code, signature, by, alike = "" } = of(run);
+    const key = `${code} ${signature} ${alike}`;
     const group = groups.get(key) ?? { key, code, signature, runs: [], by: new Set() };
     group.runs.push(run);
     group.by.add(by);

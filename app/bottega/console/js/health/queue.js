@@ -33,7 +33,7 @@ function causeOf(workers, runs) {
 }
 
 /**
- * Runs that wait for a model: `{runs, text, since}`; null: none does. `since`: time since which the first one waits.
+ * Runs that wait for a model: `{runs, text}`; null: none does. A run waits anew after each try: since when is not told.
  *
  * @param {any[]} waiting as of `GET /v1/scheduler`
  * @param {string} [agent] only its runs
@@ -46,7 +46,7 @@ export function modelWaits(waiting, agent) {
     ? ` (${errorOf(each.error)})` : ""}`);
   const what = runs === 1 ? "A run waits for a model, and goes on by itself when it answers"
     : `${count(runs)} runs wait for a model, and go on by themselves when it answers`;
-  return { runs, since: found.map((each) => each.oldest_at).sort()[0], text: `${what}: ${groups.join(", ")}.` };
+  return { runs, text: `${what}: ${groups.join(", ")}.` };
 }
 
 /**

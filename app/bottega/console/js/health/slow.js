@@ -10,6 +10,24 @@ const LEAST_S = 1;
 /** Agents by the time in which 95 % of their runs end, the longest first. */
 export const slowestFirst = (items) => items.toSorted((a, b) => (b.duration_p95 ?? 0) - (a.duration_p95 ?? 0));
 
+/** Calls under way for less time than this are usual. */
+const LONG_MS = 5000;
+/** So many answered calls tell what is usual. */
+const LEAST_CALLS = 5;
+
+/**
+ * Servers of which a call is under way far longer than usual, before any run ends: `[{name, number, since, usual_ms}]`.
+ *
+ * @param {any[]} servers as of `GET /v1/provider-health`
+ * @param {number} now ms
+ */
+export const stuckOf = (servers, now) => servers.flatMap(({ name, calls, recent }) => {
+  const usual = recent.duration_p50_ms, answered = recent.calls - recent.failed;
+  const isLong = calls.oldest_at && answered >= LEAST_CALLS
+    && now - Date.parse(calls.oldest_at) >= Math.max(LONG_MS, FAR * usual);
+  return isLong ? [{ name, number: calls.under_way, since: calls.oldest_at, usual_ms: usual }] : [];
+});
+
 const runsOf = (points) => points.reduce((sum, { runs }) => sum + runs, 0);
 
 /** The median of points that are medians, each counted as often as it has runs. */

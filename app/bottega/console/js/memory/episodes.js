@@ -10,7 +10,7 @@ import { Empty, Failure, Figure, Figures, Link, Loaded, Panel, Time, Value } fro
 import { Filter, Pages, Table } from "../parts/lists.js";
 import { may } from "../person.js";
 import { go } from "../router.js";
-import { Learnt } from "./learnt.js";
+import { Learnt } from "./given.js";
 
 const OUTCOMES = Object.entries(OUTCOME_WORDS).map(([value, words]) => html`<option value=${value} title=${value}>
   ${words}</option>`);

@@ -2,6 +2,7 @@
 import { useState } from "preact/hooks";
 
 import { post, url, withQuery } from "../api.js";
+import { percent } from "../figures/rates.js";
 import { count, excerpt, plain } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
@@ -13,7 +14,6 @@ const STATES = ["CANDIDATE", "VALIDATED", "IN_REVIEW", "DEPRECATED"];
 const TONES = { CANDIDATE: "wait", VALIDATED: "ok", IN_REVIEW: "bad", DEPRECATED: "quiet" };
 const State = ({ value }) => html`<span class="status ${TONES[value] ?? "quiet"}">
   ${value.toLowerCase().replace("_", " ")}</span>`;
-const percent = (rate) => (rate == null ? "–" : `${Math.round(100 * rate)} %`);
 
 export function Patterns({ query }) {
   const path = withQuery("/v1/patterns", { order: "desc", state: query.state });
@@ -54,7 +54,9 @@ export function Pattern({ id }) {
             { reason: "deprecated in the console" }), found.reload())} />`}</div></div>
     ${told && html`<p class="note" role="status">${told}</p>`}
     <p>${pattern.summary}</p>
-    ${pattern.lifecycle.decision && html`<p class="small soft">Last look: ${pattern.lifecycle.decision}</p>`}
+    ${pattern.lifecycle.decision && html`<p>When its evidence was judged last: ${pattern.lifecycle.decision}. <span
+      class="small soft">A pattern is validated once the chance p that it does not help is below the level; the level
+      is lower at each look, so that many looks prove nothing by luck.</span></p>`}
     <${Figures}>
       <${Figure} name="Went well with it" value=${percent(pattern.evidence.success_rate)}
         note=${`of ${count(pattern.evidence.applications)} lately`} />

@@ -1,29 +1,24 @@
 /** The agents: a list, and one of them to edit, compare and try. */
 import { useEffect, useState } from "preact/hooks";
 
+import { DraftChat, TrialForm } from "../agents/draft_chat.js";
 import { AgentForm } from "../agents/form.js";
-import { DraftChat } from "../agents/draft_chat.js";
-import { useKnown } from "../agents/known.js";
-import { asText, contentOf, trialOf, withNote } from "../agents/schema.js";
-import { Versions } from "../agents/versions.js";
+import { useKnown } from "../forms/schemas.js";
+import { asText, contentOf, noteOf, withNote } from "../agents/schema.js";
 import { call, get, url } from "../api.js";
-import { AgentFigures } from "../figures/outcomes.js";
 import { excerpt } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { usePostOnce } from "../once.js";
-import { Button, Empty, Failure, Link, Loaded, Loading, Panel, Tabs, Time, chosenOf,
-  permitted } from "../parts/basics.js";
+import { Button, chosenOf, Empty, Failure, Link, Loaded, Loading, Panel, permitted, Tabs,
+  Time } from "../parts/basics.js";
 import { Diff } from "../parts/diff.js";
 import { Confirmed, Pages, Table } from "../parts/lists.js";
-import { RunTable } from "../parts/run_table.js";
-import { SpanChoice, spanOf } from "../parts/series.js";
 import { follow, go } from "../router.js";
 import { keep, unsaved } from "../unsaved.js";
 
 const NEW = "+new";
-const TABS = [["edit", "Settings"], ["versions", "Versions"], ["figures", "Figures"],
-  ["runs", "Runs"]];
+const TABS = [["edit", "Settings"], ["versions", "Versions"]];
 
 export function Agents({ id, query }) {
   if (id === NEW) return html`<${New} wanted=${query.name} />`;
@@ -114,6 +109,8 @@ function One({ stored, query }) {
     <div class="head"><div><h1>${agent.name}</h1><p class="small soft">Version ${agent.version}, stored <${Time}
       at=${agent.created_at} />${base && ` · edited from version ${base.version}`}</p></div>
       <div class="actions"><${Link} class="button" needs="run" path=${["chat"]} query=${{ agent: agent.name }}>Chat<//>
+        <${Link} class="button" path=${["health"]} query=${{ agent: agent.name }}>Figures<//>
+        <${Link} class="button" path=${["runs"]} query=${{ agent: agent.name }}>Its runs<//>
         <${Confirmed} needs="define" label="Delete" question="Runs under way keep it." act=${remove} /></div></div>
     <${Tabs} tabs=${permitted(TABS)} chosen=${tab} onChoose=${show} label="Parts of the agent" />
     <div role="tabpanel" aria-label=${tab} class="stacked">
@@ -124,8 +121,6 @@ function One({ stored, query }) {
         : html`<${Loading} what="the form" />`}</div>
       ${tab === "versions" && html`<${Versions} key=${agent.version} agent=${agent} onTakeBack=${takeBack}
         onRestore=${restore} />`}
-      ${tab === "figures" && html`<${Figures} agent=${agent.name} query=${query} />`}
-      ${tab === "runs" && html`<${Latest} name=${agent.name} />`}
     </div>`;
 }
 
@@ -141,6 +136,7 @@ function Editor({ known, name, content, label, save, again, stored, isChanged = 
   const [busy, setBusy] = useState(false);
   const [turn, setTurn] = useState(0); // counts how often all was undone
   const [asked, setAsked] = useState(null);
+  const [tried, setTried] = useState(null); // a tool, for which arguments are typed
   const [isWrong, setIsWrong] = useState(false); // a field has a text that is no JSON yet
   const touched = isChanged || isWrong || JSON.stringify(draft) !== JSON.stringify(content);
   useEffect(() => onDraft(touched ? draft : null));
@@ -169,7 +165,7 @@ function Editor({ known, name, content, label, save, again, stored, isChanged = 
   return html`<div class="build"><form onSubmit=${submit}
     onInput=${(e) => setIsWrong([...e.currentTarget.elements].some((each) => each.validity.customError))}
       class="stacked"><${Panel}>${children}
-      <${AgentForm} known=${{ ...known, problems, onTry: (tool) => setAsked(trialOf(tool)) }} draft=${draft}
+      <${AgentForm} known=${{ ...known, problems, onTry: setTried }} draft=${draft}
         turn=${turn} onChange=${setDraft} />
     <//>
     ${error && html`<${Failure} error=${error} />`}
@@ -181,19 +177,42 @@ function Editor({ known, name, content, label, save, again, stored, isChanged = 
       ${label}<//>${touched && html`<${Button} onClick=${undo}>Undo all<//>
       <label class="grow">Note on this version <input value=${note} maxlength="500"
         onInput=${(e) => setNote(e.target.value)} /></label>`}</div></form>
-    <${DraftChat} name=${name} draft=${draft} asked=${asked} onProblems=${setProblems} /></div>`;
+    <div class="stacked">${tried && html`<${TrialForm} key=${JSON.stringify(tried)} definition=${tried}
+        parameters=${tried.parameters} onAsk=${setAsked} onCancel=${() => setTried(null)} />`}
+      <${DraftChat} name=${name} draft=${draft} asked=${asked} onProblems=${setProblems} /></div></div>`;
 }
 
-function Figures({ agent, query }) {
-  const span = spanOf(query, "30d");
-  return html`<div class="actions"><${SpanChoice} span=${span} onChange=${(value) => go(["agents", agent],
-    { tab: "figures", span: value }, { replace: true })} />
-    <${Link} path=${["health"]} query=${{ agent, span }}>Its charts<//></div>
-    <${AgentFigures} key=${span} agent=${agent} span=${span} />`;
+const LIMIT = 50;
+
+/** `onTakeBack` gets a version to edit, `onRestore` one to store again as the newest. */
+function Versions({ agent, onTakeBack, onRestore }) {
+  const read = (number) => useData(url`/v1/agents/${agent.name}/versions/${number}`);
+  const [pair, setPair] = useState([Math.max(1, agent.version - 1), agent.version]);
+  const before = read(pair[0]);
+  const after = read(pair[1]);
+  const numbers = Array.from({ length: agent.version }, (_, i) => agent.version - i);
+  const choice = (label, at) => html`<label>${label} <select value=${pair[at]}
+    onChange=${(e) => setPair(pair.with(at, Number(e.target.value)))}>
+    ${numbers.map((each) => html`<option value=${each}>version ${each}</option>`)}</select></label>`;
+  return html`<${AllVersions} agent=${agent} onRestore=${onRestore} />
+    <${Panel} title="Two versions compared">
+    <form class="filters body" onSubmit=${(e) => e.preventDefault()}>${choice("From", 0)} ${choice("To", 1)}
+      ${before.data && pair[0] !== agent.version && html`<${Button} needs="define"
+        onClick=${() => onTakeBack(before.data)}>Edit from version ${pair[0]}<//>`}</form>
+    <${Loaded} from=${before} what="the version">${(old) => html`<${Loaded} from=${after} what="the version">
+      ${(next) => html`<${Diff} before=${asText(old)} after=${asText(next)} />`}<//>`}<//>
+  <//>`;
 }
 
-function Latest({ name }) {
-  const found = useData(url`/v1/runs?agent=${name}&limit=20&order=desc`, { everyMs: 4000 });
-  return html`<${Panel}><${Loaded} from=${found} what="runs">${({ items }) => items.length ? html`<${RunTable}
-    runs=${items} />` : html`<${Empty} title="It has not run yet." />`}<//><//>`;
+function AllVersions({ agent, onRestore }) {
+  const versions = useData(url`/v1/agents/${agent.name}/versions?order=desc&view=full&limit=${LIMIT}`);
+  return html`<${Panel} title="Versions"><${Loaded} from=${versions} what="versions">${({ items, next_cursor }) => html`
+    <ol class="rows">${items.map((each) => html`<li key=${each.version}><strong>Version ${each.version}</strong>
+      <span class="small soft"> <${Time} at=${each.created_at} /></span>
+      ${each.version === agent.version ? html` <span class="status ok">current</span>` : html` <${Confirmed}
+        needs="define" label="Restore" question=${`Store version ${each.version} again, as the newest?`}
+        act=${() => onRestore(each)} />`}
+      ${noteOf(each) && html`<div>${noteOf(each)}</div>`}</li>`)}</ol>
+    ${next_cursor && html`<p class="small soft">Older ones: <code>GET /v1/agents/${agent.name}/versions</code></p>`}`}
+    <//><//>`;
 }

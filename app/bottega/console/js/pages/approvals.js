@@ -1,19 +1,22 @@
 /** What agents wait for people to decide, worked one after the other: j and k go on, a, d and e decide. */
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
-import { withQuery } from "../api.js";
+import { url, withQuery } from "../api.js";
 import { excerpt, plain } from "../format.js";
 import { html } from "../html.js";
+import { pending, useData } from "../load.js";
 import { decided, factsOf } from "../parts/approval_facts.js";
 import { Button, Empty, Link, Loaded, Panel, Tabs, Time, useHeading } from "../parts/basics.js";
-import { Results, readTalk, useChecks, useOthers, worth } from "../parts/checked.js";
+import { readBefore, Results, useChecks, useOthers, worth } from "../parts/checked.js";
 import { Decision } from "../parts/decision.js";
 import { useKeys } from "../parts/keys.js";
 import { Filter, Pages, usePages } from "../parts/lists.js";
 import { Markdown } from "../parts/markdown.js";
-import { pending } from "../parts/pending.js";
-import { Author } from "../parts/said.js";
+import { Author } from "../parts/readable.js";
+import { forAll } from "../parts/work.js";
 import { go } from "../router.js";
+import { isFinal } from "../run/state.js";
+import { textOf } from "../run/story.js";
 
 const EVERY_MS = 3000;
 const SHOWN_MESSAGES = 5;
@@ -39,15 +42,18 @@ export function Approvals({ query }) {
   const others = useOthers(EVERY_MS);
   const latest = (others ?? []).filter(({ status }) => status === "resolved")
     .sort((a, b) => (a.resolved_at < b.resolved_at ? 1 : -1)).slice(0, SHOWN_DECISIONS);
+  const [last, setLast] = useState(null); // what was decided here
   useEffect(() => void (found.data && pending.value.reload?.()), [all.map(({ id }) => id).join()]);
   return html`
     <div class="head"><h1>Approvals</h1><p class="small soft">Keys: <kbd>j</kbd> next, <kbd>k</kbd> before,${" "}
       <kbd>a</kbd> approve, <kbd>d</kbd> deny, <kbd>e</kbd> edit, <kbd>c</kbd> comment</p></div>
     <${Tabs} tabs=${tabs} chosen=${tab} label="What waits, and what was decided"
       onChoose=${(name) => go(["approvals"], { tab: name }, { replace: true })} />
+    ${last && html`<${Followed} key=${last.id} of=${last} />`}
     ${tab === "decided" ? html`<${Decided} query=${query} />`
     : html`<${Loaded} from=${own} what="decisions">${(page) => page.items.length
-      ? html`<${Inbox} key=${tab} found=${own} tab=${query.tab} named=${query.id} others=${others} />`
+      ? html`<${Inbox} key=${tab} found=${own} tab=${query.tab} named=${query.id} others=${others}
+        onDecided=${setLast} />`
       : html`<${Panel}><${Empty} title="Nobody waits for you.">
           <p>Agents ask here before a call that needs approval, and when they have a question.</p><//><//>`}<//>
     ${latest.length > 0 && html`<${Panel} title="Decided last" actions=${html`<${Link} path=${["approvals"]}
@@ -81,16 +87,18 @@ function useShown(items, named, isDecided) {
 
 /** The facts about each of some calls, by its id. `others`: as of `factsOf`; null: not read yet. */
 function useFacts(items, shown, others) {
-  const [texts, setTexts] = useState({}); // what users said, by the ids of calls
-  const keep = (id, text) => setTexts((old) => (old[id] === text ? old : { ...old, [id]: text }));
-  // What is shown reads its own.
-  const isOpen = ({ id, kind }) => kind === "approval" && !(id in texts) && id !== shown;
-  const next = others ? items.slice(0, LOOKED_THROUGH).find(isOpen) : null;
+  const [known, setKnown] = useState({}); // what was before calls, by their ids: [text, results]
+  const keep = (id, before) => setKnown((old) => ({ ...old, [id]: before }));
+  const begun = useRef(new Set([shown])); // what is shown reads its own
+  const open = others ? items.slice(0, LOOKED_THROUGH).filter(({ id, kind }) => kind === "approval"
+    && !begun.current.has(id)) : [];
   useEffect(() => {
-    if (next) readTalk(next).then(({ text }) => keep(next.id, text), () => keep(next.id, null));
-  }, [next?.id]);
+    for (const { id } of open) begun.current.add(id);
+    forAll(open, (each) => readBefore(each).then(([{ text }, results]) => keep(each.id, [text, results])));
+  }, [open.map(({ id }) => id).join()]);
   const facts = useMemo(() => Object.fromEntries(items.map((each) =>
-    [each.id, others ? factsOf(each, texts[each.id] ?? null, others) : []])), [items, texts, others]);
+    [each.id, others ? factsOf(each, ...(known[each.id] ? [known[each.id][0], others, known[each.id][1]]
+      : [null, others])) : []])), [items, known, others]);
   return { facts, keep };
 }
 
@@ -99,7 +107,7 @@ const Warned = ({ of }) => of.length > 0 && html` <span
   class=${`status ${of.some(({ isGrave }) => isGrave) ? "bad" : "wait"}`}>${of.length === 1 ? "1 warning"
     : `${of.length} warnings`}</span>`;
 
-function Inbox({ found, tab, named, others }) {
+function Inbox({ found, tab, named, others, onDecided }) {
   const [done, setDone] = useState([]); // ids of those that were decided here
   const items = useMemo(() => found.data.items.filter(({ id }) => !done.includes(id)), [found.data, done]);
   const { item: asked, place } = useShown(items, named, (id) => done.includes(id));
@@ -113,6 +121,7 @@ function Inbox({ found, tab, named, others }) {
   useKeys({ j: () => choose(place + (isThere ? 1 : 0)), k: () => choose(place - 1) });
   const onDone = () => {
     setDone((old) => [...old, asked.id]);
+    onDecided(asked);
     found.reload();
   };
   const box = useHeading(asked.id);
@@ -127,8 +136,18 @@ function Inbox({ found, tab, named, others }) {
     </li>`)}</ul>
       ${found.data.next_cursor && html`<div class="body"><${Button} onClick=${found.more}>Show more<//></div>`}<//>
     <div ref=${box}><${One} key=${asked.id} asked=${asked} isThere=${isThere} others=${others} onDone=${onDone}
-      onRead=${(text) => keep(asked.id, text)} /></div>
+      onRead=${(before) => keep(asked.id, before)} /></div>
   </div>`;
+}
+
+/** What the run of a decided call answered then, as the customer gets it. */
+function Followed({ of: { run_id: run, tool, agent, user } }) {
+  const { data } = useData(url`/v1/runs/${run}`, { everyMs: 1000, ended: ({ status }) => isFinal(status) });
+  const says = data && (isFinal(data.status) ? textOf(data.output) || `no answer: the run ${data.status}`
+    : data.status === "waiting" ? "nothing yet: the run waits for another decision" : "…");
+  return html`<p class="note" role="status">After your decision on ${tool ?? "the question"} for ${user
+    ?? "a user without a name"}, ${agent} answers: <q>${excerpt(says ?? "…", 300)}</q> <${Link}
+    path=${["runs", run]}>The run<//></p>`;
 }
 
 /** What was decided on calls and questions, by whom. */
@@ -139,11 +158,11 @@ const Decisions = ({ of }) => html`<ul class="rows">${of.map((each) => html`<li 
     path=${["runs", each.run_id]}>the run<//></span>
   ${each.resolution?.comment && html`<p class="small">Why: ${each.resolution.comment}</p>`}</li>`)}</ul>`;
 
-/** `others`: as of `factsOf`; null: not read yet. `onRead` gets what the users said. */
+/** `others`: as of `factsOf`; null: not read yet. `onRead` gets what the users said, and what tools answered. */
 function One({ asked, isThere, others, onDone, onRead }) {
   const checks = useChecks(asked, others);
   const { talk, said, text, results } = checks;
-  useEffect(() => void (talk.data && onRead(text)), [talk.data]);
+  useEffect(() => void (talk.data && onRead([text, results])), [talk.data]);
   const before = (others ?? []).filter(({ status, tool, kind, user }) =>
     status === "resolved" && tool === asked.tool && kind === asked.kind && user === asked.user);
   return html`<div class="stacked">

@@ -2,11 +2,9 @@
 import { useState } from "preact/hooks";
 
 import { get, url, withQuery } from "../api.js";
-import { Differences } from "../compare/figures.js";
-import { rowsOf, rowsOfTexts } from "../compare/rows.js";
-import { Sides } from "../compare/sides.js";
+import { parts, rowsOf, rowsOfTexts } from "../compare/rows.js";
 import { linesOf } from "../compare/talk_lines.js";
-import { plain, shortId } from "../format.js";
+import { count, duration, knownAmount, money, plain, shortId, tokens } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Button, Copy, Empty, Link, Loaded, Panel, Status, Time } from "../parts/basics.js";
@@ -112,15 +110,8 @@ function Output({ agent, output }) {
     ${diff
       ? html`<${Sides} rows=${rowsOf(diff)} label=${`Difference of the answers of ${agent}`} />`
       : html`<pre class="value" tabindex="0" role="region" aria-label=${`Answer of ${agent} in both runs`}>
-        ${after ?? before}</pre>`}
-    ${diff && html`<details><summary class="small">Both answers in full</summary>
-      <div class="sides"><${Whole} name="Before" agent=${agent} text=${before} />
-        <${Whole} name="After" agent=${agent} text=${after} /></div></details>`}`;
+        ${after ?? before}</pre>`}`;
 }
-
-const Whole = ({ name, agent, text }) => html`<div><h4 class="small soft">${name}</h4>
-  <pre class="value" tabindex="0" role="region" aria-label=${`${name}: the answer of ${agent}`}>${text ?? "–"}</pre>
-    </div>`;
 
 const at = ({ version: number, times }) => (side) =>
   number[side] === null ? "–" : `version ${number[side]}${times[side] > 1 ? `, ${times[side]} times` : ""}`;
@@ -201,3 +192,58 @@ function Choice({ run, onChoose }) {
     </form>
   <//>`;
 }
+
+/** @type {[string, string, (value: any) => string][]} */
+const ROWS = [
+  ["tokens", "Tokens", tokens], ["cost", "Cost", money], ["duration_ms", "Time", duration],
+  ["model_calls", "Model calls", count], ["tool_calls", "Tool calls", count], ["queries", "Times asked", count],
+];
+
+/** The number of a figure; null if it is unknown, such as a cost without any price. */
+function amount(value) {
+  if (value === null || typeof value === "number") return value;
+  const known = knownAmount(value);
+  return known === null ? null : Number(known);
+}
+
+/** The change from one number to another, such as "+25 %". */
+function change(before, after) {
+  if (before === null || after === null) return "–";
+  if (before === after) return "same";
+  if (before === 0) return "new";
+  const percent = ((after - before) / before) * 100;
+  const digits = Math.abs(percent) < 10 ? 1 : 0;
+  return `${percent > 0 ? "+" : "−"}${Math.abs(percent).toFixed(digits)} %`;
+}
+
+/** A row for each figure that `of` has as `{before, after}`; `label`: for screen readers. */
+const Differences = ({ of, label }) =>
+  html`<div class="scroll" tabindex="0" role="region" aria-label=${label}><table class="table">
+  <thead><tr><th scope="col">Figure</th><th scope="col" class="right">Before</th>
+    <th scope="col" class="right">After</th><th scope="col" class="right">Change</th></tr></thead>
+  <tbody>${ROWS.filter(([name]) => of[name]).map(([name, label, shown]) => {
+    const changed = change(amount(of[name].before), amount(of[name].after));
+    return html`<tr key=${name}><th scope="row">${label}</th>
+      <td class="right">${shown(of[name].before)}</td><td class="right">${shown(of[name].after)}</td>
+      <td class="right">${["same", "–"].includes(changed) ? changed : html`<mark>${changed}</mark>`}</td></tr>`;
+  })}</tbody></table></div>`;
+
+/** A line of a column; the element `tag` (`del` or `ins`) marks the part that only this line has. */
+function Line({ row, side, tag }) {
+  const text = row[side];
+  if (row.kind === "gap") return html`<span class="soft">⋯</span>`;
+  if (text === null) return null;
+  if (row.kind === "same") return text;
+  if (row.before === null || row.after === null) return html`<${tag}>${text}</${tag}>`;
+  const [start, middle, end] = parts(row.before, row.after)[side === "before" ? 0 : 1];
+  return html`${start}<${tag}>${middle}</${tag}>${end}`;
+}
+
+/** `rows`: as of `rowsOf` or `rowsOfTexts`; `label`: for screen readers. */
+const Sides = ({ rows, label }) =>
+  html`<div class="scroll" tabindex="0" role="region" aria-label=${label}><table class="differs">
+  <thead><tr><th scope="col">Before</th><th scope="col">After</th></tr></thead>
+  <tbody>${rows.map((row, i) => html`<tr key=${i} class=${row.kind}>
+    <td class=${row.before === null ? "none" : ""}><${Line} row=${row} side="before" tag="del" /></td>
+    <td class=${row.after === null ? "none" : ""}><${Line} row=${row} side="after" tag="ins" /></td></tr>`)}</tbody>
+      </table></div>`;

@@ -2,13 +2,13 @@
 import { useMemo } from "preact/hooks";
 
 import { get, url, withQuery } from "../api.js";
+import { COUNTED } from "../en.js";
 import { AgentFigures } from "../figures/outcomes.js";
 import { rateOf, tallyOf } from "../figures/rates.js";
-import { count, duration, seconds } from "../format.js";
+import { clock, count, duration, seconds } from "../format.js";
 import { html } from "../html.js";
 import { badlyOf, groupsOf } from "../health/failures.js";
 import { slowestFirst } from "../health/slow.js";
-import { SlowNow } from "../health/slow_now.js";
 import { useData } from "../load.js";
 import { Empty, Figure, Figures, Link, Loaded, Panel, Time } from "../parts/basics.js";
 import { Chart } from "../parts/chart.js";
@@ -16,10 +16,9 @@ import { Export } from "../parts/export.js";
 import { Table } from "../parts/lists.js";
 import { titleOf } from "../parts/run_table.js";
 import { fromFirst } from "../parts/points.js";
-import { ServerState } from "../parts/server_state.js";
 import { SpanChoice, spanOf, timesOf, useOutcomes, useSeries, useSpan, useTotals } from "../parts/series.js";
 import { dollars } from "../parts/version_figures.js";
-import { ModelWaits } from "../parts/waits.js";
+import { ServerState, Warnings } from "../parts/waits.js";
 import { go } from "../router.js";
 import { didOf, failedTool, times } from "../run/diagnosis.js";
 import { RunState } from "../run/state.js";
@@ -71,7 +70,7 @@ function Totals({ span, agent, slowest }) {
   const scheduler = useData("/v1/scheduler", { everyMs: EVERY_MS });
   const waiting = scheduler.data?.runs ?? [];
   const oldest = waiting.map((each) => each.oldest_at).sort()[0];
-  return html`<${ModelWaits} scheduler=${scheduler} agent=${agent} />
+  return html`<${Warnings} scheduler=${scheduler} agent=${agent} />
     <${Loaded} from=${found} what="figures">${({ items: [all] }) => html`<${Figures}>
     <${Figure} name="Runs" value=${count(all?.runs ?? 0)} />
     <${Figure} name="Failed" value=${share(all?.errors ?? 0, all?.runs)}
@@ -82,15 +81,17 @@ function Totals({ span, agent, slowest }) {
     <${Figure} name="Wait in the queue, 95 %" value=${seconds(all?.queue_wait_p95)} />
     <${Figure} name="Queued now"
       value=${scheduler.data ? count(waiting.reduce((n, each) => n + each.queued, 0)) : "–"}
-      note=${oldest && html`since <${Time} at=${oldest} />`} /><//>`}<//>`;
+      note=${oldest && html`since <${Time} at=${oldest} />`} /><//>
+    <p class="small soft">${COUNTED} Each item of a batch is a run. Those out of time are failed, too.</p>`}<//>`;
 }
 
 const FAILS = { title: "What fails", none: "No run failed in this time.", head: ["Cause", "Code", "#Runs", "Agents"],
   lists: [{ status: "failed" }, { status: "timeout" }], like: ({ code }, agent) => ({ error_code: code, agent }) };
-const BADLY = { status: "completed", outcome: "FAILURE" };
-const WENT_BADLY = { title: "What went badly", none: "Nobody judged a run of this time as bad.", of: badlyOf,
-  head: ["Reason", "Agent and version", "#Runs", "Judged by"], lists: [BADLY],
-  like: ({ runs: [{ agent, version }] }) => ({ ...BADLY, agent, version }) };
+const WENT_BADLY = { title: "What went badly or partly", none: "Nobody judged a run of this time as bad or partly.",
+  of: badlyOf, head: ["Reason", "Agent and version", "#Runs", "Judged"],
+  lists: [{ status: "completed", outcome: ["FAILURE", "PARTIAL"] }],
+  like: ({ runs: [{ agent, version, outcome: { value, source, reason } }] }) => ({ status: "completed", agent, version,
+    outcome: value, outcome_source: source, outcome_reason: reason?.slice(0, 500) }) };
 
 /** Runs of a span in groups; `lists`: what to read; `like`: the filters of a group's runs. */
 function Groups({ title, none, head, lists, of = undefined, like, span, agent }) {
@@ -104,7 +105,7 @@ function Groups({ title, none, head, lists, of = undefined, like, span, agent })
     <${Table} label=${title} head=${[...head, "First", "Last", "Newest run"]}>
       ${groupsOf(runs, of).map((each) => html`<tr key=${each.key}><td>${each.signature}
         ${each.code === "max_iterations" && html`<${ToolCause} run=${each.runs[0].id} />`}</td>
-        <td><${Link} path=${["runs"]} query=${like(each, agent)}><code>${each.code}</code><//></td>
+        <td><${Link} path=${["runs"]} query=${{ ...like(each, agent), span }}><code>${each.code}</code><//></td>
         <td class="right">${count(each.runs.length)}</td><td>${each.by.join(", ")}</td>
         <td><${Time} at=${each.runs.at(-1).created_at} /></td><td><${Time} at=${each.runs[0].created_at} /></td>
         <td><${Link} path=${["runs", each.runs[0].id]}>${titleOf(each.runs[0], 40)}<//></td></tr>`)}<//>
@@ -144,9 +145,10 @@ function Agents({ span, found }) {
 
 function Providers() {
   const found = useData("/v1/provider-health", { everyMs: EVERY_MS });
-  const whyOf = ({ agent, model, code, http_status: status, calls }) =>
-    `${agent} with ${model}: ${didOf({ code, message: status ? `HTTP ${status}` : "" })} ${times(calls)}`;
-  return html`<${Panel} title="Providers, by the last 100 calls that were sent"><${SlowNow} /><${Loaded} from=${found}
+  const whyOf = ({ agent, model, code, http_status: status, calls, first_at: first, last_at: last }) =>
+    `${agent} with ${model}: ${didOf({ code, message: status ? `HTTP ${status}` : "" })} ${times(calls)}, ${
+      clock(first)}${calls > 1 ? ` to ${clock(last)}` : ""}`;
+  return html`<${Panel} title="Providers, by the last 100 calls that were sent"><${Loaded} from=${found}
     what="providers">${({ items }) => html`<${Table} label="Providers"
       head=${["Provider", "#Calls", "#Failed", "#Median", "#95 %", "Why", "Now"]}>
       ${items.map(({ name, recent, ...now }) => html`<tr key=${name}>

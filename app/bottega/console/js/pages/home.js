@@ -4,16 +4,14 @@ import { useEffect, useRef } from "preact/hooks";
 import { get, url, withQuery } from "../api.js";
 import { brokenOf } from "../figures/rates.js";
 import { clock, count, excerpt, money, tokens } from "../format.js";
-import { holdersOf, modelWaits, queueTrouble } from "../health/queue.js";
-import { SlowNow } from "../health/slow_now.js";
+import { modelWaits } from "../health/queue.js";
 import { html } from "../html.js";
-import { useData } from "../load.js";
+import { pending, useData } from "../load.js";
 import { usePostOnce } from "../once.js";
 import { Button, Empty, Failure, Figure, Figures, Link, Loaded, Panel, Time } from "../parts/basics.js";
-import { pending } from "../parts/pending.js";
 import { RunTable, titleOf } from "../parts/run_table.js";
 import { timesOf } from "../parts/series.js";
-import { ModelWaits, waitingForModel } from "../parts/waits.js";
+import { waitingForModel, Warnings } from "../parts/waits.js";
 import { useWork } from "../parts/work.js";
 import { may } from "../person.js";
 import { follow, to } from "../router.js";
@@ -59,8 +57,8 @@ export function Home() {
   const queuedNow = useNumber("queued", scheduler, queued);
   const failed = useData(recent("failed", 50));
   const day = new Date(Date.now() - DAY_MS).toISOString().slice(0, 13);
-  const bad = useData(withQuery("/v1/runs", { status: "completed", outcome: "FAILURE", limit: 50, order: "desc",
-    created_after: `${day}:00:00Z` }), { everyMs: BAD_EVERY_MS });
+  const bad = useData(withQuery("/v1/runs", { status: "completed", outcome: ["FAILURE", "PARTIAL"], limit: 50,
+    order: "desc", created_after: `${day}:00:00Z` }), { everyMs: BAD_EVERY_MS });
   const last = useData(withQuery("/v1/runs", { limit: 6, order: "desc" }), { everyMs: EVERY_MS });
   const waits = pending.value;
   const usage = useData(reads ? "/v1/usage?by=day&limit=1&order=desc" : null);
@@ -69,16 +67,11 @@ export function Home() {
   const isToday = today?.day === new Date().toISOString().slice(0, 10);
   const none = (nothing) => (usage.data ? nothing : "–"); // it is not known before it was read
   const workers = scheduler.data?.workers ?? [];
-  const slots = workers.reduce((sum, each) => sum + each.pool.size, 0);
-  const busy = workers.reduce((sum, each) => sum + each.pool.busy, 0);
+  const taken = workers.reduce((sum, each) => sum + each.pool.runs, 0);
   const forModel = modelWaits(scheduler.data?.waiting ?? []);
-  const trouble = scheduler.data && queueTrouble(scheduler.data, Date.now());
-  const running = useData(trouble ? withQuery("/v1/runs", { status: "running", limit: 200 }) : null,
-    { everyMs: COUNTS_EVERY_MS });
-  const held = running.data?.items ?? [], holders = holdersOf(held);
   return html`
     <div class="head"><h1>Home</h1><div class="actions">${may("run") && html`<${Demo} />`}</div></div>
-    ${reads && html`<${Broken} />`}
+    ${reads && html`<${Broken} /><${Warnings} scheduler=${scheduler} />`}
     <${NextSteps} hasRun=${last.data && last.data.items.length > 0} />
     <${Figures}>
       <${Figure} name="Running" value=${runningNow} href=${to(["runs"], { status: "running" })} />
@@ -87,19 +80,11 @@ export function Home() {
         href=${to(["runs"], waitingForModel())} />`}
       <${Figure} name="Waiting for people" value=${atLeast(waits.data)} href=${to(["approvals"])} />
       ${reads && html`<${Figure} name="Workers" value=${scheduler.data ? count(workers.length) : "–"}
-        note=${scheduler.data && `${count(busy)} of ${count(slots)} task slots busy`} />`}
+        note=${scheduler.data && `${count(taken)} runs under way in them`} />`}
       ${reads && html`<${Figure} name="Tokens today (UTC)" value=${isToday ? tokens(today.input + today.output)
         : none("0")} />
         <${Figure} name="Cost today (UTC)" value=${isToday ? money(today.cost) : none("0.00 USD")} />`}
     <//>
-    <${ModelWaits} scheduler=${scheduler} />
-    ${trouble && html`<p class=${`note ${trouble.isBad ? "bad" : ""}`} role="alert">${trouble.text}
-      ${trouble.since && html` The oldest waits since <${Time} at=${trouble.since} />.`}
-      ${held.length > 0 && html` The ${count(held.length)} places are held by runs of <strong>${holders.text}</strong>,
-        the longest since <${Time} at=${holders.since} />.`}
-      ${" "}<${Link} path=${["operations"]}>Workers and queue<//> <${Link} path=${["runs"]}
-        query=${{ status: "running" }}>Runs under way<//></p>`}
-    ${reads && html`<${SlowNow} />`}
     <div class="columns">
       <${Panel} title="Waiting for people" actions=${html`<${Link} path=${["approvals"]}>All<//>`}>
         <${Loaded} from=${waits} what="decisions">${(page) => page.items.length

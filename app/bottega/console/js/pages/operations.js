@@ -1,13 +1,23 @@
 /** For who keeps it running: scheduler, providers, keys, audit, schedules, webhooks. */
+import { useState } from "preact/hooks";
+
+import { call, get, post, url, withQuery } from "../api.js";
+import { WAITS_FOR } from "../en.js";
+import { count, duration, exact, excerpt, shortId } from "../format.js";
+import { Known } from "../forms/parts.js";
+import { useSchemas } from "../forms/schemas.js";
+import { Fields } from "../forms/typed.js";
 import { html } from "../html.js";
-import { Audit } from "../operations/audit.js";
-import { Keys, Secrets } from "../operations/keys.js";
+import { useData } from "../load.js";
+import { usePostOnce } from "../once.js";
 import { Providers } from "../operations/providers.js";
-import { Schedules } from "../operations/schedules.js";
-import { Scheduler } from "../operations/scheduler.js";
-import { Webhooks } from "../operations/webhooks.js";
-import { Tabs, chosenOf, permitted } from "../parts/basics.js";
-import { go } from "../router.js";
+import { Button, chosenOf, Copy, Empty, Failure, Figure, Figures, Link, Loaded, Panel, permitted, Status, Tabs, Time,
+  Value } from "../parts/basics.js";
+import { Act, Confirmed, Pages, Sending, Table } from "../parts/lists.js";
+import { instead, useWork } from "../parts/work.js";
+import { may } from "../person.js";
+import { follow, go } from "../router.js";
+import { causeOf } from "../run/diagnosis.js";
 
 const VIEWS = {
   scheduler: Scheduler, providers: Providers, keys: Keys, secrets: Secrets, schedules: Schedules,
@@ -24,3 +34,276 @@ export function Operations({ id, query }) {
     <div role="tabpanel" aria-label=${new Map(tabs).get(chosen)} class="stacked"><${VIEWS[chosen]} query=${query} />
       </div>`;
 }
+
+function Audit({ query }) {
+  const set = (value) => go(["operations", "audit"], { ...query, action: value.trim() }, { replace: true });
+  const path = withQuery("/v1/audit", { order: "desc", action: query.action });
+  const target = (text) => (text.length === 36 ? shortId(text) : excerpt(text, 60));
+  return html`<${Panel} title="Audit log"
+    actions=${html`<label class="inline">Action <input value=${query.action ?? ""} placeholder="any, such as run.cancel"
+      onChange=${(e) => set(e.target.value)} /></label>`}>
+    <${Pages} key=${path} path=${path} what="the audit log" isSaved>${(entries) => entries.length
+      ? html`<${Table} label="Audit log" head=${["When", "Who", "Action", "What", "Details"]}>
+        ${entries.map((each) => html`<tr key=${each.id}><td><${Time} at=${each.at} /></td>
+          <td class="mono small">${each.actor}</td><td>${each.action}</td>
+          <td class="mono small" title=${each.target}>${target(each.target)}</td>
+          <td class="small">${Object.keys(each.details).length
+          ? excerpt(JSON.stringify(each.details), 120) : "–"}</td>
+          </tr>`)}<//>`
+      : html`<${Empty} title="Nothing is noted yet." />`}<//><//>`;
+}
+
+function Schedules() {
+  const [postOnce] = usePostOnce();
+  const [version, setVersion] = useState(0);
+  const [edited, setEdited] = useState(null);
+  const make = async (form) => {
+    const { name, cron, timezone, agent, input } = Object.fromEntries(form);
+    await postOnce("/v1/schedules", { name, cron, timezone: timezone || "UTC", run: { agent, input } });
+    setVersion((n) => n + 1);
+  };
+  const path = (each) => url`/v1/schedules/${each.name}`;
+  return html`<${Panel} title="Schedules"><${Pages} key=${version} path="/v1/schedules" what="schedules"
+    everyMs=${10_000}>${(schedules, reload) => schedules.length
+      ? html`<${Table} label="Schedules" head=${["Name", "When", "Starts", "Next", "Last", ""]}>
+        ${schedules.map((each) => html`<tr key=${each.name}><td>${each.name}</td><td><code>${each.cron}</code> <span
+          class="small soft">${each.timezone}</span></td>
+        <td>${each.run.agent ?? each.run.graph}</td><td>${each.paused ? "paused" : html`<${Starts} key=${each.next_at}
+          schedule=${each} />`}</td>
+        <td>${each.last_run_id ? html`<${Link} path=${["runs", each.last_run_id]}><${Time} at=${each.last_at} />
+          <//>` : "–"}${each.last_error && html`<p class="small bad-text">${each.last_error.message}</p>`}</td>
+        <td class="actions"><${Act} needs="run" kind="small" label="Run now"
+          act=${() => follow(get(path(each)).then(({ run }) => post("/v1/runs", run)), ({ id }) => ["runs", id])} />
+          <${Act} needs="define" kind="small" label="Edit" act=${async () => setEdited(await get(path(each)))} />
+          <${Act} needs="define" kind="small" label=${each.paused ? "Go on" : "Pause"}
+          act=${async () => (await call("PATCH", path(each), { paused: !each.paused }), reload())} />
+          <${Confirmed} needs="define" label="Delete" question=${`Delete ${each.name}?`}
+            act=${async () => (await call("DELETE", path(each)), reload())} /></td></tr>`)}<//>`
+      : html`<${Empty} title="No run is scheduled." />`}<//><//>
+    ${edited && html`<${Change} key=${edited.name} schedule=${edited} onDone=${() => {
+      setEdited(null);
+      setVersion((n) => n + 1);
+    }} />`}
+    <${Panel} title="Make a schedule" needs="define"><${Sending} label="Create" send=${make}>
+      <label>Name <input name="name" required /></label>
+      <label>Cron: minute, hour, day, month, weekday <input name="cron" required placeholder="0 8 * * 1-5" class="mono"
+        /></label>
+      <label>Time zone <input name="timezone" placeholder="UTC" /></label>
+      <label>Agent <input name="agent" required /></label>
+      <label>Question <textarea name="input" rows="3" required></textarea></label><//><//>`;
+}
+
+/** The next start; unfolded, the next five. */
+function Starts({ schedule }) {
+  const [isOpen, setOpen] = useState(false);
+  const found = useData(isOpen ? url`/v1/schedules/${schedule.name}` : null);
+  return html`<details onToggle=${(e) => setOpen(e.currentTarget.open)}><summary><${Time} at=${schedule.next_at} />
+    </summary>${isOpen && html`<${Loaded} from=${found} what="its next starts">${({ next_starts: starts }) => html`
+      <ol class="small" aria-label=${`Next starts of ${schedule.name}`}>${starts.map((at) => html`<li key=${at}>
+        ${exact(at)}</li>`)}</ol>`}<//>`}</details>`;
+}
+
+/** Change a schedule, in the fields that the API has for it. */
+function Change({ schedule, onDone }) {
+  const [schemas, failed] = useSchemas();
+  const { cron, timezone, paused, run } = schedule;
+  const [draft, setDraft] = useState({ cron, timezone, paused, run });
+  const { busy, error, work } = useWork();
+  const send = instead(() => work(() => call("PUT", url`/v1/schedules/${schedule.name}`, draft).then(onDone)));
+  if (failed) return html`<${Failure} error=${failed} />`;
+  return schemas && html`<${Panel} title=${`Change ${schedule.name}`}><form class="form body" onSubmit=${send}>
+    <${Known.Provider} value=${{ schemas, problems: error?.problem?.errors ?? [] }}>
+      <${Fields} schema=${schemas.ScheduleContent} value=${draft} at="" onChange=${setDraft} /><//>
+    ${error && html`<${Failure} error=${error} />`}
+    <div class="actions"><${Button} type="submit" kind="primary" busy=${busy}>Save<//><${Button} onClick=${onDone}>
+      Cancel<//></div></form><//>`;
+}
+
+const SHOWN = { pending: "pending", delivered: "completed", failed: "failed" };
+
+const keyOf = (each) => `${each.run_id}:${each.seq}`;
+
+function Webhooks({ query }) {
+  const status = query.status ?? "";
+  const choose = (value) => go(["operations", "webhooks"], { ...query, status: value }, { replace: true });
+  const path = withQuery("/v1/webhook-deliveries", { order: "desc", status });
+  return html`<${Panel} title="Deliveries" actions=${html`<label class="inline">Status <select value=${status}
+    onChange=${(e) => choose(e.target.value)}><option value="">any</option>
+      ${Object.keys(SHOWN).map((each) => html`<option>${each}</option>`)}</select></label>`}>
+    <${Pages} key=${path} path=${path} what="deliveries" isSaved everyMs=${5000}>${(items) => items.length
+      ? html`<${Table} label="Deliveries of webhooks" head=${["Run", "Event", "To", "Status", "#Tries", "Last answer",
+        "Next try"]}>${items.map((each) => html`<tr key=${keyOf(each)}>
+        <td><${Link} path=${["runs", each.run_id]} class="mono">${each.run_id.slice(0, 8)}…<//></td><td>${each.event}
+          </td><td class="small">${each.url}</td><td><${Status} value=${SHOWN[each.status]} /></td><td class="right">
+            ${each.tries}</td>
+        <td class="small">${each.answer ?? each.error ?? "–"}</td><td>
+          ${each.status === "pending" && each.next_at ? html`<${Time} at=${each.next_at}
+            />` : each.ended_at ? html`ended <${Time} at=${each.ended_at} />` : "–"}</td></tr>`)}<//>`
+      : html`<${Empty} title="No webhook was asked for.">
+        <p>A run with <code>webhook_url</code> is told of at its end.</p><//>`}<//>
+    <p class="small soft body">A delivery that does not arrive is tried again by itself. One that failed is not sent any
+      more: its receiver can read the run.</p><//>
+    ${may("admin") && html`<${SigningSecrets} />`}`;
+}
+
+function SigningSecrets() {
+  const found = useData("/v1/webhook-secret");
+  const [made, setMade] = useState(null);
+  const rotate = async () => {
+    setMade(await post("/v1/webhook-secret"));
+    found.reload();
+  };
+  return html`<${Panel} title="Secrets that sign webhooks" actions=${html`<${Confirmed} label="Make the next one"
+    kind="small" question="The present one signs for a day more." act=${rotate} />`}>
+    ${made && html`<div class="state" role="status"><p><strong>The new secret. It is shown only now.</strong></p>
+      <${Value} value=${made.secret} /><${Copy} text=${made.secret} label="Copy the secret" /></div>`}
+    <${Loaded} from=${found} what="secrets">${({ items }) => items.length
+      ? html`<ul class="rows">${items.map((each) => html`<li key=${each.id}><code>${each.id ?? "of the server"}
+        </code> ${each.created_at && html`made <${Time} at=${each.created_at}
+          />`}${each.expires_at && html`, signs until <${Time} at=${each.expires_at} />`}</li>`)}</ul>`
+      : html`<${Empty} title="There is none: webhooks cannot be signed, and runs with one are refused." />`}<//><//>`;
+}
+
+const SCOPES = { read: "sees everything", run: "starts and cancels runs", define: "changes agents and graphs",
+  approve: "decides on approvals", admin: "everything, keys too" };
+
+/** Scopes that often go together. */
+const PRESETS = { "a program that asks agents": ["run"], "a person who approves": ["approve"],
+  "a deployment": ["define"], "a person who builds": ["run", "define"], "an administrator": ["admin"] };
+
+/** Choose the scopes of a preset in the form of the button. */
+const choose = (event, scopes) => {
+  for (const box of event.currentTarget.form.elements.scope) box.checked = scopes.includes(box.value);
+};
+
+function Keys() {
+  const [made, setMade] = useState(null);
+  const [version, setVersion] = useState(0);
+  const make = async (form) => {
+    setMade(await post("/v1/keys", { name: form.get("name"), scopes: form.getAll("scope") }));
+    setVersion((n) => n + 1);
+  };
+  const state = (key) => (key.revoked_at ? html`revoked <${Time} at=${key.revoked_at}
+    />` : key.expires_at ? html`until <${Time} at=${key.expires_at} />` : "valid");
+  return html`
+    <${Panel} title="API keys"><${Pages} key=${version} path="/v1/keys?order=desc" what="keys">
+      ${(keys, reload) => keys.length
+      ? html`<${Table} label="API keys" head=${["Name", "Prefix", "Scopes", "Made", "Last used", "State", ""]}>
+        ${keys.map((each) => html`<tr key=${each.id}><td>${each.name}</td><td class="mono">${each.prefix}</td><td>
+          ${each.scopes.join(", ")}</td>
+          <td><${Time} at=${each.created_at} /></td><td><${Time} at=${each.last_used_at} /></td><td>${state(each)}</td>
+          <td>${!each.revoked_at && html`<${Confirmed} label="Revoke"
+            question=${`Revoke ${each.name}? Its programs stop working.`}
+              act=${async () => (await call("DELETE", url`/v1/keys/${each.id}`), reload())} />`}</td></tr>`)}<//>`
+      : html`<${Empty} title="There is no key: only this machine can use the server.">
+        <p>From the first key on, every request needs one.</p><//>`}<//><//>
+    <${Panel} title="Make a key">
+      ${made && html`<div class="state" role="status"><p><strong>The key ${made.name}. It is shown only now.</strong>
+        </p><${Value} value=${made.key} /><${Copy} text=${made.key} label="Copy the key" /></div>`}
+      <${Sending} label="Create" send=${make}>
+        <label>Name <input name="name" required maxlength="100" /></label>
+        <div class="actions"><span class="small soft">For</span>${Object.entries(PRESETS).map(([words, scopes]) => html`
+          <${Button} kind="small" onClick=${(e) => choose(e, scopes)}>${words}<//>`)}</div>
+        <fieldset class="choices"><legend>Scopes</legend>${Object.entries(SCOPES).map(([scope, means]) => html`<label
+          class="check"><input type="checkbox" name="scope" value=${scope} defaultChecked=${scope === "run"}
+            /> ${scope}: ${means}</label>`)}</fieldset>
+      <//><//>`;
+}
+
+function Secrets() {
+  const [version, setVersion] = useState(0);
+  const store = async (form) => {
+    const hosts = form.get("hosts").split(/[\s,]+/).filter(Boolean);
+    await call("PUT", url`/v1/secrets/${form.get("name")}`, { value: form.get("value"), hosts });
+    setVersion((n) => n + 1);
+  };
+  return html`<${Panel} title="Secrets that tools and providers send"><${Pages} key=${version} path="/v1/secrets"
+    what="secrets">${(secrets, reload) => secrets.length
+      ? html`<${Table} label="Secrets" head=${["Name", "Only to", "#Version", "Changed", ""]}>
+        ${secrets.map((each) => html`<tr key=${each.name}><td class="mono">${each.name}</td>
+        <td>${each.hosts.join(", ")}</td><td class="right">${each.version}</td>
+        <td><${Time} at=${each.updated_at} /></td>
+        <td><${Confirmed} needs="define" label="Delete" question=${`Delete ${each.name}? What sends it fails.`}
+          act=${async () => (await call("DELETE", url`/v1/secrets/${each.name}`), reload())} /></td></tr>`)}<//>`
+      : html`<${Empty} title="No secret is stored." />`}<//><//>
+    <${Panel} title="Store a secret" needs="define">
+      <p class="small soft body">Its value is never shown again. Under a name that exists it is the next version.</p>
+      <${Sending} label="Save" send=${store}>
+      <label>Name <input name="name" required /></label>
+      <label>Hosts that may get it <input name="hosts" required placeholder="api.example.com" /></label>
+      <label>Value <input name="value" type="password" autocomplete="off" required /></label><//><//>`;
+}
+
+const EVERY_MS = 2000;
+const sum = (items, of) => items.reduce((total, each) => total + of(each), 0);
+
+function Scheduler() {
+  const found = useData("/v1/scheduler", { everyMs: EVERY_MS });
+  return html`<${Loaded} from=${found} what="workers">${({ workers, runs, waiting, quotas }) => html`
+    <${Figures}>
+      <${Figure} name="Workers" value=${count(workers.length)} />
+      <${Figure} name="Runs under way" value=${count(sum(workers, (each) => each.pool.runs))} />
+      <${Figure} name="Task slots busy" value=${count(sum(workers, (each) => each.pool.busy))}
+        note=${`of ${count(sum(workers, (each) => each.pool.size))}`} />
+      <${Figure} name="Tasks waiting for a slot" value=${count(sum(workers, (each) => each.pool.queued))}
+        note=${`${count(sum(workers, (each) => each.tenant.queued))} of them yours`} />
+      <${Figure} name="Parked tasks" value=${count(sum(workers, (each) => each.pool.parked))}
+        note="they wait for other tasks" />
+    <//>
+    <div class="columns"><${Panel} title="Queued runs"><${Queue} rows=${runs} /><//>
+      <${Panel} title="Limits"><${Limits} quotas=${quotas} /><//></div>
+    <${Panel} title="Waiting runs"><${Waiting} rows=${waiting} /><//>
+    <${Panel} title="Workers">${workers.length
+      ? html`<${Table} label="Workers"
+        head=${["Worker", "Up since", "Last seen", "#Runs", "#Slots busy", "#Waiting", "#Parked",
+          "Your sub-agents held back"]}>
+        ${workers.map((each) => html`<tr key=${each.id}><td class="mono small">${each.id}</td>
+          <td><${Time} at=${each.started_at} /></td><td><${Time} at=${each.seen_at} /></td>
+          <td class="right">${count(each.pool.runs)}</td>
+            <td class="right">${count(each.pool.busy)} of ${count(each.pool.size)}</td>
+          <td class="right">${count(each.pool.queued)}</td><td class="right">${count(each.pool.parked)}</td>
+          <td>${each.tenant.breakers.length
+            ? each.tenant.breakers.map(
+              (breaker) => html`<p class="small bad-text">
+                ${breaker.agent} in run <span class="mono">${breaker.run_id}
+                  </span>: no task starts after ${count(breaker.failures)} failures in a row${
+                  breaker.retry_after_ms == null ? "; one is tried now"
+                    : `; one is tried in ${duration(breaker.retry_after_ms)}`}</p>`) : "–"}</td></tr>`)}<//>`
+      : html`<${Empty} title="No worker is up: runs wait."><p>Start one with <code>bottega worker</code>.</p><//>`}
+        <//>`}<//>`;
+}
+
+function Waiting({ rows }) {
+  if (!rows.length) return html`<${Empty} title="No run waits for a model, people or other runs." />`;
+  return html`<${Table} label="Waiting runs" head=${["For", "Agent", "#Runs", "The first since", "Why"]}>
+    ${rows.map((each) => html`<tr key=${`${each.reason} ${each.agent}`}><td><${Link} path=${["runs"]}
+      query=${{ waiting_for: each.reason }}>${WAITS_FOR[each.reason]}<//></td><td>${each.agent}</td>
+      <td class="right">${count(each.runs)}</td><td><${Time} at=${each.oldest_at} /></td>
+      <td class="small">${causeOf(each.error) || "–"}</td></tr>`)}<//>`;
+}
+
+function Queue({ rows }) {
+  if (!rows.length) return html`<${Empty} title="No run is queued." />`;
+  const most = Math.max(...rows.map((each) => each.queued));
+  return html`<${Table} label="Queued runs by priority"
+    head=${["Priority", "Runs", "#Number", "The oldest waits since"]}>
+    ${rows.map((each) => html`<tr key=${each.priority}><td>${each.priority}</td>
+      <td class="wide-cell"><${Meter} of=${each.queued} most=${most} /></td>
+      <td class="right">${count(each.queued)}</td><td><${Time} at=${each.oldest_at} /></td></tr>`)}<//>`;
+}
+
+const QUOTAS = { concurrent_runs: "Runs at once", queued_runs: "Queued runs", tokens_per_day: "Tokens today (UTC)",
+  cost_per_day: "Cost today (UTC), USD", storage_bytes: "Stored, in bytes" };
+
+const Limits = ({ quotas }) => html`<${Table} label="Limits" head=${["Limit", "Used", "#Number"]}>
+  ${quotas.map((each) => html`<tr key=${each.name}><td>${QUOTAS[each.name] ?? each.name}</td>
+    <td class="wide-cell">${each.limit && html`<${Meter} of=${Number(each.used)} most=${Number(each.limit)} />`}</td>
+    <td class="right">${each.limit == null ? `${Number(each.used) ? `${amount(each, each.used)}, ` : ""}no limit`
+      : `${amount(each, each.used)} of ${amount(each, each.limit)}`}</td>
+      </tr>`)}<//>`;
+
+const amount = (quota, value) => (quota.name === "cost_per_day" ? Number(value).toFixed(2) : count(Number(value)));
+
+const Meter = ({ of, most }) =>
+  html`<span class="stack" aria-hidden="true">
+    <i class="bar model" style=${{ width: `${Math.min(100, (100 * of) / Math.max(1e-9, most))}%` }}></i></span>`;

@@ -1,5 +1,5 @@
 /** One run: its tasks over time, who gave what to whom, each agent's text as it comes, playback. */
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
 import { post, ROOT, url } from "../api.js";
 import { LINK_STATES, RETRY_HELP } from "../en.js";
@@ -7,18 +7,16 @@ import { count, duration, excerpt, money, plain, tokens } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { usePostOnce } from "../once.js";
-import { Button, Copy, Failure, Figure, Figures, Link, Loading, Panel, RunStatus, SIGNS, Stale, Tabs,
-  Time } from "../parts/basics.js";
+import { Button, Copy, Empty, Failure, Figure, Figures, Link, Loading, Panel, RunStatus, SIGNS, Stale, Tabs, Time,
+  Unpriced, Value } from "../parts/basics.js";
 import { useChecks, useOthers } from "../parts/checked.js";
 import { Decision } from "../parts/decision.js";
 import { Dialog } from "../parts/dialog.js";
-import { Unpriced } from "../parts/unpriced.js";
+import { Windowed } from "../parts/windowed.js";
 import { instead, useWork } from "../parts/work.js";
 import { may } from "../person.js";
 import { follow, go, useTitle } from "../router.js";
 import { programsOf, requestOf } from "../run/copy_as.js";
-import { EventList } from "../run/events.js";
-import { Flows } from "../run/flows.js";
 import { Graph, skippedOf } from "../run/graph.js";
 import { Playback } from "../run/playback.js";
 import { isFinal } from "../run/state.js";
@@ -271,4 +269,81 @@ function Steer({ run, state, moves }) {
       <${Button} type="submit" busy=${busy} disabled=${!text.trim()}>Tell it<//></form>`}
     ${error && html`<p class="bad-text small" role="alert">${error.message}</p>`}
   <//>`;
+}
+
+const ROW = 30;
+const time = (at) => new Date(at).toISOString().slice(11, 23);
+
+/** `events` grows in place: `last`, the number of the last of them, says so. */
+function EventList({ events, last, follow }) {
+  const [wanted, setWanted] = useState("");
+  const [open, setOpen] = useState(null);
+  const shown = useMemo(() => {
+    const text = wanted.trim().toLowerCase();
+    return text ? events.filter((each) => `${each.type} ${each.agent ?? ""}`.toLowerCase().includes(text)) : events;
+  }, [events, last, wanted]);
+  const row = (event) => html`<div key=${event.seq} class=${`event-row ${open?.seq === event.seq ? "chosen" : ""}`}
+    style=${{ height: `${ROW}px` }} role="listitem">
+    <button type="button" aria-pressed=${open?.seq === event.seq} onClick=${() => setOpen(event)}>
+      <span class="numbers soft">${event.seq}</span><span class="numbers soft wide">${time(event.at)}</span>
+        <code>${event.type}</code><span>${event.agent ?? ""}</span></button></div>`;
+  return html`<div class="events">
+    <label class="body">Only events whose type or agent contains <input value=${wanted}
+      onInput=${(e) => setWanted(e.target.value)} placeholder="tool" /></label>
+    <${Windowed} items=${shown} rowHeight=${ROW} row=${row} label="Events" follow=${follow} />
+    ${open && html`<div class="body"><h3>${open.seq} ${open.type}</h3><${Value} value=${open.data} /></div>`}
+  </div>`;
+}
+
+const FLOW_ROW = 34;
+const kindOf = (flow) => (flow.isRecalled ? "recalled" : `version ${flow.version}`);
+
+/** The publications of a run, and those of earlier runs that were received: who got them, and how often. Pure. */
+function publicationsOf(state) {
+  const found = new Map();
+  const of = (source, version, at) => {
+    const key = `${source} ${version}`;
+    if (!found.has(key)) found.set(key, { key, source, version, at, receivers: new Map() });
+    return found.get(key);
+  };
+  for (const each of state.published) of(each.agent, each.version, each.at);
+  const agents = new Set([...found.values(), ...state.flows].map((each) => each.source));
+  for (const flow of [...state.flows, ...state.recalled.filter((each) => agents.has(each.source))]) {
+    const { receivers } = of(flow.source, flow.version, null);
+    receivers.set(flow.target, (receivers.get(flow.target) ?? 0) + 1);
+  }
+  return [...found.values()];
+}
+
+const times = ([agent, number]) => `${agent}${number > 1 ? ` (${number} times)` : ""}`;
+
+/** `state` grows in place: `last`, the number of its last event, says so. */
+function Flows({ state, last }) {
+  const [open, setOpen] = useState(null);
+  const number = state.flows.length + state.recalled.length;
+  const all = useMemo(() => [...state.flows, ...state.recalled].sort((a, b) => a.seq - b.seq), [state, last]);
+  const published = useMemo(() => publicationsOf(state), [state, last]);
+  if (!number && !published.length) return html`<${Empty} title="Nothing has flowed between agents yet." />`;
+  const row = (flow) => html`<div key=${flow.seq} class=${`event-row ${open?.seq === flow.seq ? "chosen" : ""}`}
+    style=${{ height: `${FLOW_ROW}px` }} role="listitem">
+    <button type="button" aria-pressed=${open?.seq === flow.seq} onClick=${() => setOpen(flow)}>
+      <span class="numbers soft small">${duration(flow.at - (state.startedAt ?? flow.at))}</span>
+        <span><strong>${flow.source}</strong> → <strong>${flow.target}</strong></span>
+      <span class="small soft">${kindOf(flow)}</span></button></div>`;
+  const publication = (each) =>
+    html`<div key=${each.key} class="event-row" style=${{ height: `${FLOW_ROW}px` }} role="listitem">
+    <p class="line"><strong>${each.source}</strong> <span
+      class="small soft">version ${each.version}, ${each.at === null ? "of an earlier run"
+        : `after ${duration(each.at - state.startedAt)}`}</span> received by ${[...each.receivers].map(times).join(", ")
+          || "nobody"}</p></div>`;
+  return html`<div class="events">
+    ${published.length > 0 && html`<div class="published">
+      <${Windowed} items=${published} rowHeight=${FLOW_ROW} row=${publication} label="Publications" /></div>`}
+    <${Windowed} items=${all} rowHeight=${FLOW_ROW} row=${row} label="What flowed" />
+    ${open
+      ? html`<div class="body"><h3>${open.source} → ${open.target} <span
+        class="small soft">${kindOf(open)}</span></h3>
+        <${Value} value=${state.textOf(open.data)} /></div>`
+      : html`<p class="body small soft">Choose one to read its text.</p>`}
+  </div>`;
 }

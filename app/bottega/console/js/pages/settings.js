@@ -5,15 +5,13 @@ import { call, fetchBlob, url, withQuery } from "../api.js";
 import { count, exact } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
-import { Limits } from "../operations/limits.js";
 import { Button, Failure, Link, Loaded, Panel, Time } from "../parts/basics.js";
 import { FilePart } from "../parts/files.js";
 import { Confirmed, Pages, Table } from "../parts/lists.js";
-import { save } from "../parts/save.js";
+import { save } from "../parts/export.js";
 import { may, me } from "../person.js";
 import { dates, theme } from "../preferences.js";
 
-const LIMITS_EVERY_MS = 10_000;
 const THEMES = { system: "as the system", light: "light", dark: "dark" };
 const LANGUAGES = ["en", "de", "fr", "es", "it", "pt", "nl", "pl", "sv", "tr", "ja", "zh", "ko", "ar", "he", "hi"];
 const ZONES = Intl.supportedValuesOf("timeZone");
@@ -40,7 +38,7 @@ export function Settings() {
     <${Panel} title="You"><dl class="body">${me.value ? html`<dt>Name</dt><dd>${me.value.name}</dd>
       <dt>May</dt><dd>${me.value.scopes.join(", ")}</dd>` : html`<dt>Name</dt>
       <dd>the user of this machine</dd>`}</dl><//>
-    ${may("read") && html`<${Server} /><${OwnLimits} />`}
+    ${may("read") && html`<${Server} />`}
     <${User} />`;
 }
 
@@ -53,13 +51,8 @@ function Server() {
     <p class="small soft body">How long things are kept is set by the operator (<code>BOTTEGA_RETENTION_RUNS_DAYS</code>
       and the like).</p>`}<//>
     <p class="small soft"><${Link} path=${["operations", "keys"]} needs="admin">API keys<//> <${Link}
-      path=${["operations", "secrets"]}>Secrets<//> <${Link} path=${["operations", "providers"]}>Providers<//></p><//>`;
-}
-
-function OwnLimits() {
-  const found = useData("/v1/scheduler", { everyMs: LIMITS_EVERY_MS });
-  return html`<${Panel} title="Limits"><${Loaded} from=${found} what="limits">${({ quotas }) => html`<${Limits}
-    quotas=${quotas} />`}<//><//>`;
+      path=${["operations", "secrets"]}>Secrets<//> <${Link} path=${["operations", "providers"]}>Providers<//> <${Link}
+      path=${["operations"]}>Limits<//></p><//>`;
 }
 
 /** What is stored of one end user, its export and its erasure. */

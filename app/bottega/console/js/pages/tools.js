@@ -1,11 +1,8 @@
 /** Tools of agents and of MCP servers, and a trial of one with arguments by its schema. */
 import { useState } from "preact/hooks";
 
-import { DraftChat } from "../agents/draft_chat.js";
+import { DraftChat, TrialForm } from "../agents/draft_chat.js";
 import { trialOf } from "../agents/schema.js";
-import { Known } from "../forms/parts.js";
-import { begun } from "../forms/shape.js";
-import { Fields } from "../forms/typed.js";
 import { excerpt } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
@@ -44,19 +41,9 @@ const Listed = ({ tools }) => html`<${Panel} title="Tools that are called outsid
   : html`<${Empty} title="There is none yet."><p>Give an agent an HTTP request, or add an MCP server.</p><//>`}<//>`;
 
 function Trial({ tool }) {
-  const hasFields = tool.parameters?.properties !== undefined;
-  const [values, setValues] = useState(hasFields ? begun(tool.parameters, {}) : {});
   const [asked, setAsked] = useState(null);
-  const start = (event) => {
-    event.preventDefault();
-    setAsked(trialOf(tool.definition, values));
-  };
-  return html`<div class="build"><${Panel} title=${`Try ${tool.name}`}><form class="form body"
-    onSubmit=${start}><${Known.Provider} value=${{ schemas: tool.parameters?.$defs ?? {}, problems: [] }}>
-      ${hasFields && html`<${Fields} schema=${tool.parameters} value=${values} at="" onChange=${setValues} />`}<//>
-    <p class="small soft">Your default model is asked to call it with these arguments. The call is a real one; nothing
-      is stored but its run.</p>
-    <div class="actions"><${Button} type="submit" kind="primary">Call it<//></div></form><//>
-    <${DraftChat} name="" draft=${trialOf(tool.definition, values).definition} asked=${asked} onProblems=${() => {}} />
+  return html`<div class="build"><${TrialForm} definition=${tool.definition} parameters=${tool.parameters}
+      onAsk=${setAsked} />
+    <${DraftChat} name="" draft=${trialOf(tool.definition, {}).definition} asked=${asked} onProblems=${() => {}} />
     </div>`;
 }

@@ -1,14 +1,13 @@
-/** Tokens and money: over time, by who spent them, and what each version of an agent costs. */
+/** Tokens and money: over time, and by who spent them. */
 import { withQuery } from "../api.js";
+import { COUNTED } from "../en.js";
 import { count, money, tokens } from "../format.js";
 import { html } from "../html.js";
-import { useData } from "../load.js";
-import { Empty, Link, Loaded, Panel } from "../parts/basics.js";
+import { Empty, Link, Loaded, Panel, Unpriced } from "../parts/basics.js";
 import { Chart } from "../parts/chart.js";
 import { Filter, Pages, Table } from "../parts/lists.js";
 import { hourOf, SpanChoice, spanOf, useSeries } from "../parts/series.js";
-import { Unpriced } from "../parts/unpriced.js";
-import { dollars, useVersions, VersionFigures } from "../parts/version_figures.js";
+import { dollars } from "../parts/version_figures.js";
 import { go } from "../router.js";
 
 const KINDS = ["agent", "model", "user", "session", "key", "batch", "metadata", "day"];
@@ -60,25 +59,11 @@ function Sums({ by, items, hasMore }) {
         <i class="bar tool-bar" style=${{ width: part(each.output) }}></i></span></td>
       ${sums([each], by === "model" && !each.cost.complete && html` <${Unpriced} models=${[each.model]} />`)}</tr>`)}
     <tr><td><strong>Total${hasMore ? " of those shown" : ""}</strong></td><td></td>${sums(items)}</tr><//>
-    <p class="small soft body">All runs that are over count, failed and cancelled ones too${isInSeveral
-      ? `; a run counts at each ${by} that it asked` : ""}.</p>
+    <p class="small soft body">${COUNTED} A batch is one run.${isInSeveral
+      && ` A run counts at each ${by} that it asked.`}</p>
     <p class="legend small soft"><span><i class="bar model"></i>in</span><span><i class="bar tool-bar"></i>out</span>
       <span>≈ partly estimated</span><span>≥ some calls have no known price${by !== "model" && html`:
         ${" "}<${Link} path=${["usage"]} query=${{ by: "model" }}>which models<//>`}</span></p>`;
-}
-
-const OneAgent = ({ agent, span, actions }) => html`<${VersionFigures} agent=${agent}
-  of=${useVersions(agent, span)} actions=${actions} />`;
-
-/** Agents that spent anything, to choose one whose versions are shown. */
-function Versions({ agent, span, onChoose }) {
-  const found = useData(withQuery("/v1/usage", { by: "agent", limit: 200, since: hourOf(span) }));
-  const names = [...(found.data?.items ?? [])].sort((a, b) => spent(b) - spent(a)).map((each) => each.agent);
-  const chosen = agent ?? names[0];
-  const all = [...new Set([...names, ...(agent ? [agent] : [])])];
-  const choice = html`<label class="inline">Agent <select value=${chosen}
-    onChange=${(e) => onChoose(e.target.value)}>${all.map((each) => html`<option>${each}</option>`)}</select></label>`;
-  return chosen && html`<${OneAgent} key=${`${chosen} ${span}`} agent=${chosen} span=${span} actions=${choice} />`;
 }
 
 function Who({ query, span, set }) {
@@ -108,6 +93,5 @@ export function Usage({ query }) {
   return html`<div class="head"><h1>Usage</h1><div class="actions"><${SpanChoice} span=${span}
       onChange=${(value) => set({ span: value })} /></div></div>
     <${OverTime} key=${`${span} ${over}`} span=${span} by=${over} />
-    <${Who} query=${query} span=${span} set=${set} />
-    <${Versions} agent=${query.of} span=${span} onChoose=${(name) => set({ of: name })} />`;
+    <${Who} query=${query} span=${span} set=${set} />`;
 }

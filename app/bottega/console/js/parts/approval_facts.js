@@ -59,26 +59,59 @@ export function decided({ status, resolution }) {
   return resolution.arguments ? "approved with other arguments" : "approved";
 }
 
+/** Fields that name whose something is. */
+const OWNER = /^(customer|user|owner|client|account)(_?(id|name))?$/i;
+
+/** Whose something is by a tool's result: of the object in it that has the value; null: it does not say. */
+function ownerIn(found, value) {
+  if (typeof found === "string" && /^\s*[[{]/.test(found)) {
+    try {
+      return ownerIn(JSON.parse(found), value);
+    } catch {
+      return null;
+    }
+  }
+  if (found === null || typeof found !== "object") return null;
+  const fields = Object.entries(found);
+  const [, owner] = fields.find(([name, each]) => OWNER.test(name) && typeof each === "string") ?? [];
+  if (owner && fields.some(([, each]) => String(each) === String(value))) return owner;
+  return fields.map(([, each]) => ownerIn(each, value)).find(Boolean) ?? null;
+}
+
+/** Whether two names may be one person's, such as "ada" and "Ada Byron". */
+const isSame = (a, b) => [[a, b], [b, a]].some(([one, other]) => one.toLowerCase().includes(other.toLowerCase()));
+
+/** Numbers that differ by less than this part are almost the same. */
+const SLIGHTLY = 0.1;
+
+/** Whether users wrote a number that differs from this one a little. */
+const isNear = (text, number) => [...text.toLowerCase().matchAll(NUMBER)].some(([, written]) =>
+  Math.abs(read(written) - number) <= SLIGHTLY * Math.abs(number));
+
 /**
  * `[{name, text, run, isGrave}]`: what a person should see before deciding.
  *
  * `text`: all that the users said in the conversation; null: it is not known. `others`: calls of the tenant, decided
  * or not. `results`: of tools before the call. `name`: of the argument that a fact is about; null: the whole call.
  * `run`: the other run that it is about.
- * `isGrave`: of an amount, another user or a call again; a name may be missing in messages for a good reason.
+ * `isGrave`: of what is another user's, a call again, or an amount that nobody wrote or looked up; a value may be
+ * missing in messages for a good reason, or differ a little.
  */
 export function factsOf(asked, text, others, results = []) {
   const facts = [];
   const rest = others.filter(({ id, tool, kind, status }) =>
     id !== asked.id && tool === asked.tool && kind === asked.kind && status !== "cancelled");
   for (const [[name, ...below], value] of valuesOf(asked.arguments)) {
+    const place = [name, ...below].join("."), isNumber = typeof value === "number";
     if (text !== null && !mentions(text, value)) {
       const from = results.find(({ result }) => mentions(JSON.stringify(result) ?? "", value));
-      const place = from ? `, but in the result of ${from.name}` : "";
-      facts.push({ name, text: `${[name, ...below].join(".")} ${value} is not in the user's messages${place}`,
-        isGrave: typeof value === "number" });
+      facts.push({ name, text: `${place} ${value} is not in the user's messages${from
+        ? `, but in the result of ${from.name}` : ""}`, isGrave: isNumber && !from && !isNear(text, value) });
     }
-    const other = typeof value === "string" && rest.find((each) => each.user !== asked.user
+    const [owner, by] = (!isNumber && asked.user && results.map(({ name: tool, result }) =>
+      [ownerIn(result, value), tool]).find(([of]) => of && !isSame(of, asked.user))) || [];
+    if (owner) facts.push({ name, text: `${place} ${value} is of ${owner}, by the result of ${by}`, isGrave: true });
+    const other = !isNumber && rest.find((each) => each.user !== asked.user
       && valuesOf(each.arguments).some(([, theirs]) => theirs === value));
     if (other) {
       facts.push({ name, text: `${value} is in a call for ${other.user ?? "a user without a name"}, too`,
@@ -99,15 +132,9 @@ export function factsOf(asked, text, others, results = []) {
  * `[{name, value, limit}]`: arguments above the numbers of `confirm_above`, and those that are no numbers.
  *
  * @param {{arguments: object, confirm_above?: Record<string, number> | null}} asked
- * @param {string | null} edited JSON of other arguments; what is no JSON is refused later.
+ * @param {object} [given] other arguments
  */
-export function largeArguments(asked, edited = null) {
-  let given = asked.arguments;
-  try {
-    if (edited !== null) given = JSON.parse(edited);
-  } catch {
-    return [];
-  }
+export function largeArguments(asked, given = asked.arguments) {
   return Object.entries(asked.confirm_above ?? {}).flatMap(([feature, limit]) => {
     const [, ...path] = feature.split(".");
     const value = path.reduce((found, name) => found?.[name], given);

@@ -167,3 +167,7 @@ export function Tabs({ tabs, chosen, onChoose, label }) {
 /** A value as indented JSON, or a text as it is. */
 export const Value = ({ value }) =>
   html`<pre class="value" tabindex="0">${typeof value === "string" ? value : JSON.stringify(value, null, 2)}</pre>`;
+
+/** `models`: names of those without a known price. */
+export const Unpriced = ({ models }) => models.map((model) => html`<${Link} key=${model} needs="read" class="small"
+  path=${["operations", "providers"]} query=${{ model }}>Set the price of ${model}<//> `);

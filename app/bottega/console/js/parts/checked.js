@@ -5,14 +5,13 @@ import { html } from "../html.js";
 import { useData } from "../load.js";
 import { RunState } from "../run/state.js";
 import { factsOf, saidByUser } from "./approval_facts.js";
-import { Readable } from "./readable.js";
-import { ResultOf } from "./said.js";
+import { Readable, ResultOf } from "./readable.js";
 
 const LATEST = { order: "desc", limit: 200 };
 const UNCHECKED = { name: null, text: "what was said could not be read, so nobody compared it", isGrave: true };
 
 /** Read what was said before a call: `{said, text}`, the newest first; `text`: as `factsOf` takes it. */
-export async function readTalk({ run_id: run, session_id: session }) {
+async function readTalk({ run_id: run, session_id: session }) {
   const paths = [url`/v1/runs/${run}/messages`, session && url`/v1/sessions/${session}/messages`].filter(Boolean);
   const pages = await Promise.all(paths.map((path) => get(withQuery(path, LATEST))));
   const all = pages.flatMap(({ items }, at) => (at ? items.filter((each) => each.run_id !== run) : items));
@@ -30,6 +29,9 @@ async function readResults({ run_id: run }) {
   return [...state.tasks.values()].flatMap(({ tools }) => tools.filter(({ to }) => to)).sort((a, b) => a.to - b.to);
 }
 
+/** What was before a call: what was said, and what tools answered. */
+export const readBefore = (asked) => Promise.all([readTalk(asked), readResults(asked)]);
+
 /** Calls of the tenant, decided or not; null: not read yet. */
 export function useOthers(everyMs) {
   const found = useData(withQuery("/v1/interrupts", LATEST), { everyMs });
@@ -38,8 +40,7 @@ export function useOthers(everyMs) {
 
 /** What is known of a call, among it `facts` and `asking` for `Decision`. `others`: of `useOthers`. */
 export function useChecks(asked, others) {
-  const from = () => Promise.all([readTalk(asked), readResults(asked)]);
-  const talk = useData(url`what was before ${asked.id}`, { from });
+  const talk = useData(url`what was before ${asked.id}`, { from: () => readBefore(asked) });
   const [{ said, text }, results] = talk.data ?? [{ said: [], text: null }, []];
   const isLost = talk.error && !talk.retries && !talk.data;
   const facts = others && (talk.data || isLost)

@@ -4,6 +4,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { post, url } from "../api.js";
 import { ASKED } from "../en.js";
 import { excerpt } from "../format.js";
+import { GivenFields } from "../forms/typed.js";
 import { html } from "../html.js";
 import { may, me } from "../person.js";
 import { Button, Link, Time, Value } from "./basics.js";
@@ -24,7 +25,8 @@ function Arguments({ of, facts }) {
   ${about(null).map((each) => html`<p class="flagged"><${Fact} of=${each} /></p>`)}`;
 }
 
-const Fact = ({ of: { text, run } }) => html`<span class="about"><strong class="fact">${text}</strong>
+const Fact = ({ of: { text, run, isGrave } }) => html`<span class="about"><strong
+  class=${isGrave ? "fact grave" : "fact"}>${text}</strong>
   ${run && html` <${Link} class="small" path=${["runs", run]}>the other run<//>`}</span>`;
 
 /**
@@ -43,8 +45,9 @@ export function Decision({ interrupt, user = interrupt.user, onDone, facts = [],
   const [edited, setEdited] = useState(null);
   const [doubts, setDoubts] = useState([]); // what the person must confirm once more
   const id = `decision-${interrupt.id}`;
-  const field = useRef(null);
-  useEffect(() => field.current?.focus(), [edited === null]);
+  const box = useRef(null);
+  const enter = () => box.current?.querySelector("input, textarea, select")?.focus();
+  useEffect(enter, [edited === null]);
 
   const send = (make) => work(async () => {
     await post(url`/v1/interrupts/${interrupt.id}/resolve`, make());
@@ -52,14 +55,15 @@ export function Decision({ interrupt, user = interrupt.user, onDone, facts = [],
     onDone?.();
   });
   const said = comment ? { comment } : {};
-  const changed = () => (edited === null ? {} : { arguments: JSON.parse(edited) });
+  const given = edited ?? interrupt.arguments;
   const approveNow = () => {
     setDoubts([]);
-    return send(() => ({ decision: "approve", ...changed(), ...said }));
+    return send(() => ({ decision: "approve", ...(edited && { arguments: edited }), ...said }));
   };
   const grave = edited === null ? (facts ?? []).filter(({ isGrave }) => isGrave) : [];
   const approve = () => {
-    const found = [...largeArguments(interrupt, edited).map(({ name, value, limit }) =>
+    if (box.current?.querySelector(":invalid")?.reportValidity() === false) return;
+    const found = [...largeArguments(interrupt, given).map(({ name, value, limit }) =>
       `${name} ${value} is above ${limit}`), ...grave.map(({ text }) => text)];
     if (found.length) setDoubts(found);
     else approveNow();
@@ -67,8 +71,8 @@ export function Decision({ interrupt, user = interrupt.user, onDone, facts = [],
   const deny = () => send(() => ({ decision: "deny", ...said }));
   const reason = useReason(() => busy || deny());
   const edit = () => {
-    if (edited === null) setEdited(JSON.stringify(interrupt.arguments, null, 2));
-    else field.current.focus(); // what was typed stays
+    if (edited === null) setEdited(interrupt.arguments);
+    else enter(); // what was typed stays
   };
   const isApproval = interrupt.kind === "approval";
   const isOthers = interrupt.who === "user" && (!me.value?.user || me.value.user !== user);
@@ -96,8 +100,8 @@ export function Decision({ interrupt, user = interrupt.user, onDone, facts = [],
     ${interrupt.question && html`<p class="question">${interrupt.question}</p>`}
     ${interrupt.kind !== "question" && (edited === null
       ? html`<${Arguments} of=${interrupt.arguments} facts=${facts ?? []} />`
-      : html`<label>Arguments <textarea rows="6" ref=${field} value=${edited}
-          onInput=${(e) => setEdited(e.target.value)}></textarea></label>`)}
+      : html`<div class="form" role="group" aria-label="Other arguments" ref=${box}><${GivenFields}
+          schema=${interrupt.schema} value=${edited} onChange=${setEdited} /></div>`)}
     ${!mayDecide && html`<p class="small soft">${isOthers ? "Only the run's user may answer this."
       : "You may see this, but not decide it."}</p>`}
     ${!isOpen && html`<p class="note" role="status">This was decided elsewhere, or its time is over.</p>`}
@@ -111,7 +115,8 @@ export function Decision({ interrupt, user = interrupt.user, onDone, facts = [],
         <${Button} kind="primary" busy=${busy || facts === null} ...${keyed("a")} onClick=${approve}>Approve<//>
         <${Button} kind="danger" busy=${busy} ...${keyed("d")} 
           onClick=${reason.isAsked ? deny : reason.ask}>${reason.isAsked ? "Deny now" : "Deny"}<//>
-        ${edited === null && html`<${Button} ...${keyed("e")} onClick=${edit}>Edit arguments<//>`}
+        ${edited === null ? html`<${Button} ...${keyed("e")} onClick=${edit}>Edit arguments<//>`
+          : html`<${Button} onClick=${() => setEdited(null)}>Cancel the changes<//>`}
       </div>`}
     ${isOpen && mayDecide && !isApproval && html`
       <form onSubmit=${(e) => (e.preventDefault(), interrupt.kind === "question" ? reply() : result())}>
@@ -126,7 +131,7 @@ export function Decision({ interrupt, user = interrupt.user, onDone, facts = [],
     ${doubts.length > 0 && html`<${Dialog} onClose=${() => setDoubts([])}
       title=${`Approve it although ${doubts.length > 1 ? `there are ${doubts.length} warnings` : doubts[0]}?`}>
       <p>${interrupt.tool}${interrupt.user ?? user ? ` for ${interrupt.user ?? user}` : ""}:</p>
-      <${Readable} value=${edited === null ? interrupt.arguments : JSON.parse(edited)} />
+      <${Readable} value=${given} />
       ${asking && html`<p class="small soft">The user wrote:</p><pre class="text">${excerpt(asking, 300)}</pre>`}
       ${doubts.length > 1 && html`<ul>${doubts.map((each) => html`<li><strong>${each}</strong></li>`)}</ul>`}
       <p class="small soft">Once you approve it, ${interrupt.agent} calls ${interrupt.tool} at once. That cannot be

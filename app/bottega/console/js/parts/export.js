@@ -6,8 +6,19 @@ import { count } from "../format.js";
 import { html } from "../html.js";
 import { Button } from "./basics.js";
 import { csvOf } from "./csv.js";
-import { save } from "./save.js";
 import { useWork } from "./work.js";
+
+/** Save something as a file of the person's machine.
+ *
+ * @param {Blob} blob
+ */
+export function save(blob, name) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
 
 const PAGE = 100;
 /** So many items are written to a file; then it says that there are more. */

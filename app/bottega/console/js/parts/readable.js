@@ -33,3 +33,12 @@ export function Readable({ value, isMarked = () => false, about = () => null }) 
 /** A call of a tool with its arguments. */
 export const ToolCall = ({ call }) => html`<div class="call"><p class="small">calls <code>${call.name}</code></p>
   ${Object.keys(call.arguments ?? {}).length > 0 && html`<${Readable} value=${call.arguments} />`}</div>`;
+
+/** Who wrote a message: the run's user, the agent, or the agent that passed it on. `user`, `agent`: names, or null. */
+export const Author = ({ role = "user", source = null, user, agent }) => html`<p class="small author">
+  <b><bdi>${source ?? (role === "assistant" ? agent : role === "user" ? user ?? "User" : role)}</bdi></b></p>`;
+
+/** "result of lookup", or in red that the call did not work. */
+export const ResultOf = ({ message: { name, status } }) => html`<p
+  class=${`small ${status === "error" ? "bad-text" : "soft"}`}>${status === "error"
+    ? html`✕ <code>${name}</code> did not work` : html`result of <code>${name}</code>`}</p>`;

@@ -31,8 +31,8 @@ export const useVersions = (agent, span) => ({
 });
 
 /** What figures count as a good run. */
-export const GoodMeans = ({ agent }) => html`<p class="small soft body">Of judged runs; partly and bad are not good.
-  <${Link} path=${["runs"]} query=${{ agent, outcome: "PARTIAL,FAILURE" }}>Runs that are not good<//></p>`;
+export const GoodMeans = ({ agent, span }) => html`<p class="small soft body">Of judged runs; partly and bad are not
+  good. <${Link} path=${["runs"]} query=${{ agent, span, outcome: "PARTIAL,FAILURE" }}>Runs that are not good<//></p>`;
 
 /** Figures by version, the newest first. `of`: as of `useVersions`. */
 export function VersionFigures({ agent, of: { span, found, outcomes }, actions = null }) {
@@ -47,14 +47,16 @@ export function VersionFigures({ agent, of: { span, found, outcomes }, actions =
       head=${["Version", "#Runs", "#Without failure", "#Judged good", "#Cost of a run", "#Tokens of its own",
         "#Half take", "#95 % take", "#First token, 95 %"]}>
       ${versions.map((each) => html`<tr key=${each.key}>
-        <td><${Link} path=${["runs"]} query=${{ agent, version: numberOf(each) }}>${each.key}<//></td>
+        <td><${Link} path=${["runs"]} query=${{ agent, span,
+          version: numberOf(each) }}>${each.key}<//></td>
         <td class="right">${count(each.runs)}</td>
         <td class="right">${((100 * (each.runs - each.errors)) / each.runs).toFixed(0)} %</td>
         <td class="right">${rateOf(tally(each.key))}</td>
         <td class="right">${dollars(each.run_cost / each.runs, each.tokens)}</td>
         <td class="right">${count(each.tokens)}</td>
         <td class="right">${seconds(each.duration_p50)}</td><td class="right">${seconds(each.duration_p95)}</td>
-        <td class="right">${seconds(each.first_token_p95)}</td></tr>`)}<//><${GoodMeans} agent=${agent} />`
+        <td class="right">${seconds(each.first_token_p95)}</td></tr>`)}<//><${GoodMeans} agent=${agent}
+        span=${span} />`
       : html`<${Empty} title="No run of it is over." />`;
   }}<//><//>`;
 }

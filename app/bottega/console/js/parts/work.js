@@ -28,3 +28,18 @@ export const instead = (act) => (event) => {
   event.preventDefault();
   return act(event);
 };
+
+const AT_ONCE = 4;
+
+/** Do `act` with each item, a few at once; return how many it worked for, and the first reason why not. */
+export async function forAll(items, act) {
+  const left = [...items];
+  let done = 0, reason = "";
+  const work = async () => {
+    for (let item = left.shift(); item; item = left.shift()) {
+      await act(item).then(() => done++, (problem) => (reason ||= problem.message));
+    }
+  };
+  await Promise.all(Array.from({ length: AT_ONCE }, work));
+  return { done, reason };
+}

@@ -1,6 +1,6 @@
 /** Why a run is as it is, in one sentence made from its log by rules. Pure. */
 import { HELD_BACK, LABEL_SOURCES, LONG_WORK, MODEL_ERRORS, RUN_ERRORS, WAITED_FOR } from "../en.js";
-import { ago, count, duration, excerpt } from "../format.js";
+import { ago, count, duration, excerpt, stopAfter } from "../format.js";
 import { isFinal } from "./state.js";
 
 /** From this share of a run's time on, what took it is named. */
@@ -130,7 +130,10 @@ function unfinished(state, now) {
 }
 
 /** What happened, and why, if that is known; a reason may have its own full stop. */
-const sentence = (what, why) => `${what}${why ? `: ${why}` : ""}.`.replace(/\.\.$/, ".");
+const sentence = (what, why = "") => {
+  const text = `${what}${why ? `: ${why}` : ""}`;
+  return `${text}${stopAfter(text)}`;
+};
 
 function neverStarted({ status, error }, after) {
   const isLate = error?.code === "queue_timeout";
@@ -154,7 +157,7 @@ export function diagnose(state, now) {
   const tool = [deniedCall(state), failedTool(state)].filter(Boolean).join("; ");
   if (state.status === "completed") {
     const notes = [deniedCall(state), total > 5000 && took].filter(Boolean).join("; ");
-    return { text: `Completed ${after}${notes ? `; ${notes}` : ""}.`, place: "", trouble: failedTool(state) };
+    return { text: sentence(`Completed ${after}${notes ? `; ${notes}` : ""}`), place: "", trouble: failedTool(state) };
   }
   if (state.status === "cancelled") return { text: `Cancelled ${after}.`, place: "" };
   const call = failedCall(state);

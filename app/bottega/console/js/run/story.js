@@ -3,7 +3,7 @@ import { useState } from "preact/hooks";
 
 import { post, url, withQuery } from "../api.js";
 import { DIAGNOSIS_PLACES, OUTCOME_WORDS, RETRY_HINTS } from "../en.js";
-import { clock, count, plain } from "../format.js";
+import { clock, count, plain, stopAfter } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Button, Copy, Link, Panel, Time } from "../parts/basics.js";
@@ -66,7 +66,8 @@ export function Rating({ run, onRated, byKey = false }) {
     ${reason.isAsked && html`<p class="small soft">Say why, if you like: <kbd>Enter</kbd> rates it
       bad, <kbd>Escape</kbd> goes back.</p>`}
     ${rated && html`<p class="small soft">${said && html`Rated ${OUTCOME_WORDS[said.outcome]} by ${said.by}
-      ${" "}<${Time} at=${said.at} />${said.comment && html`: <q class="text">${said.comment}</q>`}. `}Another rating
+      ${" "}<${Time} at=${said.at} />${said.comment && html`: <q class="text">${said.comment}</q>`}${
+      stopAfter(said.comment ?? "")} `}Another rating
       replaces this one and its comment.</p>`}
     ${error && html`<p class="bad-text small" role="alert">${error.message}</p>`}</div>`;
 }

@@ -2,15 +2,19 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { post, url, withQuery } from "../api.js";
-import { duration, excerpt, money, plain, tokens } from "../format.js";
+import { count, duration, excerpt, money, plain, tokens } from "../format.js";
 import { html } from "../html.js";
-import { Button, Copy, Empty, Panel, Status, Tabs, Value, chosenOf, permitted } from "../parts/basics.js";
+import { useData } from "../load.js";
+import { usePostOnce } from "../once.js";
+import { Button, chosenOf, Copy, Empty, Failure, Loaded, Panel, permitted, Status, Tabs,
+  Value } from "../parts/basics.js";
+import { Dialog } from "../parts/dialog.js";
 import { Pages } from "../parts/lists.js";
-import { Readable } from "../parts/readable.js";
+import { Readable, ResultOf, ToolCall } from "../parts/readable.js";
 import { Source } from "../parts/source.js";
+import { instead, useWork } from "../parts/work.js";
 import { may } from "../person.js";
-import { Fork } from "./fork.js";
-import { Piece, Prompt } from "./prompt.js";
+import { follow } from "../router.js";
 import { isFinal } from "./state.js";
 
 /** The name of the list of tool calls: "Tools 3, 1 failed". */
@@ -118,3 +122,96 @@ function Messages({ run, task }) {
       about=${[each.name, each.source && `from ${each.source}`].filter(Boolean).join(" · ")} />`)
     : html`<${Empty} title="No messages yet." />`}<//>`;
 }
+
+/** The node of a task, if the run can be repeated from it; nodes of graphs in the graph cannot. */
+function nodeOf(run, task) {
+  const name = task.node ?? task.agent;
+  return run.mode === "dag" && isFinal(run.status) && task.parent === null && !name.includes("/") ? name : null;
+}
+
+/** The button beside a node, with what it opens. */
+function Fork({ run, state, task }) {
+  const [open, setOpen] = useState(false);
+  const node = nodeOf(run, task);
+  if (node === null) return null;
+  const published = state.published.findLast((each) => each.agent === node);
+  return html`<${Button} needs="run" kind="small" onClick=${() => setOpen(true)}>Repeat from here<//>
+    ${open && html`<${Form} run=${run} node=${node} text=${published ? state.textOf(published.data) : ""}
+      onClose=${() => setOpen(false)} />`}`;
+}
+
+function Form({ run, node, text, onClose }) {
+  const [postOnce] = usePostOnce();
+  const [gives, setGives] = useState(false);
+  const [publication, setPublication] = useState(text);
+  const { busy, error, work } = useWork();
+  const start = instead(() => work(async () => {
+    const body = gives ? { node, publication } : { node };
+    await follow(postOnce(url`/v1/runs/${run.id}/fork`, body), ({ id }) => ["runs", id]);
+    onClose();
+  }));
+  return html`<${Dialog} title=${`Repeat from ${node}`} onClose=${onClose}>
+    <form class="form" onSubmit=${start}>
+      <p class="small soft">A new run takes over what came before, at no cost. ${node} and all nodes that follow it are
+        done again.</p>
+      <label class="inline"><input type="checkbox" checked=${gives} onChange=${(e) => setGives(e.target.checked)} />
+        Publish my text, and do not ask ${node}</label>
+      <label>What ${node} publishes
+        <textarea rows="8" disabled=${!gives} value=${publication}
+          onInput=${(e) => setPublication(e.target.value)}></textarea></label>
+      ${error && html`<${Failure} error=${error} />`}
+      <div class="actions">
+        <${Button} type="submit" kind="primary" busy=${busy} disabled=${gives && !publication.trim()}>Repeat<//>
+        <${Button} onClick=${onClose}>Cancel<//></div>
+    </form>
+  <//>`;
+}
+
+const ORIGINS = {
+  agent: "its own instructions", graph: "order of its sub-agents", context: "from another agent", memory: "from memory",
+  input: "the question", user: "sent during the run", model: "the model", tool: "result of",
+};
+
+/** `call`: number of the chosen model call; null: the last one. */
+function Prompt({ run, task, call, onChoose }) {
+  const chosen = call ?? task.calls.at(-1)?.call ?? null;
+  const found = useData(chosen && withQuery(url`/v1/runs/${run.id}/prompt`, { task_id: task.id, call: chosen }));
+  if (chosen === null) return html`<${Empty} title="No model call yet." />`;
+  return html`
+    <label class="choice">Model call <select value=${chosen} onChange=${(e) => onChoose(Number(e.target.value))}>
+      ${task.calls.map((each) =>
+        html`<option value=${each.call}>
+          ${each.call}${each.model ? ` · ${each.model}` : ""}</option>`)}</select></label>
+    <${Loaded} from=${found} what="the prompt">${(prompt) => html`
+      <p class="small soft">${prompt.version && `version ${prompt.version} of the agent · `}${prompt.model}
+        ${params(prompt.params)}</p>
+      ${prompt.shortened && html`<p
+        class="note small">The working memory shortened it to
+          about ${count(prompt.shortened.tokens)} tokens: ${count(prompt.shortened.shrunk)} results as
+          summaries, ${count(prompt.shortened.left)} messages left out.</p>`}
+      ${prompt.messages.map((each, i) => html`<${Piece} key=${i} message=${each} />`)}
+      ${prompt.more && html`<p class="note small">Messages in between are not shown.</p>`}
+      <details class="tool"><summary>Tools and sub-agents <span class="small soft">${count(prompt.tools.length)}</span>
+        </summary>
+        ${prompt.tools.length ? prompt.tools.map(
+          (tool) => html`<h3 key=${tool.name}><code>${tool.name}</code> ${tool.type}</h3>
+          ${tool.description && html`<p class="small">${tool.description}</p>`}
+            ${tool.parameters && html`<${Value} value=${tool.parameters} />`}`)
+              : html`<p class="small soft">None of its definition.</p>`}
+      </details>`}<//>`;
+}
+
+const params = (given) => Object.entries(given).map(([name, value]) => ` · ${name} ${JSON.stringify(value)}`).join("");
+
+const originOf = ({ origin, source, version, name }) => [ORIGINS[origin],
+  source && `${source}, version ${version}`, name].filter(Boolean).join(" ");
+
+/** A message; `about`: where it came from. */
+const Piece = ({ message, about = originOf(message) }) => html`<div class=${`message ${message.role}`}>
+  <p class="small soft"><strong>${message.role}</strong>${about && ` · ${about}`}</p>
+  ${message.status === "error" && html`<${ResultOf} message=${message} />`}
+  ${message.content && (message.role === "tool" ? html`<${Readable} value=${message.content} />`
+    : html`<pre class="text">${message.content}</pre>`)}
+  ${message.parts?.filter((part) => part.type !== "text").map((part) => html`<p class="small">[${part.type}]</p>`)}
+  ${message.tool_calls?.map((call) => html`<${ToolCall} key=${call.id} call=${call} />`)}
+</div>`;
