@@ -24,7 +24,7 @@ export function Warnings({ scheduler, agent }) {
 
 function ModelWaits({ waits, agent, servers }) {
   const failing = servers.flatMap(({ name, breaker }) => Object.entries(breaker)
-    .flatMap(([model, { open_since: since }]) => (since ? [`${name}/${model} since ${clock(since)}`] : [])));
+    .flatMap(([model, { open_since: since }]) => (since ? [`${model} of ${name} since ${clock(since)}`] : [])));
   return waits && html`<p class="note bad" role="alert">${waits.text} ${failing.length > 0
     && html`<strong>What keeps failing: ${failing.join(", ")}.</strong> `}<${Link} path=${["runs"]}
       query=${waitingForModel(agent)}>Runs that wait for a model<//>
