@@ -170,7 +170,7 @@ def print_rows(
 
     Args:
         names: header of each column.
-        prose: names of the columns that may be wrapped; values in other columns can be copied.
+        prose: names of the columns with long texts, which may be wrapped; others are never wrapped.
     """
     if not sys.stdout.isatty():
         for row in rows:

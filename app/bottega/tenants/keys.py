@@ -238,7 +238,7 @@ Identity = tuple[UUID, UUID] | TokenIdentity | None
 
 @dataclass(slots=True)
 class _Entry:
-    """A cached key, with the monotonic times of its last check, use, and stored use."""
+    """A cached key, with the times (monotonic) of its last check, last use and last stored use."""
 
     key: Key
     key_hash: bytes

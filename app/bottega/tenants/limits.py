@@ -50,8 +50,9 @@ class RequestLimits(BaseModel):
         """
         if any(name in self.limits_set for name in ("agents", "models", "tokens_per_day")):
             raise ForbiddenError(
-                "a key with limits of agents, models or tokens may not make schedules or repeat "
-                "batches, because their runs would not have the limits: use another key",
+                "a key with limits of agents, models or tokens may not make schedules or "
+                "repeat batches, because the key's limits do not apply to their runs: use "
+                "another key",
                 code="beyond_limits",
             )
 

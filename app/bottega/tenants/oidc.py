@@ -73,7 +73,7 @@ class Person:
 
     @property
     def identity(self) -> TokenIdentity:
-        """Identity that ends the person's streams at expiry; it cannot be revoked."""
+        """Identity of the person, which nobody can revoke; its expiry ends the person's streams."""
         return TokenIdentity(self.tenant_id, None, "", self.expires_at + SKEW_S)
 
 

@@ -76,7 +76,7 @@ class TokenIdentity(NamedTuple):
 
 @lru_cache(1000)
 def _read_limits(text: str) -> StoredLimits:
-    """Parse limits, with a cache: parsing takes up to 0.2 ms, and tokens repeat their limits."""
+    """Parse limits. The results are cached, because parsing takes up to 0.2 ms."""
     return StoredLimits.model_validate_json(text)
 
 

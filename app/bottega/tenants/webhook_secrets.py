@@ -1,4 +1,4 @@
-"""Webhook secrets of tenants. A secret is shown once, and is valid for a day after the next one.
+"""Webhook secrets of tenants. A secret is shown once, and expires a day after the next is created.
 
 Secrets are stored as plain text, because signing needs it. ``BOTTEGA_WEBHOOK_SECRET`` is the first
 secret of the tenant ``default``; it expires a day after the tenant creates its first secret.
