@@ -187,8 +187,8 @@ class _Unpaid(NamedTuple):
     """The state of a run's judges that the budget could not pay.
 
     Attributes:
-        is_all: true if all undecided checks are such judges.
-        is_busy: true if the budget may soon have enough left for these judges.
+        is_all: true if the budget is the only reason for undecided checks.
+        is_busy: true if the budget may soon have enough left for the judges.
         is_old: true if the run ended too long ago to wait for the next day's budget.
     """
 

@@ -753,7 +753,7 @@ class RunStreams:
         self._news.clear()
 
     def _due(self, now: float) -> list[RunStream]:
-        """Return the streams to read now. Streams without recent events are awake no more."""
+        """Return the streams to read now. End the awake time of streams without recent events."""
         due, self._with_news = dict(self._with_news), {}
         if now >= self._awake_at:
             due |= dict.fromkeys(self._awake)
