@@ -7,8 +7,8 @@ listen, as the workers that get the next runs do; and what the idle workers cost
 Requests that start runs, with commits of 10 ms and of 0 ms. The time from a request to the run's
 first event at a subscriber, whose process is not the worker's; and from the opening of a stream in
 the middle of a call to the call's text. API, worker and model are processes of their own. A
-connection stands for an idle worker: it reports and claims as often as a worker does, but never has
-a place. Compare only figures of the same invocation.
+connection stands for an idle worker: it reports as often as a worker does, and claims if it
+listens, but never has a place. Compare only figures of the same invocation.
 """
 
 import argparse
@@ -46,7 +46,6 @@ _REPORT = """
 SELECT report($1, $2, 0, '{}', '{}', '{}',
               '{"version": "0", "age_s": 0, "pool": {}, "tenants": {}}')
 """
-_IS_NEXT = "SELECT EXISTS (SELECT FROM next_workers() AS n WHERE n.id = $1)"
 _CLAIM = "SELECT * FROM claim($1, 20, 0, '{}', '{}')"
 _LISTENING = 3
 _PER_S = 40
@@ -117,7 +116,7 @@ async def listening(url: str, count: int, nats: str | None) -> AsyncIterator[Non
     begins = [asyncio.Event() for _ in idle]
     for each, begun in zip(idle, begins, strict=True):
         each.subscribe(DUE, str(uuid4()), receive=lambda *_, begun=begun: begun.set())
-    workers = [partial(be_idle, connection) for connection in connections]
+    workers = [partial(be_idle, each, n < _LISTENING) for n, each in enumerate(connections)]
     async with background(*workers, *(each.run for each in idle)):
         await asyncio.gather(*(begun.wait() for begun in begins))
         yield
@@ -125,15 +124,14 @@ async def listening(url: str, count: int, nats: str | None) -> AsyncIterator[Non
         connection.terminate()
 
 
-async def be_idle(connection: asyncpg.Connection) -> None:
+async def be_idle(connection: asyncpg.Connection, listens: bool) -> None:
     """Report and claim without a place, as often as an idle worker with default settings."""
     worker, lease_s = uuid4(), Settings().lease_s
     await asyncio.sleep(random.uniform(0, lease_s / 3))
     next_claim = 0.0
     while True:
         await connection.fetch(_REPORT, worker, lease_s)
-        await connection.fetch(_IS_NEXT, worker)
-        if time.monotonic() > next_claim:
+        if listens and time.monotonic() > next_claim:
             await connection.fetch(_CLAIM, worker)
             next_claim = time.monotonic() + POLL_S
         await asyncio.sleep(lease_s / 3)

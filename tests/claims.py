@@ -75,7 +75,7 @@ async def report(
     about = '{"version": "1", "age_s": 0, "pool": {}, "tenants": {}}'
     query = "SELECT report($1, $2, $3, $4, $5, $6, $7) AS id"
     rows = await pool.fetch(query, worker, lease_s, places, *parts, about)
-    return {row["id"] for row in rows}
+    return {row["id"] for row in rows} - {worker}
 
 
 async def claim(

@@ -6,7 +6,7 @@ Claim: :class:`RunClaimer` claims due runs for free places, and executes them. I
 - after the end of a run, if this worker was nearly full or the run's tenant has due runs,
 - when this process queues runs shortly after runs ended in this worker,
 - at once, if the last claim left due runs,
-- every ``POLL_S`` seconds, because a notification may be lost.
+- every ``POLL_S`` seconds while it listens, because a notification may be lost.
 
 Fence: each write of a claimed run has the run's attempt. A worker that has lost a run learns this
 from the answer to its next write or report, and stops the run.
@@ -95,6 +95,7 @@ class RunClaimer:
         self._active: dict[asyncio.Task[bool], ClaimedRun] = {}
         self._ended: dict[UUID, float] = {}
         self._wake = asyncio.Event()
+        self.poll_s = POLL_S  # infinite while this worker does not listen
 
     def notice(self, payload: str | None) -> None:
         """Claim at once if a notification has this worker's id, or may be lost (``None``)."""
@@ -121,7 +122,7 @@ class RunClaimer:
                 self._wake.clear()
                 pause_s = POLL_S
                 try:
-                    pause_s = 2 * _PAUSE_S if await self._claim() else POLL_S
+                    pause_s = 2 * _PAUSE_S if await self._claim() else self.poll_s
                 except Exception as error:  # the sweep finds the lost runs of this claim
                     logger.warning("queue.claim_failed", error=repr(error))
                 await happens(self._wake, pause_s * random.uniform(0.8, 1.2))  # noqa: S311

@@ -23,7 +23,6 @@ from bottega.events.listener import Connect, keep_connected
 from bottega.services import background
 
 _REPORT = "SELECT report($1, $2, $3, $4, $5, $6, $7) AS id"
-_IS_NEXT = "SELECT EXISTS (SELECT FROM next_workers() AS n WHERE n.id = $1)"
 _LEAVE_S = 1.0
 _ANY_ALIVE = "SELECT EXISTS (SELECT FROM workers WHERE leased_until > now())"
 _ALIVE = text("SELECT * FROM live_workers()")
@@ -163,8 +162,7 @@ class WorkerLease:
                 for run in runs:
                     if run.run_id not in own:
                         self._loop.call_soon_threadsafe(self._owner.lose, run)
-                is_next = await connection.fetchval(_IS_NEXT, self._worker_id, timeout=every_s)
-                self._loop.call_soon_threadsafe(self._listen, is_next)
+                self._loop.call_soon_threadsafe(self._listen, self._worker_id in own)
                 await asyncio.sleep(every_s)
 
         async with background(partial(keep_connected, connect, report, every_s)):

@@ -193,9 +193,9 @@ BEGIN
     END IF;
 END $$;
 
--- Called by a worker three times in each lease. Extend the lease, store the list of the worker's
--- runs, and return the runs that no other worker has. p_places: 0 while the worker stops. p_about:
--- {"version", "age_s", "pool", "tenants": {tenant: load}}, which operators and tenants see.
+-- Called by a worker three times in each lease. Extend the lease and store the worker's runs. Return
+-- the runs that no other worker has; and the worker, if next_workers has it. p_places: 0 while the
+-- worker stops. p_about: {"version", "age_s", "pool", "tenants": {tenant: load}}, for people.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION report(
     p_worker uuid, p_lease_s double precision, p_places integer, p_tenants uuid[], p_runs uuid[],
@@ -215,7 +215,8 @@ CREATE OR REPLACE FUNCTION report(
         free_places = excluded.free_places, common_places = excluded.common_places,
         pool = excluded.pool, tenants = excluded.tenants;
     SELECT h.run_id FROM run_heads h WHERE h.tenant_id = ANY (p_tenants) AND h.run_id = ANY (p_runs)
-      AND (h.run_id, h.attempt) IN (SELECT * FROM unnest(p_runs, p_attempts));
+      AND (h.run_id, h.attempt) IN (SELECT * FROM unnest(p_runs, p_attempts))
+    UNION ALL SELECT n.id FROM next_workers() AS n WHERE n.id = p_worker;
 $$;
 
 -- Called by a worker that stops executing a run, or by the sweep after the worker's death. Queue
