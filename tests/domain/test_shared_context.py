@@ -170,5 +170,5 @@ async def test_refused_write_leaves_no_file_and_forgotten_folder_no_bytes() -> N
 
 
 async def test_only_a_workspace_has_private_files() -> None:
-    with pytest.raises(InvalidInputError, match="is no shared file"):
+    with pytest.raises(InvalidInputError, match="is not a shared file"):
         SharedContext().write("draft", "x")

@@ -381,7 +381,7 @@ def _plain(value: Any) -> Any:
     public = {name: each for name, each in shown.items() if not name.startswith("_")}
     if callable(value) or not public:
         raise TypeError(
-            f"the tool has run, but its result has a {kind.__name__}, which has no form in JSON; "
+            f"the tool has run, but its result has a {kind.__name__}, which JSON cannot represent; "
             "return a dict, a list, a text, a number or a dataclass"
         )
     return public

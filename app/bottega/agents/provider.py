@@ -158,13 +158,13 @@ _default_provider: Callable[[], LLMProvider] | None = None
 
 
 def set_default_provider(factory: Callable[[], LLMProvider] | None) -> None:
-    """Set the provider for agents that have no own provider. Each query calls ``factory``."""
+    """Set the provider for agents without their own provider. Each query calls ``factory``."""
     global _default_provider
     _default_provider = factory
 
 
 def default_provider() -> LLMProvider:
-    """Return the provider for agents that have no own provider.
+    """Return the provider for agents without their own provider.
 
     Raises:
         NoProviderError: no default is set; the text shows how to set a default.

@@ -208,8 +208,8 @@ class ChildTask:
         """Query a new agent as part of the parent's query, which also gets the agent's usage.
 
         Args:
-            calls: number of model calls of earlier tries. The function returns the number after
-                this try.
+            calls: number of model calls of earlier tries. The result is the number including this
+                try's calls.
         """
         agent = self._new_agent(handle)
         query = Query(

@@ -111,7 +111,8 @@ class SchedulerOptions:
         resize_cooldown: minimum time between two changes of the pool's size.
         ageing_interval: time in which a waiting task gains one priority.
         failure_threshold: number of ended tasks. The breaker of an agent in a run opens if at least
-            this number ended within ``monitor_window`` and at least half of these failed.
+            this number of its tasks ended within ``monitor_window`` and at least half of these
+            tasks failed.
         reset_timeout: time for which a breaker stays open.
     """
 

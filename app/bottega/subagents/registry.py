@@ -179,8 +179,8 @@ class SubagentRegistry:
         wait = self.scheduler.circuits.refusal(breaker_key(parent, params), self.scheduler.now())
         if wait is not None:
             raise SubagentCircuitOpenError(
-                "tasks for this agent failed repeatedly in this run, so it accepts no task for "
-                f"about {wait:.0f} s: try later, or without this agent",
+                "tasks for this agent failed repeatedly in this run, so try later, "
+                f"in about {wait:.0f} s, or without this agent",
                 retry_after_ms=round(wait * 1000),
             )
         for account in parent.accounts:
@@ -192,8 +192,8 @@ class SubagentRegistry:
             self._check_queue(parent)
         elif parent.remote >= MOST_SPREAD:
             raise SubagentQuotaExceededError(
-                f"{parent.remote} of your tasks are runs of their own that are not over, which is "
-                "the limit: await some before you dispatch others",
+                f"{parent.remote} of your tasks are unfinished child runs, which is the limit: "
+                "await some of them before you dispatch others",
                 size=parent.remote,
                 limit=MOST_SPREAD,
             )

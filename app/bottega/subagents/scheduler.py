@@ -742,8 +742,8 @@ class SubagentScheduler:
     def _resize(self) -> bool:
         """Resize the pool by its load; return true if the size changed.
 
-        Call this method after the assignment of free slots. Before the assignment, many
-        simultaneous ends look like low load.
+        Call this method after the assignment of free slots. While free slots are not assigned yet,
+        many simultaneous ends of tasks look like low load.
         """
         options, before = self.options, self.size
         if options.min_workers >= options.max_workers:

@@ -72,10 +72,10 @@ def _check_letters(path: str) -> None:
         if letter == "\\":
             raise bad_path(f"{quoted} has a backslash: separate names with /")
         if unicodedata.category(letter)[0] in "CZ" and letter != " ":
-            raise bad_path(f"{quoted} has {_code(letter)}, which cannot be seen: leave it out")
+            raise bad_path(f"{quoted} has {_code(letter)}, which is invisible: remove it")
     if odd := _LOOK_ALIKES.search(path) or _INVISIBLE.search(path):
         raise bad_path(
-            f"{quoted} has {_code(odd.group())}, a look-alike or invisible character: leave it out"
+            f"{quoted} has {_code(odd.group())}, a look-alike or invisible character: remove it"
         )
     if not unicodedata.is_normalized("NFKC", path):
         raise bad_path(
@@ -97,7 +97,7 @@ def _check_name(name: str, path: str) -> None:
             f"{quoted} has the name '{name[:3]}': write the whole path, folders have no '..'"
         )
     if name != name.strip(" "):
-        raise bad_path(f"{quoted} has a name that starts or ends with a space: leave it out")
+        raise bad_path(f"{quoted} has a name that starts or ends with a space: remove it")
     if len(name.encode()) > 255:
         raise bad_path("a name in the path is longer than 255 bytes")
 
@@ -136,7 +136,7 @@ def namespace_of(path: str) -> str | None:
         return f"{SUBAGENT}/{task}"
     if f"/{first.casefold()}" in (GLOBAL, SUBAGENT):
         raise bad_path(
-            f"'{path}' names no file: write {GLOBAL}/NAME or {SUBAGENT}/TASK_ID/NAME, in lower case"
+            f"'{path}' is not a file: write {GLOBAL}/NAME or {SUBAGENT}/TASK_ID/NAME, in lower case"
         )
     return None
 
@@ -197,13 +197,13 @@ class SharedContext:
         folder = _folder(path, private)
         if "\x00" in content:
             raise InvalidInputError(
-                "the content has a NUL character: leave it out", code="bad_content"
+                "the content has a NUL character: remove it", code="bad_content"
             )
         try:
             data = content.encode()
         except UnicodeEncodeError:
             raise InvalidInputError(
-                "the content has half a surrogate pair: leave it out", code="bad_content"
+                "the content has half a surrogate pair: remove it", code="bad_content"
             ) from None
         self._check_room(self._folders.get(folder, {}), path, len(data))
         self._put(folder, path, data)
@@ -227,9 +227,11 @@ class SharedContext:
 
     def _check_room(self, files: Mapping[str, bytes], path: str, size: int) -> None:
         if size > self._max_file_bytes:
-            raise _too_large(f"a file may have {self._max_file_bytes} bytes, this has {size}")
+            raise _too_large(
+                f"a file may have {self._max_file_bytes} bytes, but this has {size}"
+            )
         if path not in files and len(files) >= self._max_files:
-            raise _too_large(f"there are {self._max_files} files already, and may be no more")
+            raise _too_large(f"there are {self._max_files} files already, which is the maximum")
         growth = size - len(files.get(path, b""))
         rooms = {
             "here": self._max_bytes - _size(files),
@@ -237,7 +239,7 @@ class SharedContext:
         }
         for where, left in rooms.items():
             if growth > max(0, left):
-                raise _too_large(f"room for {left} bytes is left {where}, {growth} more are needed")
+                raise _too_large(f"room for {left} bytes is left {where}, but {growth} are needed")
 
     def _put(self, folder: str, path: str, data: bytes) -> None:
         files = self._folders.setdefault(folder, {})
@@ -248,7 +250,7 @@ class SharedContext:
 def _folder(path: str, private: str | None) -> str:
     folder = namespace_of(path) or private
     if folder is None:
-        raise bad_path(f"'{path}' is no shared file: shared files are in {GLOBAL} or {SUBAGENT}")
+        raise bad_path(f"'{path}' is not a shared file: shared files are in {GLOBAL} or {SUBAGENT}")
     return folder
 
 

@@ -278,7 +278,7 @@ class AwaitTool(SubagentTool):
         quorum = arguments.quorum
         if arguments.mode == "quorum" and (quorum is None or quorum > len(ids)):
             raise InvalidInputError(
-                f"invalid arguments: quorum must say how many of the {len(ids)} tasks, at least 1"
+                f"invalid arguments: quorum must be from 1 to {len(ids)}, the number of tasks"
             )
         key = (scope.task_id, call.query.model_calls, call.id)
         seconds = max(0.0, arguments.timeout_ms / 1000 - scope.swarm.options.waits.get(key, 0.0))
@@ -335,7 +335,7 @@ class SendTool(SubagentTool):
     async def answer(self, call: CurrentCall, scope: QueryScope, arguments: Any) -> Answer:
         handle = find(scope, arguments.task_id)
         if handle is None:
-            raise InvalidInputError("no task of yours under way has this id")
+            raise InvalidInputError("none of your unfinished tasks has this id")
         message_id = str(scope.id_below((call.query.model_calls, call.index)))
         sent = {"task_id": str(handle.task_id), "status": "sent"}
         if handle.mailbox is not None and message_id in handle.mailbox.known:
@@ -435,7 +435,7 @@ def _by_name(agents: Iterable[BaseAgent]) -> dict[str, BaseAgent]:
         name = child.agent_id or child.agent_name
         if found.setdefault(name, child) is not child:
             raise InvalidInputError(
-                f"two sub-agents are called '{name}'; give each an agent_name of its own",
+                f"two sub-agents are called '{name}'; give each sub-agent its own agent_name",
                 code="duplicate_tool",
             )
     return found

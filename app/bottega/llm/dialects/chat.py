@@ -243,8 +243,8 @@ class ChatAnswer(AnswerBuilder):
     def _state(self, calls: Sequence[ToolCall]) -> dict[str, Any]:
         message = self._more
         if not (calls or self._after_results):
-            # DeepSeek requires reasoning in turns with tool calls. In other turns, newer models
-            # ignore reasoning and older models refuse it
+            # DeepSeek requires reasoning in turns with tool calls. In turns without tool calls,
+            # newer models ignore reasoning and older models refuse reasoning
             # (api-docs.deepseek.com/guides/thinking_mode).
             message = {name: value for name, value in message.items() if name != _REASONING}
         more = [call.more for call in self._calls]

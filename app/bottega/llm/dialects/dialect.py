@@ -231,7 +231,7 @@ async def load_files(
     """
     wanted = {part.file: None for message in messages for part in _parts(message) if part.file}
     if load is None:
-        raise InvalidInputError("this program has no store of files", code="unknown_file")
+        raise InvalidInputError("this program has no file store", code="unknown_file")
     found: dict[str, FileContent] = {}
     size = 0
     for name in wanted:

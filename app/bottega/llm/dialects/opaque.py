@@ -75,7 +75,7 @@ def take(fields: Fields, delta: Mapping[str, Any], known: frozenset[str]) -> Non
     """Merge the unknown fields of a stream's piece into ``fields``; do not copy values.
 
     Texts are joined and objects are merged. Items of a list are merged by ``type`` and ``index``,
-    because OpenRouter numbers ``reasoning_details`` like this.
+    because OpenRouter numbers ``reasoning_details`` with these fields.
     """
     for name, value in delta.items():
         if name not in known and value not in (None, "", [], {}):
@@ -100,7 +100,7 @@ class _Items(list[Any]):
         self._merged: set[int] = set()
 
     def take(self, piece: list[Any]) -> None:
-        """Merge each item into the item that it continues; append all other items."""
+        """Merge each new item into the older item that it continues; append all other items."""
         if len(piece) > _OPEN:  # no server continues so many items in one piece
             self.extend(piece)
             return
