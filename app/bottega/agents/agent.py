@@ -254,7 +254,6 @@ class BaseAgent:
 
     @property
     def subagents(self) -> list["BaseAgent"]:
-        """The agents that this agent calls as tools."""
         agents = (agent for tool in self.registered_tools for agent in tool.subagents)
         return [agent for agent in agents if isinstance(agent, BaseAgent)]
 

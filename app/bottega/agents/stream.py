@@ -116,8 +116,6 @@ async def events_of(
 
 
 class _Events:
-    """Queue of events between a query and its reader."""
-
     def __init__(self, most: int) -> None:
         self._most = most
         self._waiting: deque[QueryEvent] = deque()

@@ -279,7 +279,6 @@ def _said(body: object) -> str:
 
 
 def _details(error: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the ``details`` of an error in Google's form."""
     found = error.get("details")
     return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 

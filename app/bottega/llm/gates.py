@@ -75,7 +75,6 @@ class ModelBreakers:
         return key in self._open
 
     def count(self) -> int:
-        """Return the number of breakers that are not closed."""
         return len(self._open)
 
     def states(self) -> Iterator[tuple[ModelKey, dict[str, Any]]]:

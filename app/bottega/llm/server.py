@@ -164,7 +164,6 @@ def reserved_in(dialect: DialectName, extra_body: Mapping[str, Any]) -> list[str
 
 
 def _has(found: Any, path: Sequence[str]) -> bool:
-    """Return true if nested objects have a field at this path."""
     for name in path:
         if not isinstance(found, Mapping) or name not in found:
             return False

@@ -379,8 +379,6 @@ class McpForgottenError(McpError):
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A running request, and its time limit."""
-
     limit: asyncio.Timeout
     timeout_s: float
     ask: OnQuestion | None

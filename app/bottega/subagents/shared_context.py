@@ -227,9 +227,7 @@ class SharedContext:
 
     def _check_room(self, files: Mapping[str, bytes], path: str, size: int) -> None:
         if size > self._max_file_bytes:
-            raise _too_large(
-                f"a file may have {self._max_file_bytes} bytes, but this has {size}"
-            )
+            raise _too_large(f"a file may have {self._max_file_bytes} bytes, but this has {size}")
         if path not in files and len(files) >= self._max_files:
             raise _too_large(f"there are {self._max_files} files already, which is the maximum")
         growth = size - len(files.get(path, b""))

@@ -203,7 +203,6 @@ class PageCount:
         self._rest = b""
 
     def feed(self, piece: bytes) -> None:
-        """Count the pages of the next piece."""
         if self.pages >= 100_000:  # further pages are not counted
             return
         seen = self._rest + piece

@@ -174,7 +174,6 @@ def _native(schema: Schema, dialect: DialectName) -> Schema:
 
 
 def _parts(schema: Any) -> Iterator[Schema]:
-    """Yield a schema and the schemas inside this schema."""
     open_parts: list[Any] = [schema]
     while open_parts:
         part = open_parts.pop()
