@@ -193,7 +193,7 @@ def head_of(text: str) -> Mapping[str, Any]:
     Raises:
         jwt.PyJWTError: the token has no valid header.
     """
-    import jwt  # at the first token, because the library takes 10 MB of memory
+    import jwt  # imported with the first token, because it takes 10 MB of memory
 
     # Pass only the header, because the library would also decode the rest of the token.
     return jwt.get_unverified_header(f"{text.partition('.')[0]}..")
