@@ -1,8 +1,11 @@
 """Imports and memory of a process before it is used: nothing that only some uses need."""
 
+import compileall
+
 import psutil
 import pytest
 
+from tests.arch.sources import PACKAGE
 from tests.processes import cold_command
 from tests.waiting import until
 
@@ -22,6 +25,7 @@ async def test_packages_of_some_uses_are_not_loaded_at_rest(
     arguments: tuple[str, ...], most_mb: int, database_url: str
 ) -> None:
     """``PYTHONPROFILEIMPORTTIME`` makes each process write the modules that it imports."""
+    compileall.compile_dir(PACKAGE, quiet=2)  # to compile in the process takes some MB more
     async with cold_command(
         *arguments,
         DATABASE_URL=database_url,

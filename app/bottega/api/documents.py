@@ -28,7 +28,6 @@ from bottega.api.routes.batches import NewBatch
 from bottega.api.routes.stream import WatchQuery
 from bottega.api.routes.websocket import CLOSES, PING_LIMIT, SUBPROTOCOL
 from bottega.api.schemas.base import Answer
-from bottega.api.schemas.events import EVENTS, OtherEvent, type_events
 from bottega.api.schemas.interrupts import Resolve
 from bottega.api.schemas.messages import MessageSent, SendMessage
 from bottega.api.schemas.runs import Event
@@ -312,6 +311,8 @@ def _name_codes(operation: dict[str, Any]) -> None:
 
 def openapi_document(app: FastAPI) -> dict[str, Any]:
     """Return the OpenAPI document of all routes; it is built at the first call."""
+    from bottega.api.schemas.events import type_events
+
     if app.openapi_schema is None:
         schema = get_openapi(
             title=app.title,
@@ -593,6 +594,8 @@ async def asyncapi(request: Request) -> Response:
 
 def asyncapi_document() -> dict[str, Any]:
     """Return the AsyncAPI 3.0 document of this version."""
+    from bottega.api.schemas.events import EVENTS, OtherEvent
+
     models: tuple[type[BaseModel], ...] = (*EVENTS.values(), OtherEvent, *_SENT, *_RECEIVED)
     _, schemas = models_json_schema(
         [(model, "serialization") for model in models], ref_template=_REF

@@ -142,12 +142,13 @@ class NewRun(Demands):
 
     deep = frozenset({"output_schema"})
     model_config = ConfigDict(
+        defer_build=False,  # so that the first run starts as soon as the next ones
         json_schema_extra={
             "examples": [
                 {"agent": "coordinator", "graph": "software", "input": "Build a todo app."},
                 {"mode": "dag", "graph": "software", "input": "Build a todo app."},
             ]
-        }
+        },
     )
 
     mode: Literal["orchestrated", "dag"] = "orchestrated"
@@ -439,6 +440,8 @@ class RunSummary(Answer):
 
 class Run(RunSummary, ShownDemands):
     """A run."""
+
+    model_config = ConfigDict(defer_build=False)  # as that of NewRun
 
     input: str | list[ShownMessage]
     """The question or the messages, as you sent them; a file replaces `data`."""
