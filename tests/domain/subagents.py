@@ -252,7 +252,7 @@ def is_empty(where: SubagentRegistry) -> bool:
     left = (
         where._handles, where._parents, counts.queued_of, counts.queued_of_run,
         queue._in_line, queue._holding, queue._tenants, queue._turns,
-        where.scheduler._running, +counts.by_status,
+        where.scheduler._running, counts.active_of,
     )  # fmt: skip
     return not any(left) and not where.scheduler.in_use
 

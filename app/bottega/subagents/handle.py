@@ -226,7 +226,6 @@ class Parent:
         remaining: returns the seconds until the run's deadline if the query belongs to no task, or
             ``None`` without a deadline.
         ancestors: returns an agent's ancestors in the run's graph, or ``None`` without a graph.
-        active: the query's unfinished tasks by agent; filled only with a graph.
         waiting: number of the query's queued tasks in this process, by agent.
         lines: the query's queued tasks by age, for each base priority; no line is empty.
         in_line: number of the tasks in ``lines``.
@@ -253,7 +252,6 @@ class Parent:
     remaining: Callable[[], float | None] = lambda: None
     ancestors: Callable[[str], frozenset[str]] | None = None
     children: dict[UUID, "SubagentHandle"] = field(default_factory=dict)
-    active: dict[str, set["SubagentHandle"]] = field(default_factory=dict)
     waiting: Counter[str] = field(default_factory=Counter)
     lines: "dict[int, list[SubagentHandle]]" = field(default_factory=dict)
     in_line: int = 0
@@ -312,7 +310,6 @@ class SubagentHandle(DispatchParams):
         received: true if the parent has read the task's outcome.
         scopes: queries of the task that dispatch tasks.
         holds: tasks that must end before this task may run.
-        blocks: tasks that must wait for the end of this task.
         breaker: key of the task's breaker, or ``None`` without a breaker.
         place: the task's place in the queue, or ``None`` outside of the queue.
         line: base priority of the task's line in the queue.
@@ -352,8 +349,7 @@ class SubagentHandle(DispatchParams):
     received: bool = False
     scopes: list[Parent] = field(default_factory=list)
     waiters: "set[Waiter] | None" = None
-    holds: "set[SubagentHandle] | None" = None
-    blocks: "list[SubagentHandle] | None" = None
+    holds: "frozenset[SubagentHandle]" = frozenset()
     breaker: BreakerKey | None = None
     suspended: bool = False
     # The queue and the scheduler set these fields
@@ -450,18 +446,17 @@ class TaskCounts:
     """
 
     def __init__(self) -> None:
-        self.by_status: Counter[SubagentStatus] = Counter()
         self.queued_of: Counter[UUID | None] = Counter()
         self.queued_of_run: Counter[UUID] = Counter()
         self.active_of: Counter[UUID | None] = Counter()
 
     @property
     def active(self) -> int:
-        return self.by_status[SubagentStatus.RUNNING] + self.by_status[SubagentStatus.STREAMING]
+        return self.active_of.total()
 
     @property
     def queued(self) -> int:
-        return self.by_status[SubagentStatus.QUEUED]
+        return self.queued_of.total()
 
     def add(self, handle: "SubagentHandle", by: int = 1) -> None:
         """Count a task in its current state. With ``by`` -1, remove the task from the counts.
@@ -473,7 +468,6 @@ class TaskCounts:
             parent.remote += 0 if status.is_final else by
             return
         parent.here += 0 if status.is_final else by
-        _add(self.by_status, status, by)
         if status is SubagentStatus.QUEUED:
             _add(parent.waiting, handle.agent_name, by)
             _add(self.queued_of, parent.tenant_id, by)

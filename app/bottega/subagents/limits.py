@@ -1,7 +1,7 @@
 """Limits of asynchronous sub-agents. Pure values."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from math import ceil, floor
 from typing import Any, Self
 
@@ -50,10 +50,7 @@ class SubagentLimits:
 
         A lower ``max_concurrent`` also lowers ``max_concurrent_of_call``.
         """
-        known = {field.name for field in fields(self)}
         wanted = {"max_concurrent_of_call": wanted.get("max_concurrent"), **wanted}
-        if unknown := wanted.keys() - known:
-            raise ValueError(f"no such limits: {', '.join(sorted(unknown))}")
         lower = {
             name: min(value, getattr(self, name))
             for name, value in wanted.items()

@@ -263,18 +263,16 @@ class SubagentRegistry:
         parent = handle.parent
         if parent.ancestors is None or handle.agent is None:
             return
-        above = parent.ancestors(handle.agent)
-        pairs = [(other, handle) for name in above for other in parent.active.get(name, ())]
-        for name, others in parent.active.items():
-            if handle.agent in parent.ancestors(name):
-                pairs += [(handle, o) for o in others if o.status is SubagentStatus.QUEUED]
+        unfinished = [child for child in parent.children.values() if not child.status.is_final]
+        names = {child.agent for child in unfinished if child.agent is not None}
+        read = parent.ancestors(handle.agent)
+        readers = {name for name in names if handle.agent in parent.ancestors(name)}
+        queued = [child for child in unfinished if child.status is SubagentStatus.QUEUED]
+        pairs = [(other, handle) for other in unfinished if other.agent in read]
+        pairs += [(handle, other) for other in queued if other.agent in readers]
         for first, then in pairs:
-            then.holds = then.holds or set()
-            then.holds.add(first)
-            first.blocks = first.blocks or []
-            first.blocks.append(then)
+            then.holds |= {first}
             self.scheduler.hold(then)
-        parent.active.setdefault(handle.agent, set()).add(handle)
 
     # Moving
 
@@ -314,10 +312,6 @@ class SubagentRegistry:
     def _take_over(self, handle: SubagentHandle, outcome: SubagentOutcome) -> None:
         handle.final_output, handle.error = outcome.output, outcome.error
         handle.error_code, handle.stop_reason = outcome.error_code, outcome.stop_reason
-        active = handle.parent.active.get(handle.agent_name, set())
-        active.discard(handle)
-        if not active:
-            handle.parent.active.pop(handle.agent_name, None)
 
     def _ended(self, handle: SubagentHandle) -> None:
         """Apply the consequences of a task's end: events, slot, waiters, sub-tasks, siblings."""
@@ -334,11 +328,11 @@ class SubagentRegistry:
             waiter.ended(handle)
         for scope in list(handle.scopes):
             self.end_parent(scope, _reason(handle))
-        for other in handle.blocks or ():
-            if other.holds:
-                other.holds.discard(handle)
-                self.scheduler.released(other, by=handle)
-        handle.blocks = handle.holds = None
+        siblings = () if handle.parent.ancestors is None else handle.parent.children.values()
+        for other in [each for each in siblings if each.holds and handle in each.holds]:
+            other.holds -= {handle}
+            self.scheduler.released(other, by=handle)
+        handle.holds = frozenset()
         self.telemetry.count(f"subagent.status.{handle.status}")
         self.telemetry.count("subagent.token.usage", usage.input, direction="input")
         self.telemetry.count("subagent.token.usage", usage.output, direction="output")
