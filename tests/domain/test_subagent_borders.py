@@ -17,7 +17,7 @@ from bottega.subagents.plugins import (
     before_dispatch,
 )
 from bottega.subagents.prompt_guard import PromptGuard
-from bottega.subagents.tool_base import screening
+from bottega.subagents.tools import screening
 from tests.domain.scripted import ScriptedModel, call
 from tests.domain.subagents import (
     Model,

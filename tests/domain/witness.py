@@ -15,7 +15,7 @@ from uuid import UUID
 from bottega.agents import BaseAgent, ToolCall, ToolResult
 from bottega.subagents.handle import Listener, Parent, SubagentHandle
 from bottega.subagents.limits import SubagentLimits
-from bottega.subagents.tool_base import SubagentTool
+from bottega.subagents.tools import SubagentTool
 
 OVER = ("completed", "failed", "timeout", "cancelled")
 STATES = ("queued", "running", "streaming", "waiting", *OVER, "not_found")

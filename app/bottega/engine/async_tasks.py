@@ -28,7 +28,7 @@ from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.shared_context import private_folder_of
 from bottega.subagents.swarm import ChildEnd, Swarm, SwarmOptions
 from bottega.subagents.telemetry import Totals
-from bottega.subagents.tool_base import screening, shown_usage
+from bottega.subagents.tools import screening, shown_usage
 
 
 class ResumedTasks:

@@ -440,7 +440,6 @@ class TaskCounts:
     """Numbers of tasks in this process, updated at each change; child runs do not count.
 
     Attributes:
-        by_status: all tasks by status.
         queued_of, queued_of_run: queued tasks by tenant and by run.
         active_of: running and streaming tasks by tenant.
     """
