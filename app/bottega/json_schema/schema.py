@@ -3,8 +3,8 @@
 The module converts schemas of older drafts to 2020-12. The module omits keywords that only
 describe, and refuses keywords that it cannot apply. The cost of a schema is bounded: the schema's
 size has a limit, ``$ref`` must stay within the schema, :mod:`bottega.json_schema.patterns` limits
-patterns, and a check has a limited number of steps. Because of these limits, a ``$ref`` may refer
-to itself: a check follows the ``$ref`` as deep as the value is nested.
+patterns, and a check has a limited number of steps. Because the number of steps is limited, a
+``$ref`` may refer to itself: a check follows the ``$ref`` as deep as the value is nested.
 """
 
 import json

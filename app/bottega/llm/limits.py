@@ -1,8 +1,8 @@
 """This worker's shares of the limits of model servers. One limit applies to all workers together.
 
 The database distributes calls, requests and tokens to workers. A worker admits calls from its share
-without a query, and soon returns the unused part of the share. Requests and tokens count towards a
-limit for one minute.
+without a database query, and soon returns the unused part of the share. Requests and tokens count
+towards a limit for one minute.
 """
 
 import asyncio

@@ -34,7 +34,7 @@ _MOST_LOGGED = 50
 _MOST_NONSENSE = 1000
 """Maximum number of lines without a message in a connection. Programs may write a greeting."""
 
-# Starts a program. On Linux, the program dies with this process, even after SIGKILL.
+# Starts a program. On Linux, the program also ends when SIGKILL ends this process.
 _START = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9)

@@ -165,7 +165,7 @@ class ChildTask:
         return f"{folder_of(self.task_id)}/input/{path.removeprefix('/')}"
 
     def _is_spread(self, params: DispatchParams) -> bool:
-        """Return true if a new task becomes a child run: it is simple, and many tasks run here."""
+        """Return true if a new task is simple and many tasks run here: it becomes a child run."""
         parent, swarm = self.scope, self.scope.swarm
         if swarm.options.remote is None or parent.here < parent.limits.spread_above:
             return False

@@ -434,7 +434,7 @@ class SubagentRegistry:
             self.collect()
 
     def collect(self) -> int:
-        """Remove finished tasks, end orphans and overdue tasks; return the number of removed ones.
+        """Remove finished tasks, and end orphans and overdue tasks; return the number of removals.
 
         A finished task stays for ``gc_ttl`` seconds, and as long as its parent may still read the
         outcome. If there are too many tasks, received tasks are removed at once.

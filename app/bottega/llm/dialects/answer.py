@@ -184,7 +184,7 @@ class AnswerBuilder(ABC):
         return self.add_event(event)
 
     def _take_text(self, text: str) -> None:
-        """Add the text of events that contain nothing else."""
+        """Add the text of events that contain only text."""
         self._text.append(text)
 
     def add_event(self, data: bytes) -> str:

@@ -69,9 +69,9 @@ class Piece(NamedTuple):
     """A message in the form of an API.
 
     Attributes:
-        items: of an answer or of results; empty: there is nothing to send.
-        said: text or blocks of an instruction, context or a user's message; of results, the blocks
-            that the API accepts only in a user's turn. Empty: there is nothing to send.
+        items: the items of an answer or of results, or empty if there is nothing to send.
+        said: the text or blocks of an instruction, context or a user's message. For results, the
+            blocks that the API accepts only in a user's turn. Empty if there is nothing to send.
     """
 
     kind: int
@@ -84,12 +84,12 @@ class Form:
     """Form of the turns of an API.
 
     Attributes:
-        opening: returns the fields for instructions (empty: there are none) and turns.
+        opening: returns the fields for instructions (or an empty text) and turns.
         user: returns a user's turn with a text or with blocks.
         text: returns a block of text.
         bridge: a model's turn between results and the user's text, or ``None`` if the text follows
             the results in the same turn.
-        results_are_blocks: results are blocks of a user's turn; otherwise they are items.
+        results_are_blocks: true if results are blocks of a user's turn, false if results are items.
     """
 
     opening: Callable[[str, list[Item]], dict[str, Any]]
@@ -99,7 +99,6 @@ class Form:
     results_are_blocks: bool
 
     def turn(self, said: Sequence[str | Sequence[Block]]) -> Item:
-        """Return the user's turn."""
         texts = [text for text in said if isinstance(text, str)]
         if len(texts) < len(said):
             return self.user(self._blocks(said))
@@ -149,7 +148,7 @@ def arranged(
             results += items
         elif kind >= ANSWER:
             if items:
-                if results and not (said or form.results_are_blocks):  # usual; no call, for speed
+                if results and not (said or form.results_are_blocks):  # the usual case
                     turns += results
                 else:
                     turns += form.tool_turns(results, said)
@@ -300,7 +299,7 @@ class Dialect:
         spec: the server's description.
         path: the endpoint's path, below the base URL.
         fields: fields of every request.
-        origin: identifies the server that may receive the state of messages; see :mod:`.opaque`.
+        origin: id of the server that may receive the state of messages; see :mod:`.opaque`.
         form: form of the turns.
         write_answer: returns the items of a model's message.
         write_results: returns the items of a tool message, and the blocks that the API accepts only
@@ -311,7 +310,7 @@ class Dialect:
         write_schema: returns the fields for an output's schema.
         new_answer: makes the builder of an answer, from a flag that is true if the request ends
             with results of tools.
-        fit: removes contradictions between the fields of a request.
+        fit: removes contradictory fields of a request.
         list_tools: returns the value of the field ``tools``.
     """
 
@@ -334,7 +333,7 @@ class Dialect:
         """Check the server's ``extra_body``.
 
         Raises:
-            InvalidInputError: it holds a reserved field, or a value that is not JSON.
+            InvalidInputError: ``extra_body`` has a reserved field, or a value that is not JSON.
         """
         check_extra(self.spec.extra_body, self.spec)
 
@@ -362,7 +361,7 @@ class Dialect:
             InvalidInputError: ``unsupported_part``, or the caller's fields cannot be sent.
             MissingFilesError: a message refers to a file that ``files`` lacks.
         """
-        key = f"{self.spec.dialect} {self.origin}"  # no other server gets this one's state
+        key = f"{self.spec.dialect} {self.origin}"  # the state is only for this server
         write = partial(self._piece, files=files)
         pieces = [message.encoded(key, write) for message in messages]
         asked = None if options.asked is None else options.asked.encoded(key, write)

@@ -38,9 +38,9 @@ class GeminiAnswer(AnswerBuilder):
     """Builder of a message from the chunks of one answer, or from a complete answer.
 
     The state's ``message`` is ``{"order": …}``; see :mod:`.answer`. A part with a signature stays a
-    separate part, even if its text is empty. The state has no thoughts, because the thoughts'
-    signatures are on other parts. Each answer with calls has a state. So a message without a state
-    must come from another model, and its calls have no signature.
+    separate part, even if its text is empty. The state omits the model's thoughts, because the
+    signatures of thoughts are on other parts. Each answer with calls has a state. So a message
+    without a state must come from another model, and its calls have no signature.
 
     Args:
         origin: identifies the server and model that answer; see :func:`.opaque.origin_of`.
@@ -212,7 +212,7 @@ def _declarations(tools: list[Item]) -> list[Item]:
 
 
 def write_tool(tool: ToolSchema) -> Item:
-    """Write a tool, without a schema if it has no parameters: the API refuses an empty schema."""
+    """Write a tool. Omit the schema of a tool without parameters, because the API refuses it."""
     found: Item = {"name": _name(tool.name), "description": tool.description}
     if tool.parameters.get("properties"):
         found["parametersJsonSchema"] = fitted(tool.parameters, "gemini")
@@ -270,7 +270,7 @@ def write_answer(message: AssistantMessage, *, origin: str) -> list[Item]:
 
 
 def write_results(message: ToolMessage, blocks: WriteParts) -> tuple[list[Item], list[Block]]:
-    """Write results. URLs go into a user's turn, because parts of results can only have data."""
+    """Write results. URLs go into a user's turn, because parts of results can have only data."""
     items: list[Item] = []
     shown: list[Block] = []
     for each in tool_outputs(message):

@@ -320,7 +320,7 @@ _FORM = Form(
 
 
 def write_answer(message: AssistantMessage, *, origin: str) -> list[Item]:
-    """Write a model's message, which may give several items."""
+    """Return the items of a model's message."""
     return _answer_items(message, _message("assistant", message.content), _output(message, origin))
 
 

@@ -49,7 +49,7 @@ def encodable(value: Any) -> Any:
 
 
 def check_extra(extra: Mapping[str, Any], spec: ServerSpec) -> None:
-    """Check fields of the caller for requests to a server.
+    """Check the caller's extra fields for requests to a server.
 
     Raises:
         InvalidInputError: a field is reserved, or a value is not JSON.
@@ -100,7 +100,7 @@ def name_of(name: str) -> str:
 
 
 def strict_id(call_id: str) -> str:
-    """Return the id of a tool call in a form that every chat template accepts; deterministic.
+    """Return a tool call's id in a form that every chat template accepts. Equal ids stay equal.
 
     Mistral's templates accept only ids of nine letters or digits, although the server itself makes
     other ids (github.com/vllm-project/vllm/issues/9019). An id from Kimi contains the function's
