@@ -16,7 +16,7 @@ from base64 import b64encode
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import uvicorn
@@ -269,6 +269,8 @@ class FakeModel:
         embeds: while it is false, requests for embeddings are answered 503.
     """
 
+    path: ClassVar[str] = "/v1/chat/completions"
+
     def __init__(
         self,
         decide: Callable[[dict[str, Any]], Reply] = demo_decide,
@@ -287,8 +289,8 @@ class FakeModel:
         self.base_url = ""
         self.decide = decide
         self._token_delay_s = token_delay_s
-        chat = Route("/v1/chat/completions", self._complete, methods=["POST"])
-        self._demo: ASGIApp = Starlette(routes=[chat, *demo_server.create_app().routes])
+        route = Route(self.path, self._respond, methods=["POST"])
+        self._demo: ASGIApp = Starlette(routes=[route, *demo_server.create_app().routes])
         self._usually = decide
         self._script: deque[Reply] = deque()
         self._vectors: deque[Reply | None] = deque()
@@ -344,7 +346,7 @@ class FakeModel:
         reply = self._script.popleft() if self._script else self.decide(request)
         return reply if isinstance(reply, Answer) else response(reply, request)
 
-    async def _complete(self, chat: Request) -> ASGIApp:
+    async def _respond(self, chat: Request) -> ASGIApp:
         request: dict[str, Any] = await chat.json()
         if wrong := unpaired(request["messages"]):
             return response(http_error(400, message=wrong), request)

@@ -16,10 +16,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from bottega.llm.demo_model.rules import Answer
@@ -130,10 +128,10 @@ class FakeResponses(FakeModel):
         requests: bodies of all well-formed requests, in order of arrival.
     """
 
+    path = "/v1/responses"
+
     def __init__(self) -> None:
         super().__init__(lambda request: answer(say("done")))
-        route = Route("/v1/responses", self._respond, methods=["POST"])
-        self._demo = Starlette(routes=[route])
 
     async def _respond(self, request: Request) -> ASGIApp:
         body = await request.json()

@@ -76,11 +76,6 @@ async def test_it_stops_with_an_open_stream() -> None:
     await provider.aclose()
 
 
-async def test_two_processes_have_separate_addresses() -> None:
-    async with demo_model() as first, demo_model() as second:
-        assert first != second
-
-
 async def test_it_ends_with_a_parent_that_is_killed() -> None:
     parent = await asyncio.create_subprocess_exec(
         sys.executable, "-c", PARENT, stdout=asyncio.subprocess.PIPE

@@ -10,10 +10,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Self
 
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from bottega.agents.provider import DialectName
@@ -56,7 +54,6 @@ class Vendor(FakeModel):
 
     def __init__(self, decide: Callable[[Body], Reply] = vendor_decide, *, port: int = 0) -> None:
         super().__init__(decide, port=port)
-        self._demo = Starlette(routes=[Route(self.path, self._respond, methods=["POST"])])
         self.bodies: list[Body] = []
         self.refusals: list[tuple[str, Body]] = []
         self.held: dict[int, asyncio.Event] = {}

@@ -4,10 +4,11 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from json import JSONDecoder
-from random import Random
 from textwrap import shorten
 from typing import Any
+from zlib import crc32
 
 from pydantic_core import from_json, to_json
 
@@ -268,7 +269,8 @@ def _order(conversation: Conversation) -> list[str]:
             known = [step.strip().removeprefix("call ") for step in steps.split("→")]
             if sorted(known) == sorted(names):
                 return known
-        return Random(conversation.asked).sample(names, len(names))  # noqa: S311 (no secret)
+        orders = list(permutations(sorted(names)))
+        return list(orders[crc32(conversation.asked.encode()) % len(orders)])
     lines = _ORDER.findall(conversation.system)
     first = lines[-1].split(", ") if lines else []
     return sorted(names, key=lambda name: first.index(name) if name in first else len(first))

@@ -287,10 +287,6 @@ def loaded(part: Part, files: Files) -> Media | str:
 _NO_PARAMS = ModelParams()
 
 
-def _as_they_are(fields: Fields) -> Fields:
-    return fields
-
-
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """One API, for one model.
@@ -326,7 +322,7 @@ class Dialect:
     write: Callable[[ModelParams, int | None, bool], Fields]
     write_schema: Callable[[Fields], Fields]
     new_answer: Callable[[ErrorMapper, bool], AnswerBuilder]
-    fit: Callable[[Fields], Fields] = _as_they_are
+    fit: Callable[[Fields], Fields] = dict
     list_tools: Callable[[list[Item]], list[Item]] = list
 
     def __post_init__(self) -> None:
