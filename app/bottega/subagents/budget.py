@@ -36,7 +36,7 @@ class _Tokens:
         return sent, 1
 
     def text(self, amount: int) -> str:
-        """Return an amount for people, without the unit's name."""
+        """Return an amount as a text for people, without the unit."""
         return str(amount)
 
 

@@ -21,7 +21,7 @@ Templates and APIs differ, so a request satisfies the strictest rules:
 - User and assistant alternate. A user's message follows only an assistant's message, not a tool's
   message. The last message is not an assistant's message
   (github.com/mistralai/mistral-common/issues/169, and its ``validator.py``).
-- No content is empty (Gemini's OpenAI-compatible endpoint, Anthropic).
+- No message has empty content (Gemini's OpenAI-compatible endpoint, Anthropic).
 - The next turn after tool calls has the results of all calls, and then text (Anthropic and Gemini:
   platform.claude.com/docs/en/agents-and-tools/tool-use/handle-tool-calls,
   ai.google.dev/gemini-api/docs/function-calling).
