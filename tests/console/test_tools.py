@@ -63,7 +63,7 @@ async def test_a_tool_of_an_agent_has_its_placeholders_and_is_tried_with_typed_a
     field = card.get_by_role("group", name="Parameters").get_by_label("Field", exact=True)
     await expect(field).to_have_value("city")
     await card.get_by_role("button", name="Try this tool").click()
-    await page.get_by_label("City").fill("Rome")
+    await page.get_by_label("City", exact=True).fill("Rome")
     assert await violations(page) == []
     await page.get_by_role("button", name="Call it").click()
     log = page.get_by_role("log", name="Draft conversation")

@@ -2,15 +2,10 @@
 import { useState } from "preact/hooks";
 
 import { JsonField, Known } from "../forms/parts.js";
-import { fieldsOf } from "../forms/shape.js";
-import { Fields, Folded } from "../forms/typed.js";
+import { Fields, FoldedFields } from "../forms/typed.js";
 import { html } from "../html.js";
 import { Tabs } from "../parts/basics.js";
 import { groupsOf } from "./schema.js";
-
-/** Whether a value is what it would be without being set. */
-const isUsual = (value, usual = null) => JSON.stringify(value) === JSON.stringify(usual)
-  || (usual === null && JSON.stringify(value) === "[]");
 
 /** Features that conditions of approvals can use: the arguments of tools. */
 const featuresOf = (tools) => [...new Set(tools.flatMap((each) => Object.keys(each?.parameters?.properties ?? {}))
@@ -35,14 +30,9 @@ export function AgentForm({ known, draft, turn, onChange }) {
           onChange=${(value) => onChange(value && typeof value === "object" ? value : {})} /></div>`
       : html`<${Known.Provider} value=${{ ...known, tools: names, features: featuresOf(tools) }}>
         ${groupsOf(schema).map(([title, names], place) => {
-          const fields = html`<${Fields} schema=${schema} value=${draft} at="" onChange=${onChange}
-            shown=${({ name }) => names.includes(name)} />`;
-          if (!place) return html`<fieldset class="fields" key=${`${title} ${turn}`}><legend>${title}</legend>${fields}
-            </fieldset>`;
-          const set = fieldsOf(schema, known.schemas).filter((each) => names.includes(each.name)
-            && draft[each.name] !== undefined && !isUsual(draft[each.name], each.usual)).map(({ label }) => label);
-          const isWrong = known.problems.some(({ pointer }) => names.includes(pointer?.split("/")[1]));
-          return html`<${Folded} key=${`${title} ${turn} ${isWrong}`} open=${isWrong}
-            title=${`${title}${set.length ? `: ${set.join(", ")}` : ""}`}>${fields}<//>`;
+          const given = { schema, value: draft, at: "", onChange };
+          return place ? html`<${FoldedFields} key=${`${title} ${turn}`} title=${title} names=${names} ...${given} />`
+            : html`<fieldset class="fields" key=${`${title} ${turn}`}><legend>${title}</legend><${Fields} ...${given}
+              shown=${({ name }) => names.includes(name)} /></fieldset>`;
         })}<//>`}`;
 }

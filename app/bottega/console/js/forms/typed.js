@@ -1,5 +1,5 @@
 /** Editors of values by their schemas: each changes only what is changed in it. */
-import { useContext, useId, useState } from "preact/hooks";
+import { useContext, useId } from "preact/hooks";
 
 import { html } from "../html.js";
 import { Button } from "../parts/basics.js";
@@ -17,11 +17,19 @@ const WIDEST = 1000;
 /** Fields of tools that few need. */
 const RARE = ["approval_reason", "expires_s", "headers", "idempotent", "max_bytes", "output_schema", "timeout_s"];
 
-/** Fields that few need, behind their title; open at first if one of them is set. */
-export function Folded({ title, open, children }) {
-  const [isOpen] = useState(open);
-  return html`<details class="folded" open=${isOpen}><summary>${title}</summary><div class="stacked">${children}</div>
-    </details>`;
+/** Whether a value is what it would be without being set. */
+const isUsual = (value, usual = null) => value === undefined || JSON.stringify(value) === JSON.stringify(usual)
+  || (usual === null && JSON.stringify(value) === "[]");
+
+/** Fields that few need, behind a title that names what is set of them; open at first if one of them is wrong. */
+export function FoldedFields({ title, names, schema, value, at, onChange }) {
+  const { schemas, problems } = useContext(Known);
+  const isWrong = names.some((name) => problems.some(({ pointer }) => `${pointer}/`.startsWith(`${at}/${name}/`)));
+  const set = fieldsOf(schema, schemas).filter(({ name, usual }) => names.includes(name)
+    && !isUsual(value[name], usual)).map(({ label }) => label);
+  return html`<details class="folded" key=${isWrong} open=${isWrong}><summary>${title}${set.length > 0
+    && html`: <span class="soft">${set.join(", ")}</span>`}</summary><div class="stacked"><${Fields} schema=${schema}
+      value=${value} at=${at} onChange=${onChange} shown=${({ name }) => names.includes(name)} /></div></details>`;
 }
 
 /** @type {(shape: any) => boolean} */
@@ -236,9 +244,8 @@ function Kind({ kinds, by, value, at, onChange }) {
     ${[true, false].map((isRequired) => html`<${Fields} schema=${kinds[kind]} value=${value} at=${at}
       onChange=${onChange} shown=${(each) => each.name !== by && each.isRequired === isRequired
         && !RARE.includes(each.name)} />`)}
-    ${RARE.some((name) => kinds[kind].properties[name]) && html`<${Folded} title="More" open=${RARE.some((name) =>
-      value[name] != null)}><${Fields} schema=${kinds[kind]} value=${value} at=${at} onChange=${onChange}
-      shown=${(each) => RARE.includes(each.name)} /><//>`}`;
+    ${RARE.some((name) => kinds[kind].properties[name]) && html`<${FoldedFields} title="More" names=${RARE}
+      schema=${kinds[kind]} value=${value} at=${at} onChange=${onChange} />`}`;
 }
 
 /** A list of objects, as cards. */

@@ -22,7 +22,7 @@ const EVERY_MS = 3000;
 const SHOWN_MESSAGES = 5;
 const SHOWN_DECISIONS = 10;
 /** For the first calls of the list it is read what users said, so that their rows have signs. */
-const LOOKED_THROUGH = 20;
+const LOOKED_THROUGH = 30;
 
 /** Who decides: a person here, or the program that started the run. */
 const isForPrograms = ({ kind }) => kind === "client_tool";
