@@ -195,7 +195,7 @@ class UserFacts:
         """Delete the fact with this number in the prompts; return false if there was no such fact.
 
         Args:
-            of_people: true: the fact may also be a fact that a person has set.
+            of_people: true: also delete a fact that a person has set.
         """
         if not 0 < number <= len(self.shown):
             return False

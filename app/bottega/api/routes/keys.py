@@ -190,7 +190,7 @@ _Sessions = Annotated[list[SessionName], Field(max_length=_MOST_NAMES)] | None
 
 
 class NewToken(Body):
-    """A token of an end user to make."""
+    """The request for a token of an end user."""
 
     model_config = ConfigDict(
         json_schema_extra={

@@ -141,7 +141,7 @@ def pooled_difference(pairs: Sequence[tuple[Tally, Tally]]) -> tuple[float, floa
     the interval is wide for few runs.
 
     Args:
-        pairs: tallies with and without something; no tally may be empty.
+        pairs: tallies of the two compared groups; no tally may be empty.
 
     Returns:
         The difference, and the lower and upper ends of the interval.
