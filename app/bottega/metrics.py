@@ -25,8 +25,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""Environment variable that names the folder for processes with one parent. The library also reads
-it."""
+"""Environment variable: the folder of processes with one parent. The library also reads it."""
 NAME = "BOTTEGA_PROCESS"
 """Environment variable that names a process in that folder. After a restart, a process with the
 same name continues its counts."""

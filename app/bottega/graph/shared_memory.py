@@ -364,8 +364,7 @@ class SharedMemoryGraph:
     def _ranks(self) -> dict[str, int]:
         """Return the rank of each node in the topological order; the dict has the same order.
 
-        The method is Kahn's algorithm; of several free nodes, the node that was added first is
-        next.
+        The method is Kahn's algorithm; of several free nodes, the oldest is next.
         """
         if self._rank is None:
             names = list(self._nodes)

@@ -621,8 +621,7 @@ class CountedRuns(Answer):
     usage: Usage
     """Usage of these runs with their sub-agents; runs that have not ended do not count."""
     complete: bool
-    """False: the period has more runs than a request searches, so the sums are of the newest
-    runs."""
+    """False: the period has more runs than a request searches; the sums are of the newest runs."""
 
 
 def _only(values: Sequence[str]) -> str | None:

@@ -107,8 +107,8 @@ def applications_of(episode: Episode) -> list[Application]:
     """Return the applications of the patterns that a run got or that were withheld from the run.
 
     The result is empty if the episode is not evidence. If the whole run judges a pattern, the
-    pattern gets the episode's outcome, including feedback. ``good`` is ``None`` if the outcome is
-    unknown.
+    pattern gets the episode's outcome, including feedback. Without an outcome, ``good`` is
+    ``None``.
     """
     given = episode.metadata.get("patterns")
     if not isinstance(given, list) or not counts(episode):

@@ -82,7 +82,7 @@ APPLIED = frozenset((Arm.USED, Arm.TRIAL, Arm.REPORTED))
 
 @dataclass(frozen=True, slots=True)
 class Applicability:
-    """The tasks to which a pattern applies. All fields must be true; an empty field is always
+    """The tasks to which a pattern applies. All fields must be true; empty fields are always
     true."""
 
     problem_types: tuple[str, ...] = ()  # allowed values of the feature ``task_type``
