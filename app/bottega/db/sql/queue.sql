@@ -193,10 +193,9 @@ BEGIN
     END IF;
 END $$;
 
--- Called by a worker three times in each lease. Extend the lease and store the worker's runs.
--- Return the runs that no other worker has; and the worker's id, if next_workers returns it.
--- p_places: 0 while the worker stops. p_about: {"version", "age_s", "pool", "tenants": {tenant:
--- load}}, which operators and tenants see.
+-- Called by a worker three times in each lease. Extend the lease; store the worker's runs, places
+-- (0 while the worker stops) and load (p_about: {"version", "age_s", "pool", "tenants": {tenant:
+-- load}}). Return the runs that no other worker has, and the worker's id if it is a next worker.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION report(
     p_worker uuid, p_lease_s double precision, p_places integer, p_tenants uuid[], p_runs uuid[],
