@@ -171,7 +171,7 @@ async def test_what_is_slow_now_is_named_and_many_failures_have_no_exact_number(
     )
     await expect(slow).to_contain_text(told)
     stuck = re.compile(
-        r"3 calls of the model server default under way, the oldest since .*\s+.*40 ms"
+        r"3 calls of the model server default are under way, the oldest since .*\s+.*40 ms"
     )
     await expect(slow).to_contain_text(stuck)
     await expect(page.get_by_text("at least 50 runs since")).to_be_visible()
