@@ -24,7 +24,8 @@ const isUsual = (value, usual = null) => value === undefined || JSON.stringify(v
 /** Fields that few need, behind a title that names what is set of them; open at first if one of them is wrong. */
 export function FoldedFields({ title, names, schema, value, at, onChange }) {
   const { schemas, problems } = useContext(Known);
-  const isWrong = names.some((name) => problems.some(({ pointer }) => `${pointer}/`.startsWith(`${at}/${name}/`)));
+  const isWrong = problems.some(({ pointer }) => pointer?.startsWith(at)
+    && names.includes(pointer.slice(at.length + 1).split("/")[0]));
   const set = fieldsOf(schema, schemas).filter(({ name, usual }) => names.includes(name)
     && !isUsual(value[name], usual)).map(({ label }) => label);
   return html`<details class="folded" key=${isWrong} open=${isWrong}><summary>${title}${set.length > 0
