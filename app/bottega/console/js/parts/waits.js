@@ -83,7 +83,8 @@ function SlowNow({ servers }) {
     <ul>${stuck.map(({ name, number, since, usual_ms: usual }) => html`<li key=${name}>
       ${count(number)} ${number === 1 ? "call" : "calls"} of the model server <${Link} path=${["operations",
         "providers"]}>${name}<//> ${number === 1 ? "is" : "are"} under way, the oldest since
-        ${" "}<${Time} at=${since} />: half of its last calls took less than ${duration(usual)}.</li>`)}${slow.map(({ by, key, since, now, before }) => html`<li key=${`${by} ${key}`}>
+        ${" "}<${Time} at=${since} />: half of its last calls took less than ${duration(usual)}.</li>`)}
+    ${slow.map(({ by, key, since, now, before }) => html`<li key=${`${by} ${key}`}>
       ${by === "agent" ? "Runs" : "Calls"} of <${Link} path=${["health"]} query=${{ span: "1h",
         ...(by === "agent" ? { agent: key } : { by }) }}>${key}<//>
       ${" "}take <strong class="bad-text">${seconds(now)}</strong>
