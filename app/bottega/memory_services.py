@@ -202,7 +202,7 @@ def _local(stack: contextlib.AsyncExitStack) -> "LocalEmbedder | None":
 
 
 def embedder_of(settings: Settings) -> str:
-    """Return a sentence about the embedder that the settings choose, and about what it compares."""
+    """Return a sentence: which embedder is chosen, and if it compares meaning or spelling."""
     if settings.embedding_model not in (None, BUILTIN):
         return f"Memory compares episodes with the embedding model {settings.embedding_model}."
     if settings.embedding_model is None and available():

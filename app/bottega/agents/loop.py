@@ -376,7 +376,7 @@ class QueryLoop:
         raise QueryFailed(ending.text, ending.code, str(ending), content)
 
     def _whole(self, message: AssistantMessage) -> AssistantMessage:
-        """Join an answer's parts; remove the parts and requests to continue from the history."""
+        """Join an answer's parts; remove these parts and requests to continue from the history."""
         pending, self._pending = self._pending, PendingAnswer()
         if pending.kept:
             kept = set(map(id, pending.kept))

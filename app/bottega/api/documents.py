@@ -355,7 +355,7 @@ def examples() -> Mapping[str, Mapping[str, Any]]:
 def _show_answers(operation: dict[str, Any]) -> None:
     recorded = examples().get(operation["operationId"], {})
     for status, answer in operation["responses"].items():
-        # A status without a recorded answer shows another's answer (a cancellation: 200 for 202).
+        # If no answer is recorded for a status (202), show the answer of another status (200).
         kinds: Mapping[str, Any] = recorded.get(status) or next(iter(recorded.values()), {})
         for kind, content in answer.get("content", {}).items():
             if (body := kinds.get(kind, kinds.get("text/plain"))) is not None:

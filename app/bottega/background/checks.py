@@ -257,7 +257,7 @@ class SuccessChecks:
         return on_run_finished
 
     async def _check(self, tenant_id: UUID, rows: Sequence[asyncpg.Record]) -> None:
-        """Decide a stage of a run's checks. After an internal error, store the error."""
+        """Decide the checks of one stage of a run. After an internal error, store the error."""
         (claimed,) = rows
         try:
             await self._check_run(claimed)

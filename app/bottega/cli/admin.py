@@ -345,7 +345,7 @@ def _group() -> None:
 
 @secrets.command("reencrypt")
 def reencrypt() -> None:
-    """Encrypt all secrets with the first key in BOTTEGA_SECRETS_KEY. If this breaks off, repeat it.
+    """Encrypt all secrets with the first key in BOTTEGA_SECRETS_KEY. If it stops early, rerun it.
 
     The exit status is 1 if no key in BOTTEGA_SECRETS_KEY can decrypt a secret.
     """

@@ -126,7 +126,7 @@ class TenantTurns:
 
     @asynccontextmanager
     async def turn(self, tenant_id: UUID) -> AsyncIterator[None]:
-        """Wait for a turn of the tenant. The turn lasts during the block.
+        """Wait for a turn of the tenant. The turn ends with the ``async with`` block.
 
         Raises:
             TimeoutError: the wait for a turn was too long.
@@ -200,7 +200,7 @@ class Database:
             except asyncpg.DiskFullError:
                 return False
             except asyncpg.InsufficientPrivilegeError:
-                pass  # no right to temporary tables: assume space
+                pass  # the role may not create temporary tables: assume that the disk has space
             self.storage.full = False
         return True
 

@@ -108,8 +108,8 @@ async def fetch_page(
     Args:
         values: parameters of a query that :func:`measured` has returned; ``None``: the query does
             not come from :func:`measured`.
-        by_index: true: until the transaction's end, read rows in an index's order, so that all
-            pages cost the same. False: sort the rows, because few rows meet the conditions.
+        by_index: true: read rows in the order of an index, so that all pages cost the same (also
+            in the rest of the transaction). False: sort the rows, because few meet the conditions.
     """
     if by_index:
         await connection.execute(text(_BY_INDEX))

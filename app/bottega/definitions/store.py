@@ -412,7 +412,7 @@ async def versions(
 async def version(
     connection: AsyncConnection, kind: DefinitionKind, tenant_id: UUID, name: str, number: int
 ) -> Definition:
-    """Return one version of a name.
+    """Return one version of the definition with this name.
 
     Raises:
         NotFoundError: the name or the version does not exist.

@@ -90,7 +90,7 @@ class ResumedTasks:
         return TaskPlace(task_id, self._replay.task(task_id).parent_id, agent, len(above) - 1)
 
 
-# Finds only tasks below the task $4, which asks. If $4 is NULL, the root asks for any task.
+# Task $4 looks up tasks below it. If $4 is NULL, the root agent looks up any task.
 _LOOK_UP = """
 WITH RECURSIVE up AS (
     SELECT t.id AS task, t.parent_id FROM tasks t

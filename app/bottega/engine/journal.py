@@ -490,7 +490,7 @@ CANCELLED = {"code": "cancelled", "message": "somebody cancelled this task"}
 
 @dataclass(frozen=True, slots=True)
 class TaskPlace:
-    """The position of a task in its run: columns of the task's events and row.
+    """Position of a task in its run: columns of the task's row and of its events.
 
     Attributes:
         task_id: the task's id; ``None`` for the root, which has no row.

@@ -4,7 +4,7 @@ Claim: :class:`RunClaimer` claims due runs for free places, and executes them. I
 
 - after a notification with this worker's id,
 - after the end of a run, if this worker was nearly full or the run's tenant has due runs,
-- when this process queues runs shortly after runs ended in this worker,
+- when this process queues runs shortly after runs ended here (the next runs of a batch),
 - at once, if the last claim left due runs,
 - every ``POLL_S`` seconds while it listens, because a notification may be lost.
 
@@ -39,7 +39,7 @@ from bottega.services import background
 POLL_S = 2.0
 _MOST = 20
 _CLAIM_S = 3.0
-"""Timeout of a claim in seconds. A run is lost if no report has it 5 s after its claim."""
+"""Timeout of a claim in seconds: below the 5 s after which the sweep queues its runs again."""
 _PAUSE_S = 0.005
 """Seconds in which all ends of runs together lead to only one claim."""
 _RECENT_S = 1.0
@@ -95,22 +95,22 @@ class RunClaimer:
         self._active: dict[asyncio.Task[bool], ClaimedRun] = {}
         self._ended: dict[UUID, float] = {}
         self._wake = asyncio.Event()
-        self.poll_s = POLL_S  # infinite while this worker does not listen
+        self.poll_s = POLL_S  # infinite while not listening: a report tells when to listen again
 
     def notice(self, payload: str | None) -> None:
-        """Claim at once if a notification has this worker's id, or may be lost (``None``)."""
+        """Claim at once if the payload is this worker's id, or ``None``: signals may be lost."""
         if payload in (None, str(self.worker_id)):
             self._wake.set()
 
     def claims_own(self) -> bool:
-        """Claim due runs soon if runs have just ended here. Return true if the worker claims runs.
-
-        This worker itself continues with the next runs of a batch, if it has free places.
-        """
+        """Claim at once if runs have just ended here and places are free. Return true if so."""
         ended_lately = any(at > monotonic() - _RECENT_S for at in self._ended.values())
-        if claims := ended_lately and len(self._active) < self._places() * 4 // 5:
+        if claims := ended_lately and not self._is_nearly_full():
             self._wake.set()
         return claims
+
+    def _is_nearly_full(self) -> bool:
+        return len(self._active) >= self._places() * 4 // 5
 
     async def run(self, stop: asyncio.Event) -> None:
         async def wake_at_stop() -> None:
@@ -128,7 +128,7 @@ class RunClaimer:
                 await happens(self._wake, pause_s * random.uniform(0.8, 1.2))  # noqa: S311
 
     async def finish(self, grace_s: float) -> None:
-        """Wait ``grace_s`` seconds for the runs' ends. Then hand back the other runs."""
+        """Wait ``grace_s`` s for ends of runs. Then cancel the other runs: each is handed back."""
         if self._active:
             await asyncio.wait(self._active, timeout=grace_s)
         for task in (left := list(self._active)):
@@ -154,17 +154,17 @@ class RunClaimer:
         return any(row["more"] for row in rows)
 
     def _end(self, task: asyncio.Task[bool]) -> None:
-        was_full = len(self._active) >= self._places() * 4 // 5
+        was_full = self._is_nearly_full()
         self._ended[self._active.pop(task).tenant_id] = monotonic()
         if was_full or task.cancelled() or task.exception() or task.result():
             asyncio.get_running_loop().call_later(_PAUSE_S, self._wake.set)
 
     async def _carry_out(self, run: ClaimedRun) -> bool:
-        """Execute a run. After an error, hand back the run for the next attempt."""
+        """Execute a run. Return true if the run's tenant may have more due runs."""
         try:
             return await self._execute(run)
         except Exception as error:
             logger.exception("run.abandoned", run_id=str(run.run_id))
-            if not is_transient(error):  # else the sweep finds the lost run
+            if not is_transient(error):  # after a transient error, the sweep queues the run again
                 await hand_back(self._pool, run, "crash")
             return True

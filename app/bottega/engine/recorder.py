@@ -223,7 +223,7 @@ def storable_result(result: ToolResult) -> ToolResult:
 def heard_in(
     history: Sequence[StandardMessage], logged: dict[str, ToolResult]
 ) -> dict[str, dict[str, str]]:
-    """Return ``results`` for ``llm.started``: tool messages that differ from logged results.
+    """Return the field ``results`` of ``llm.started``: tool messages that differ from the log.
 
     Args:
         logged: results in the log since the last model call, by tool call. The function empties it.

@@ -287,7 +287,7 @@ class RunReplay:
         facts: data of the facts about the user; ``None``: no facts were recalled.
         asked: number of the root's last started model call; 0: no call was started.
         asked_people: true if a tool call has waited for people.
-        asks: by interrupt: (task, beginning, end or ``None``) of the wait for people.
+        asks: the wait for people by the interrupt's id: (task, start, end or ``None``).
         questions: ids of the interrupts of MCP servers' questions.
         messages_read: number of users' messages that the root received, without copied messages.
         writes: (task or ``None``, path, content) of written files, in order.
@@ -813,7 +813,7 @@ class RestoredTasks:
         tasks: asynchronous tasks by id, in the order of dispatch.
         over: tasks that do not run again, because they or a task above have finished.
         usage: sum of the usage of the tasks in ``over``.
-        paid: the part of ``usage`` that this run paid. A repeated run paid the rest.
+        paid: the part of ``usage`` that this run paid. The run that it repeats paid the rest.
         waits: seconds that each open wait has lasted, by (task, call, tool call).
     """
 

@@ -162,7 +162,7 @@ class ModelCall:
 def _wait_for_models(calls: Collection[ModelCall], now: float) -> tuple[float, float] | None:
     """Return the seconds until the run is suspended, and until the first call's next try.
 
-    The seconds until the suspension may be negative. Return ``None`` if a call does not wait.
+    The seconds until the suspension may be negative. Return ``None`` unless all calls wait.
     """
     goes_on_at = min((call.goes_on_at for call in calls), default=now)
     if goes_on_at <= now:

@@ -1,10 +1,10 @@
 r"""Users' regular expressions, with a size limit before compilation and a match in linear time.
 
 The engine is Rust's ``regex``, in pydantic-core. The engine holds the GIL while it compiles and
-matches. A limit on the pattern's expanded size limits the time of both. In the expanded pattern, a
-repeat copies its operand, and a Unicode class such as ``\w`` takes about 40 KB of automaton. A
-separate process (``python -m`` this module) compiles expensive patterns first, because even a
-thread would delay all requests.
+matches. A limit on the pattern's expanded size limits the time of compiling and of matching. In the
+expanded pattern, a repeat copies its operand, and a Unicode class such as ``\w`` takes about 40 KB
+of automaton. Before this process compiles an expensive pattern, a separate process (``python -m``
+this module) compiles it, because even a thread would delay all requests.
 """
 
 import os

@@ -463,7 +463,7 @@ class ModelProvider:
 
         Args:
             number: number of tries made.
-            until: time when the patience ends, by the provider's clock.
+            until: time at which ``patience_s`` is over, by the provider's clock.
 
         Raises:
             ModelError: no patience is left.

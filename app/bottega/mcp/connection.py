@@ -239,7 +239,7 @@ class McpTransport(httpx2.AsyncBaseTransport):
     def mirror(self, tool: str, schema: Mapping[str, Any]) -> None:
         """Send arguments of a tool's calls also in headers if the tool's schema requires it.
 
-        Schemas of the protocol 2026-07-28 require this with the keyword ``x-mcp-header``.
+        In protocol version 2026-07-28, a schema requires headers with the keyword ``x-mcp-header``.
         """
         if tool not in self._mirrored:
             from mcp.shared.inbound import x_mcp_header_map
@@ -609,7 +609,7 @@ class Connection:
             await self._tell()
 
     async def _tell(self) -> None:
-        """Call ``on_changed`` at most once, although a server may report many changes."""
+        """Call ``on_changed`` for the first reported change only."""
         tell, self._on_changed = self._on_changed, None
         if tell is not None:
             await tell()

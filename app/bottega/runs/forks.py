@@ -84,7 +84,7 @@ async def fork(
     Args:
         memory: the server's memory mode. The new run has the stricter of this and the old mode.
         principal: the API key or user that starts the new run. limits: limits of the API key.
-        may_give: raises an error if the caller may not answer for a node and the run's user.
+        may_give: refuses (node, user of the old run) if the caller may not answer for the node.
 
     Raises:
         NotFoundError: the tenant has no such run.

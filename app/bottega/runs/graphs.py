@@ -218,7 +218,7 @@ async def _publications(
 def _level_inside(
     inside: str, level: _Level, states: "_NodeStates", children: Mapping[str, Any]
 ) -> _Level:
-    """Return the parts of a node at any depth.
+    """Return the parts of a node, which may itself be at any depth.
 
     Args:
         level: the nodes of the run's graph.

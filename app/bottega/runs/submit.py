@@ -331,7 +331,7 @@ def _accepted(answer: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, An
     if reason in REFUSED_KEYS:
         raise refused_key(reason)
     if reason is not None:
-        what = _REFUSALS[reason].format(limit=answer["limit"])
+        what = _REFUSALS.get(reason, f"the limit {reason} is reached").format(limit=answer["limit"])
         raise LimitedError(what, code=reason, retry_after_s=answer["retry_after_s"])
     pinned = new["pinned"]
     version = (pinned.get("graph") or {}).get("version") or pinned["agents"].get(new["agent"])

@@ -136,7 +136,7 @@ class Account:
 
     @property
     def may_grow(self) -> bool:
-        """True if the limit may grow later, even without an end of a call in this process."""
+        """True if the limit may grow later although no call in this process ends."""
         return False
 
 

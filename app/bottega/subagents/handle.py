@@ -308,10 +308,10 @@ class SubagentHandle(DispatchParams):
         token_usage: the usage, also of a failed task.
         was_limited: true if a model call failed because of its server's limits.
         received: true if the parent has read the task's outcome.
-        scopes: queries of the task that dispatch tasks.
+        scopes: queries of this task that dispatch further tasks.
         holds: tasks that must end before this task may run.
         breaker: key of the task's breaker, or ``None`` without a breaker.
-        place: the task's place in the queue, or ``None`` outside of the queue.
+        place: the task's position in the queue, or ``None`` outside of the queue.
         line: base priority of the task's line in the queue.
         suspended: true if this process stopped the task without an end, so that another process
             restores it.
@@ -550,7 +550,7 @@ def missing(statuses: Sequence[SubagentStatus], mode: Mode, quorum: int | None) 
 
 
 def ends_of(handles: Iterable[SubagentHandle], gone: int) -> list[SubagentStatus]:
-    """Return the statuses of awaited tasks; ``gone`` of these tasks have ended and were removed."""
+    """Return the statuses of awaited tasks. gone: number of ended tasks that were removed."""
     return [*(handle.status for handle in handles), *[SubagentStatus.FAILED] * gone]
 
 

@@ -357,8 +357,8 @@ def _context_of(swarm: Swarm, query: Query) -> PluginContext:
 def screening(swarm: Swarm) -> Screen:
     """Return a function that calls the plugins before a synchronous call of a sub-agent.
 
-    This function returns the question with the plugins' changes, or the result of a refused or
-    skipped call.
+    The returned function returns the question as the plugins changed it. If a plugin refused or
+    skipped the call, the function returns a tool result.
     """
 
     async def screen(call: CurrentCall, tool_call: ToolCall, question: str) -> str | ToolResult:

@@ -81,8 +81,8 @@ async def can_sign(tx: AsyncConnection, tenant_id: UUID, *, has_first: bool) -> 
 async def rotate(tx: AsyncConnection, tenant_id: UUID, actor: str) -> tuple[RowMapping, str]:
     """Create the tenant's next secret; return the row, and, only this time, the secret itself.
 
-    The previous secret stays valid for a day, and expired secrets are removed. So the first secret,
-    from the settings, is valid until a stored secret is a day old.
+    The previous secret stays valid for a day, and expired secrets are removed. The first secret,
+    from the settings, stays valid for one day after the first rotation.
 
     Raises:
         ConflictError: ``too_many``.

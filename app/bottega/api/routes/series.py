@@ -125,8 +125,8 @@ _OUTCOMES_BY = {
     )
     for by, key in _KEYS.items()
 }
-# Each version and state of a pattern is a group of its own: candidates and validated patterns are
-# withheld from different shares of runs. With an agent, each version of the agent is also a group.
+# Group by pattern, version and state, because candidates and validated patterns are withheld from
+# different shares of runs. If one agent is selected, also group by the agent's version.
 _DRAWN = text("""
     WITH drawn AS MATERIALIZED (
         SELECT p.pattern_id, p.version, p.episode_id, p.good, p.arm = ANY (:applied) AS given,

@@ -136,7 +136,7 @@ END $$;
 
 -- Called by a worker. Return the turns before a run, from new to old, and gists of a few older
 -- turns. If the last prompt's turns and newer turns fit into p_most tokens, return these turns.
--- Otherwise return the turns that fit into half of p_most: so the first turn rarely changes.
+-- Otherwise leave half of p_most free for later turns, so that the first turn rarely changes.
 CREATE OR REPLACE FUNCTION earlier_turns(
     p_tenant uuid, p_base uuid, p_most bigint, p_gists integer
 ) RETURNS TABLE (

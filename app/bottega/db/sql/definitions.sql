@@ -168,8 +168,8 @@ BEGIN
                     CROSS JOIN LATERAL (SELECT named.value #>> '{}') AS text(model)))));
 END $$;
 
--- Called by a façade (p_way) for an agent. Return the schema of the agent's arguments (null: no
--- schema), or no row if the façade does not offer the agent.
+-- Called for an agent by a way of access (p_way: mcp or openai). Return the schema of the agent's
+-- arguments (null: no schema), or no row if this way of access does not offer the agent.
 CREATE OR REPLACE FUNCTION exposed_input(p_tenant uuid, p_agent text, p_way text)
 RETURNS SETOF jsonb LANGUAGE plpgsql AS $$
 BEGIN

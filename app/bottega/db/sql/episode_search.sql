@@ -81,7 +81,7 @@ BEGIN
     RETURN array_to_tsvector(ARRAY['=' || p_tenant]) || episode_stems(v_terms);
 END $$;
 
--- Return the rank of an episode's words for a query's classes of words (see episode_words).
+-- Return how well an episode's words fit a query's classes of words (see episode_words).
 CREATE OR REPLACE FUNCTION episode_rank(
     p_terms tsvector, p_weights double precision[], p_classes tsquery[]
 ) RETURNS double precision LANGUAGE sql IMMUTABLE AS $$
@@ -102,8 +102,8 @@ BEGIN
     RETURN greatest((v_plan -> 0 -> 'Plan' ->> 'Plan Rows')::double precision, 1);
 END $$;
 
--- Called by episode_candidates. Return a tenant's number of episodes: the exact number below 1,000,
--- because a count is then cheaper than a plan, and otherwise the planner's estimate.
+-- Called by episode_candidates. Return a tenant's number of episodes. Below 1,000, return the exact
+-- number: counting costs less than asking the planner. Otherwise return the planner's estimate.
 CREATE OR REPLACE FUNCTION episode_rows(p_tenant uuid) RETURNS double precision
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -260,7 +260,7 @@ BEGIN
         -- time until it has found enough.
         PERFORM set_config('enable_indexscan', v_by_time, true);
         v_by_time := 'on';
-        -- setweight without words only copies the value: a long value is unpacked only once.
+        -- setweight without words changes nothing: PostgreSQL then unpacks a long value only once.
         EXECUTE 'SELECT coalesce(array_agg(episode_id), ''{}'') FROM (
             SELECT episode_id, row_number() OVER (
                 PARTITION BY at < $3 ORDER BY ' || v_rank || ' DESC, episode_id) AS place

@@ -1,8 +1,8 @@
 -- Choice of a query's words: words that find episodes, rank episodes, or mark a topic.
 
 -- Called by episode_words. Return two shares of each word: its share in the tenant's stored sample;
--- and the maximum of this share and its share in a scope's newest 100 episodes. Ten added episodes
--- without words ensure that a word that occurs once or twice in a small memory is not common.
+-- and the maximum of this share and its share in a scope's newest 100 episodes. The shares count
+-- ten more episodes, without words. So a word that occurs twice in a small memory is not common.
 CREATE OR REPLACE FUNCTION episode_word_shares(
     p_tenant uuid, p_words text[], p_rows double precision, p_scope text
 ) RETURNS TABLE (

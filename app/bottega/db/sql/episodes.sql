@@ -311,7 +311,7 @@ END $$;
 CREATE OR REPLACE TRIGGER make_lessons AFTER INSERT ON episode_reflections
 FOR EACH ROW EXECUTE FUNCTION make_lessons();
 
--- Return the verdict, without an outcome, of people who denied or edited a run's calls, or null.
+-- Return the verdict of people who denied or edited a run's calls, or NULL. It has no outcome.
 CREATE OR REPLACE FUNCTION decision_in(p_metadata jsonb) RETURNS jsonb LANGUAGE sql IMMUTABLE AS $$
     SELECT jsonb_build_object('reason', p_metadata #> '{approval,reason}', 'by', 'approval')
     WHERE p_metadata ? 'approval'

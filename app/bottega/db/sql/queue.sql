@@ -8,22 +8,22 @@
 -- A claim locks rows of tenants in tenant_queues. Only claims lock such rows, and skip locked rows.
 -- Fence: each write has the attempt. A write changes nothing unless run_heads has this attempt.
 -- Lease: a worker is alive until workers.leased_until. report() extends this lease and stores the
--- list of the runs that the worker executes.
+-- list of the runs that the worker executes. A lease lasts two thirds of BOTTEGA_TAKEOVER_S.
 -- Takeover: sweep() runs in every process. sweep() queues a run again if the run's worker has no
 -- lease (cause crash), or if the worker's list lacks the run 5 s after the claim: the answer to the
--- claim was lost (cause lost, which is no crash). A lease lasts two thirds of BOTTEGA_TAKEOVER_S.
+-- claim did not arrive (cause lost, which is no crash).
 -- Fair: a claim reads 500 tenants with due runs, from a random tenant on, and serves the four with
--- the longest time since their last claim, with equal shares. Other tenants get the unused part of
--- a share. The last fifth of a worker's places is for tenants without a run in the worker. A
+-- the longest time since their last claim, with equal shares. The other three get the unused part
+-- of a share. The last fifth of a worker's places is for tenants without a run in the worker. A
 -- tenant's runs are claimed by rank: time of acceptance, plus 30 s for each priority below the
 -- first. The rank never changes, so that a run that is queued again keeps its position. A tenant's
 -- child runs take turns with the tenant's other runs.
 -- Limit: counted is the number of a tenant's running runs at the last count, claimed the number of
--- later claims. Before the sum can exceed concurrent_runs, a claim counts again. Child runs do not
--- count, but a run that waits for its child runs counts.
+-- runs claimed since. Before the sum can exceed concurrent_runs, a claim counts again. Child runs
+-- do not count, but a run that waits for its child runs counts.
 
 -- Called with the run's row locked. Store that the run may be claimed, unless an earlier run of its
--- conversation must end first.
+-- conversation must end first: such a run has no queued_at, and does not expire.
 CREATE OR REPLACE FUNCTION enqueue_run(
     p_tenant uuid, p_run uuid, p_is_due boolean DEFAULT true
 ) RETURNS void LANGUAGE plpgsql AS $$
@@ -42,7 +42,7 @@ BEGIN
     END IF;
 END $$;
 
--- Return at most 500 tenants with due runs: from p_from on, then from the lowest id on (round 2).
+-- Return at most 500 tenants with due runs: ids above p_from, then (round 2) the ids up to p_from.
 CREATE OR REPLACE FUNCTION due_tenants(p_from uuid DEFAULT gen_random_uuid()) RETURNS uuid[]
 LANGUAGE sql STABLE AS $$
     WITH RECURSIVE due(tenant, round) AS (
@@ -84,8 +84,8 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- Called by a worker with p_places places. Claim at most p_most due runs. p_held: the tenants of
--- the worker's runs. p_ended: the tenants of runs that the worker ended in the last second, which
--- may be below their limit again. more: true if this worker may claim more runs now.
+-- the worker's runs, one entry per run. p_ended: tenants of runs that ended in the worker in the
+-- last second, so that these tenants may start runs again. more: the worker may claim again now.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION claim(
     p_worker uuid, p_most integer, p_places integer, p_held uuid[], p_ended uuid[]
@@ -113,7 +113,7 @@ BEGIN
                     WHERE v_free > 0 AND (v_common > 0 OR d <> ALL (p_held)));
     FOR q IN
         SELECT t.* FROM tenant_queues t WHERE t.tenant_id = ANY (v_mine)
-        -- A tenant at its limit counts as served one second later. The tenant's runs are counted
+        -- A tenant at its limit gets its next turn one second later. The tenant's runs are counted
         -- again only after this second, or after the end of a run.
         ORDER BY t.served_at + CASE
             WHEN t.counted + t.claimed < v_limit OR t.tenant_id = ANY (p_ended)
@@ -173,7 +173,7 @@ BEGIN
     IF (w.free_places > 0, w.common_places > 0) <> (v_free > 0, v_common > 0) THEN  -- else no news
         UPDATE workers SET free_places = v_free, common_places = v_common WHERE id = p_worker;
     END IF;
-    -- Other claims have locked some tenants; or this full worker got no signals.
+    -- Other claims have locked some tenants; or no signals came, because the row said: full.
     more := v_free > 0 AND (cardinality(v_tenants) < least(4, cardinality(v_mine))
                             OR w.free_places <= 0);
     IF v_due <> '{}' AND any_left(v_due, v_limit) THEN
@@ -195,7 +195,7 @@ END $$;
 
 -- Called by a worker three times in each lease. Extend the lease; store the worker's runs, places
 -- (0 while the worker stops) and load (p_about: {"version", "age_s", "pool", "tenants": {tenant:
--- load}}). Return the runs that no other worker has, and the worker's id if it is a next worker.
+-- load}}). Return the runs that no other worker has, and the worker's id if next_workers() has it.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION report(
     p_worker uuid, p_lease_s double precision, p_places integer, p_tenants uuid[], p_runs uuid[],
@@ -219,7 +219,7 @@ CREATE OR REPLACE FUNCTION report(
     UNION ALL SELECT n.id FROM next_workers() AS n WHERE n.id = p_worker;
 $$;
 
--- Called by a worker that stops executing a run, or by the sweep after the worker's death. Queue
+-- Called by a worker that stops executing a run, or by the sweep (causes crash and lost). Queue
 -- the run; or begin a wait (p_wait: see begin_wait); or end a run with p_error or a requested
 -- cancellation. p_cause: the next attempt's cause: drain, message, model, interrupt, …
 CREATE OR REPLACE FUNCTION hand_back(
@@ -255,9 +255,9 @@ BEGIN
     PERFORM arrive(p_tenant, p_run);
 END $$;
 
--- Called by each process. Queue a page of lost runs again, and end a page of runs after their
--- deadline. Return the number of queued runs; NULL if another process sweeps. After a lease's time
--- without a sweep (the database was down), all leases begin again: no worker could report.
+-- Called by each process. Queue a page of runs without a worker again, and end a page of runs after
+-- their deadline. Return the number of queued runs; NULL if a process sweeps or has just swept. If
+-- no process swept for a lease (the database was down), all leases begin again: no report came.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION sweep(p_lease_s double precision) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$

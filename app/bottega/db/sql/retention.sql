@@ -29,7 +29,7 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
 $$;
 
 -- Return true if a finished run must not be removed yet: it has a pending webhook or check,
--- unfinished child runs or recently used files, or is an earlier turn of an unfinished run.
+-- unfinished child runs or recently used files, or its conversation has an unfinished run.
 CREATE OR REPLACE FUNCTION run_in_use(r runs, p_before timestamptz) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT EXISTS (SELECT FROM webhooks w WHERE w.tenant_id = r.tenant_id AND w.run_id = r.id

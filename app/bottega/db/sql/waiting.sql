@@ -59,9 +59,9 @@ BEGIN
     RETURN true;
 END $$;
 
--- Called after an arrival for a run, by the sender or by the sweep. If a worker executes the run,
--- assign the arrivals to this worker. If the run waits, log people's decisions. Then end a run with
--- a requested cancellation, or queue the run if its wait is over (p_at_once: in any case).
+-- Called after new rows in a run's inbox, by the sender or by the sweep. If a worker executes the
+-- run, assign these rows to the worker. If the run waits, log people's decisions. Then end a run
+-- with a requested cancellation, or queue the run if its wait is over (p_at_once: in any case).
 CREATE OR REPLACE FUNCTION arrive(p_tenant uuid, p_run uuid, p_at_once boolean DEFAULT false)
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE

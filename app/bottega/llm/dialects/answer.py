@@ -2,7 +2,7 @@
 
 A message's state has a list with the server's order of the blocks of an answer. The entries are
 ``{"type": "text", "length": N}``, ``{"type": "call", "id": ID}`` and
-``{"type": "opaque", "block": …}``. Entries of texts and calls may have ``more``: further fields of
+``{"type": "opaque", "block": …}``. An entry of a text or a call may have ``more``: other fields of
 the block. The texts and calls are only in the message itself, where hooks may change both.
 
 Most chunks of an answer repeat the same bytes around a few letters. Decoding each chunk as JSON
@@ -190,8 +190,8 @@ class AnswerBuilder(ABC):
     def add_event(self, data: bytes) -> str:
         """Add one event of the stream and return its text.
 
-        The method ignores a single word, because some servers send a word or null to keep a
-        connection open.
+        The method ignores an event whose data is only a word or ``null``: some servers send such
+        events to keep a connection open.
 
         Raises:
             ModelError: the event is not valid in the API, or reports an error.

@@ -3,7 +3,7 @@
 A transaction that stores an episode also stores pending work for the episode's vectors. To claim
 some of this work, a worker moves the time of the work's next try. The worker embeds the summaries
 outside of any transaction. Then one transaction stores the vectors and deletes the pending work. If
-the worker dies, another worker tries again at the time of the next try.
+the worker dies, another worker repeats the work at the stored time of the next try.
 """
 
 from collections.abc import Callable, Mapping, Sequence

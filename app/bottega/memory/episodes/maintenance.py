@@ -235,7 +235,7 @@ class EpisodeMaintenance:
             async with acting_as(self.pool, tenant_id) as connection:
                 page = await connection.fetchval(_AGE, ids, stage, before, moved)
             moved_on += page
-            if not page:  # no episode is left, or other transactions have locked the others
+            if not page:  # no episode is left, or other transactions lock the remaining ones
                 break
         return moved_on
 

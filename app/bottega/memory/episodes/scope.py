@@ -60,7 +60,7 @@ class Scope:
         user: required with USER; set with SESSION and UNNAMED if the reader has a user.
         session_id: required with SESSION.
         agent: only episodes of runs with this root agent; ``None``: of all agents.
-        any_user: with SESSION: true if episodes of all the session's users count.
+        any_user: with SESSION: true if the scope has the episodes of all users of the session.
     """
 
     reach: Reach

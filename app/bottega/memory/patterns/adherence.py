@@ -105,8 +105,8 @@ class Adherence:
         """Return the run's patterns in the order in which they were shown.
 
         Each pattern has ``id``, ``version``, ``arm``, ``category``, ``followed`` (``None``: not
-        observable) and ``good`` (``None``: no affected call ended, or the whole run judges the
-        pattern).
+        observable) and ``good`` (``None``: no affected call ended, or the result of the whole run
+        judges the pattern).
         """
         return [shown.to_json() for shown in self._shown.values()]
 

@@ -148,8 +148,8 @@ CROSS JOIN LATERAL (
     SELECT FROM episode_state s
     WHERE s.tenant_id = $1 AND s.episode_id = n.id FOR KEY SHARE) AS held
 """
-# Selects applications that count as evidence. Not counted are episodes in which the pattern was
-# found, episodes that are not trusted, and quarantined or deleted episodes. A report cannot
+# Selects applications that count as evidence. Do not count episodes in which the pattern was found,
+# untrusted episodes, and quarantined or deleted episodes. A report cannot
 # override the outcome of an assigned pattern. A run that retries an earlier run is not independent
 # evidence. The query reads each row by its key, because the planner may assume one row per tenant.
 _GIVEN = """

@@ -53,7 +53,7 @@ class ContentWord(NamedTuple):
 class ContentWords:
     """The content words of a text without repetitions, at most :data:`MOST_WORDS`.
 
-    A text without content words has all its words here, with weight 0, so that searches use them.
+    If a text has no content words, this object has all its words, with weight 0, for searches.
     """
 
     words: Sequence[ContentWord]
@@ -177,7 +177,7 @@ def _languages(word: str) -> frozenset[str]:
 
 @cache
 def _telling_nothing() -> dict[str, frozenset[str]]:
-    import stopwordsiso  # imported late, because the import reads all its words, which takes 10 ms
+    import stopwordsiso  # imported late, because the import reads the whole word list in 10 ms
 
     found: dict[str, set[str]] = {}
     for language in stopwordsiso.langs():

@@ -1,7 +1,7 @@
 """Removal of ids and server addresses from texts of other runs for a model. Pure.
 
-An id of another run has no meaning in the run that reads it. A model that polls such a task or
-calls such an address does harm or loses time. The ids stay in events.
+An id of another run has no meaning in the run that reads it. A model that polls a task of another
+run, or calls a server of another run, does harm or loses time. The ids stay in events.
 """
 
 import re
