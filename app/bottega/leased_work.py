@@ -89,7 +89,7 @@ class WorkLoop:
         self.wake()
 
     async def run(self) -> None:
-        """Run until cancelled; each run begins with a call of ``act``."""
+        """Call ``act`` until cancelled, after each pause or wake-up."""
         pause, self.first_s = self.first_s, 0.0
         while True:
             with contextlib.suppress(TimeoutError):

@@ -275,17 +275,17 @@ def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
         http=partial(HttpProtocol, bounds=bounds, addresses=addresses),  # type: ignore[arg-type]
         ws=partial(WebSocketProtocol, addresses=addresses),  # type: ignore[arg-type]
         ws_max_size=64 * 1024,
-        # No pings, because heartbeats keep connections open, and a slow client answers too late.
+        # Send no pings: heartbeats keep connections open, and a slow client answers pings too late.
         ws_ping_interval=None,
-        # No compression, because it runs per frame and subscriber, and takes 40 KB per connection.
+        # Use no compression, which runs per frame and subscriber and takes 40 KB per connection.
         ws_per_message_deflate=False,
         log_config=None,
         access_log=False,
         lifespan="off",
         server_header=False,
-        # Otherwise uvicorn would trust headers of any program on this machine; see KeylessRates.
+        # If true, uvicorn would trust headers of any program on this machine; see KeylessRates.
         proxy_headers=False,
-        # Longer than timeouts of clients and proxies, so that these close idle connections first.
+        # A timeout longer than those of clients and proxies, which so close idle connections first.
         timeout_keep_alive=75,
         timeout_graceful_shutdown=STOP_S,
         **options,

@@ -42,7 +42,7 @@ async def resolve(host: str, port: int) -> Sequence[str]:
 
 
 class DnsResolver:
-    """Look-ups of names; at most ``LOOKUPS_OF_TENANT`` of a tenant are concurrent, and others wait.
+    """Look-ups of host names. At most ``LOOKUPS_OF_TENANT`` look-ups of a tenant run at a time.
 
     A look-up counts until it ends, even if its caller has stopped waiting.
 
@@ -233,7 +233,7 @@ class _Protocol(ResponseHandler):
 
     def feed_data(self, data: Any, size: int = 0) -> None:
         self._heads += 1
-        if self._heads <= 20:  # the head of the answer, and heads of interim answers such as 100
+        if self._heads <= 20:  # accept the answer's head, and 19 interim heads (status 1xx)
             super().feed_data(data, size)
         elif self.transport is not None:
             self.set_exception(aiohttp.ClientPayloadError("too many heads of answers"))

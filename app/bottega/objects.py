@@ -1,8 +1,8 @@
 """Storage of large bodies of episodes and files: an object store, a folder, or the database.
 
 The library obstore accesses local folders, S3 and compatible stores, Google Cloud Storage and
-Azure. Without such a store, the database stores objects as rows, in pieces, so that every process
-can read the objects. An object is written once and as a whole, with a checksum.
+Azure. Without an object store, the database stores objects as rows, in pieces, so that every
+process can read the objects. An object is written once and as a whole, with a checksum.
 """
 
 import asyncio
@@ -224,7 +224,7 @@ class Bucket:
 
     async def put(self, key: str, packed: bytes) -> None:
         async with self._asking():
-            # A single request, because an interrupted multipart upload leaves its parts behind.
+            # Send a single request: an interrupted multipart upload would leave its parts behind.
             await self._opened().put_async(key, packed, use_multipart=False)
             if self._folder is not None:
                 await asyncio.to_thread(_flush, self._folder, key)

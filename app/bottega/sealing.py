@@ -48,7 +48,7 @@ class Keyring:
         """Parse keys in base64 that commas separate.
 
         Raises:
-            ValueError: the text is not such a list of keys.
+            ValueError: the text is not a list of keys in base64.
         """
         return cls([b64decode(key.strip(), validate=True) for key in text.split(",")])
 

@@ -149,8 +149,8 @@ class UserErasure:
     async def _erase_page(self, tenant_id: UUID, user: str) -> bool:
         """Remove a page of rows; return false if no row was left."""
         async with self.database.begin(tenant_id) as tx:
-            # The lock lets one process work at a time. When another has finished, the row is
-            # missing.
+            # The lock lets one process work at a time. After another process has finished the
+            # erasure, the row is missing.
             query = select(_own.removed).where(_is(tenant_id, user)).with_for_update()
             before = await tx.scalar(query)
             if before is None:

@@ -170,7 +170,7 @@ class ToolCall(BaseModel):
     """A model's request to call a tool.
 
     ``arguments`` is the decoded object. If the model did not send a JSON object, ``arguments`` is
-    empty and ``malformed`` has the raw text. The answer to such a call is an error.
+    empty, ``malformed`` has the raw text, and the answer to the call is an error.
     """
 
     model_config = ConfigDict(frozen=True)

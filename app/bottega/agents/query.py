@@ -361,7 +361,7 @@ class Query:
         escaped: the exception that ended the query without a response, if any.
         task: the asynchronous task that the query belongs to, directly or through its parent, or
             ``None`` if the caller waits for the query.
-        scope: the parallel work of the query. A tool that starts such work sets the scope.
+        scope: the parallel work of the query. A tool that starts parallel work sets the scope.
         composed: sizes of a shortened prompt, or ``None`` if the prompt is the whole history.
             ``tokens`` is the size of the prompt, ``shrunk`` the number of tool results replaced by
             a summary, and ``left`` the number of omitted messages.
@@ -526,7 +526,7 @@ class Recorder(QueryObserver):
         """Record recalled publications added to the history, with their cosines (-1 to 1)."""
 
     def sources_of(self, query: Query) -> Collection[str] | None:
-        """Return the agents that an earlier attempt read, or ``None`` without such an attempt."""
+        """Return the agents that an earlier attempt read, or ``None`` in the first attempt."""
         return None
 
     def version_of(self, query: Query) -> int | None:

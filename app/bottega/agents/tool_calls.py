@@ -310,7 +310,7 @@ def must_escape(tool: ToolBase, error: BaseException) -> bool:
 
 
 def waiting_for(tools: Sequence[ToolBase | None]) -> list[list[int]]:
-    """Return the indexes of the calls that must end first, for each call of a message.
+    """Return, for each call of a message, the indexes of the calls that must end before it.
 
     A sub-agent waits for its ancestors in the graph. A stateful sub-agent also waits for its own
     previous call, so that its history grows in the order of the calls.

@@ -1,8 +1,8 @@
 """The OpenAPI document (FastAPI's, with added problems and keys) and the AsyncAPI document.
 
 Pydantic's schemas do not show rules between the fields of a body, because validators check these
-rules. This module replaces the schema of such a body by `oneOf`: one complete schema for each valid
-combination of fields. Client generators then make a class for each combination.
+rules. This module replaces the schema of a body with rules by `oneOf`: one complete schema for each
+valid combination of fields. Client generators then make a class for each combination.
 """
 
 import functools

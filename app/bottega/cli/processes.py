@@ -227,7 +227,7 @@ class Supervisor:
                 self._log("info", "processes.replaced")
 
     def _is_replaced(self, slot: _Slot) -> bool:
-        """Return true if a ready successor has replaced the child; first start a missing one."""
+        """Return true if a ready successor has replaced the child. Start a missing successor."""
         if slot.successor is None:
             slot.successor = self._start(slot)
             if slot.successor is None:

@@ -118,7 +118,7 @@ def used_database(settings: "Settings") -> Iterator[tuple[str, tuple[str, int] |
     if settings.server_url is not None:
         yield settings.server_url, None
         return
-    # Until the event loop handles signals, so that no signal leaves the embedded server running.
+    # Before the event loop handles signals, a signal must also stop the embedded server.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     from bottega.db import embedded, migrate

@@ -60,7 +60,7 @@ def paged(query: Query, *columns: ColumnElement[Any], after: Any, descending: bo
     """Return a query that is sorted by columns. The columns' values together must be unique.
 
     Args:
-        after: values of the columns in the last row of the page before (one value for one column);
+        after: values of the columns in the previous page's last row (one value for one column);
             ``None``: begin with the first row.
     """
     if after is not None:

@@ -112,7 +112,7 @@ class CompiledTeam:
         members: all agents of the run; sub-agents come first.
         tools: tools that send secrets.
         roots: see :attr:`Team.agents`.
-        callers: by node: stand-in agents with a tool, for the nodes of a DAG that are no agents.
+        callers: by name of a DAG's node that is no agent: a stand-in agent with the node's tool.
         rules, nodes, numbers: see :class:`Team`.
         subgraphs: the teams of sub-graphs, by node.
         definitions, providers, mcp_servers, structure: definitions from which the team was built:
@@ -258,7 +258,7 @@ async def _compiled(
     if run.mode == "dag" and graph is not None and content is not None:
         rules = GraphRules.of(content)
         if content is not run.graph:
-            rules = replace(rules, is_plain=False)  # so that the log has the nodes' events
+            rules = replace(rules, is_plain=False)  # the log gets the nodes' events
         nodes = {name_of_node(node): node for node in content["nodes"]}
         numbers = {name: index for index, name in enumerate(graph.get_topological_order())}
         names = {name: agent for name in numbers if (agent := rules.nodes[name].agent) is not None}

@@ -231,7 +231,7 @@ class ChildRuns:
             return
         for run_id, one in sent.items():
             one.stored.set()
-            self._stored.append(one.on_stored)  # called after the reading of ends
+            self._stored.append(one.on_stored)  # called after the ends are read
             self._new.pop(run_id, None)
         self._ended |= set(known) & self._awaited.keys()
 
@@ -447,7 +447,7 @@ class Spreading:
     @asynccontextmanager
     async def _parts(self, handle: SubagentHandle) -> AsyncIterator[tuple[int | None, int | None]]:
         """Reserve a task's part of the budgets above. Yield the part in tokens and in money."""
-        day = set(map(id, self._recorder.accounts.day))  # the child run itself uses the day's
+        day = set(map(id, self._recorder.accounts.day))  # child runs use these themselves
         above = [account for account in handle.parent.accounts if id(account) not in day]
         others = self._with_parts[handle.parent]
         paid = sum(not other.status.is_final for other in others.values())
@@ -468,7 +468,7 @@ class ElementRuns:
         self._recorder = recorder
         self._run = run
         self._began = monotonic()
-        self._day = set(map(id, recorder.accounts.day))  # the child run itself uses the day's
+        self._day = set(map(id, recorder.accounts.day))  # child runs use these themselves
         self._under_way: set[Path] = set()
 
     def are_limited(self, path: Path) -> bool:
@@ -603,8 +603,8 @@ def unread_text(known: str, text: str) -> str:
     """Return the new part of a text that was also read earlier. Pure.
 
     Args:
-        known, text: the last :data:`LONGEST_END` characters of the text, earlier and now. If
-            ``text`` does not contain the end of ``known``, all of ``text`` is new.
+        known, text: the text's last :data:`LONGEST_END` characters at the earlier and at this
+            reading. If ``text`` does not contain the end of ``known``, all of ``text`` is new.
     """
     if text.startswith(known):
         return text[len(known) :]

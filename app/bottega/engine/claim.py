@@ -59,7 +59,7 @@ class ClaimedRun:
         session_id: id of the run's session; ``None``: the run belongs to no session.
         session_base: publications of the session's earlier runs: rows of ``session_memory``.
         in_conversation: true if the run reads the conversation; false: only publications.
-        base: the run of the turn before; ``None``: the run is the first turn.
+        base: the run of the previous turn; ``None``: the run is the first turn.
         user: the end user's name in the customer's product.
         principal: the API key or user that started the run.
         traceparent, tracestate: trace context of the request for the run; ``None``: no trace.
@@ -123,7 +123,7 @@ class ClaimedRun:
 
     @classmethod
     def decoded(cls, tenant_id: UUID, run_id: UUID, attempt: int, claim: str) -> Self:
-        """Decode the result of the SQL function ``claimed_run``. The run has no definitions yet."""
+        """Decode the result of the SQL function ``claimed_run``, which has no definitions."""
         values = from_json(claim)
         values |= {
             "tenant_id": tenant_id,

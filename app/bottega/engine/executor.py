@@ -141,7 +141,7 @@ class Executor:
             entry.task.cancel()
 
     async def take(self, kind: str, run_ids: Collection[UUID]) -> set[UUID]:
-        """Deliver new messages or decisions to runs. Return the ids of the runs that received one.
+        """Deliver new messages or decisions to runs. Return the ids of the runs that got some.
 
         Args:
             kind: ``message`` or ``decision``.

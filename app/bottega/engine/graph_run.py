@@ -174,7 +174,7 @@ class GraphRun:
         about: the run's ``input`` as text, and its ``metadata``.
         turns: earlier messages of the conversation in the run's input.
         title: the graph's name.
-        path, name: path and name of this graph in the run. The name ends with a slash.
+        path, name: path and name of this graph in the run. The graph's name ends with a slash.
         at_work: unfinished queries of all levels, by path.
         begun: names in the log of all levels' unfinished nodes, by path.
         parts: count of elements and turns at all levels.
@@ -711,7 +711,7 @@ class GraphRun:
     # Graphs
 
     async def _run_graph(self, work: _Work) -> AssistantResponse:
-        """Run a node's graph. A loop runs in turns that read the output of the turn before."""
+        """Run a node's graph. A loop runs in turns that read the previous turn's output."""
         loop: Mapping[str, Any] | None = work.node.get("loop")
         most = _most_turns(work.node)
         usage, last = AgentUsage(), AssistantResponse()

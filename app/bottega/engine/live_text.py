@@ -145,7 +145,7 @@ class TextSink(Protocol):
         """Delete the text of calls that ended some time ago."""
 
     def repeating(self, journal: Journal, calls: Iterable[Live]) -> Callable[[], None]:
-        """Send a run's live text again on request. Return a function that ends the sending.
+        """Send a run's live text again on request. Return a function that stops this.
 
         Args:
             calls: all open calls of this worker. Only the run's calls are sent again.
@@ -278,7 +278,7 @@ class LiveText:
             self._ended.append((monotonic() + self._keep_s, call))
 
     def repeating(self, journal: Journal) -> Callable[[], None]:
-        """Send a run's live text again on request. Return a function that ends the sending."""
+        """Send a run's live text again on request. Return a function that stops this."""
         return self._sink.repeating(journal, self._open)
 
     async def run(self) -> None:

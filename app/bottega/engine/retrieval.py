@@ -110,7 +110,7 @@ def choose(
 ) -> list[Chosen]:
     """Choose at most three patterns: validated patterns, and at most one candidate. Pure.
 
-    A withheld validated pattern counts as one of the three. A withheld candidate does not count.
+    A withheld validated pattern counts as one of the three patterns; a withheld candidate does not.
 
     Args:
         matches, candidates: applicable validated patterns and candidates, best ones first.
@@ -358,7 +358,7 @@ def help_after(given: Sequence[Mapping[str, Any]]) -> str:
 
 
 def with_cures_once(shown: Sequence[str], told: set[str]) -> Iterator[str]:
-    """Yield texts without the cures in ``told``. Add the texts' cures to ``told``."""
+    """Yield texts; leave out cures that are in ``told``, and add new cures to ``told``."""
     for text in shown:
         first, _, rest = text.partition("\n")
         yield rest if first in told else text

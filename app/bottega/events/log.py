@@ -258,7 +258,7 @@ async def read_all(
     """Return all events of the log, in order. Wait while the database is away.
 
     Args:
-        on: the caller's connection with a transaction, if any, to read in this transaction.
+        on: a connection with an open transaction, which reads; ``None``: a new transaction.
     """
     events: list[Event] = []
     after = 0

@@ -68,7 +68,7 @@ class ServerLimits(NamedTuple):
 class LimitPermit(NamedTuple):
     """The part of the limits that an admitted call uses and returns at the end of the call.
 
-    A number is 0 if there was no such limit when the call was admitted. Limits may change later.
+    A number is 0 if the server had no limit for it when the call was admitted. Limits may change.
     """
 
     calls: int

@@ -421,7 +421,7 @@ class Connection:
 
     Args:
         on_changed: called once when the server reports that its tools have changed. With ``None``,
-            the client does not request such reports.
+            the client does not request reports about changed tools.
 
     Attributes:
         is_open: false after the connection broke off or was closed.
@@ -638,7 +638,7 @@ class Connection:
     async def _elicit(self, context: Any, params: Any) -> Any:
         """Answer a question of a server of the older era, as part of the newest call.
 
-        A question of such a server contains no reference to its call.
+        A question of an older server contains no reference to its call.
         """
         from mcp_types import ElicitResult
 

@@ -149,7 +149,7 @@ def tokens_of(message: StandardMessage, count: TokenCounter) -> int:
         for call in message.tool_calls:
             said = as_text(call.arguments) if call.malformed is None else call.malformed
             tokens += count(call.name) + count(said) + _PER_MESSAGE
-        if message.state:  # the provider's data for the next call, such as reasoning
+        if message.state:  # the state has data for the next call, such as reasoning
             tokens += count(as_text(message.state))
     return tokens
 

@@ -91,7 +91,7 @@ class RunsHere(Protocol):
         """Cancel a run, or only one of the run's tasks. Idempotent."""
 
     async def take(self, kind: str, run_ids: Collection[UUID]) -> set[UUID]:
-        """Deliver new messages or decisions to runs. Return the ids of runs that received one."""
+        """Deliver new messages or decisions to runs. Return the ids of the runs that got some."""
 
     def child_ended(self, run_id: UUID) -> None:
         """Notify the parent run of a child run's end. Idempotent."""
@@ -100,7 +100,7 @@ class RunsHere(Protocol):
 class WorkerInbox:
     """A worker's inbox of cancellations, messages, decisions and ends of child runs.
 
-    A row stays in the inbox until the row's run accepts it. A cancellation stays to the run's end.
+    A row stays in the inbox until its run accepts the row. A cancellation stays until the run ends.
     """
 
     def __init__(self, pool: asyncpg.Pool, worker_id: UUID, runs: RunsHere) -> None:

@@ -112,7 +112,7 @@ async def compare(
     """Return two runs, and a page of the runs' agents, sorted by name, with their rows.
 
     Args:
-        place: name of the last agent of the page before.
+        place: name of the last agent of the previous page.
 
     Raises:
         NotFoundError: one of the two runs is unknown.

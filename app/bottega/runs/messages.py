@@ -97,7 +97,7 @@ async def page(
 
     Args:
         types: list the messages of events of these types. The question is always listed.
-        after: (``seq``, ``part``) of the last message of the page before.
+        after: (``seq``, ``part``) of the last message of the previous page.
 
     Raises:
         NotFoundError: the run or task does not exist.

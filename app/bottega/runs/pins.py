@@ -275,7 +275,7 @@ class PinCache:
     """Cache of pins by tenant, agent and graph. Pins may be stale: each use compares the epoch.
 
     Args:
-        operators: the operator's providers. A tenant's provider replaces an operator's one.
+        operators: the operator's providers. A tenant's provider replaces the operator's.
         default_model: model of providers that list no models.
         shared: true if the operator lets agents read the memory of all sessions.
     """

@@ -190,7 +190,7 @@ def shown(row: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         row: the run's row. Columns of ``run_checks`` have the prefix ``check_``; outcome and
             comment of the feedback have the prefix ``feedback_``. The row of a run that was just
-            accepted has no such columns.
+            accepted has no columns with these prefixes.
     """
     check = None
     if row.get("check_status") is not None:
@@ -913,7 +913,7 @@ async def usage_page(
         by: the grouping: one of `USAGE_BY`, or ``metadata``.
         since: ``None``: 30 days before ``until``.
         until: ``None``: now.
-        after: name of the last group of the page before.
+        after: name of the last group of the previous page.
 
     Raises:
         InvalidInputError: the period from ``since`` to ``until`` is longer than a year.

@@ -581,7 +581,7 @@ def _code(event: Event) -> str | None:
 
 
 def _above(task: UUID | None, parents: Parents) -> Iterator[UUID | None]:
-    """Yield the tasks above a task. The last one is ``None``, the root."""
+    """Yield the ids of the tasks above a task, and then ``None`` for the root."""
     while task is not None:
         task = parents[task]
         yield task

@@ -340,7 +340,7 @@ async def page(
 
     Args:
         by_time: list only sessions with runs, sorted by last run.
-        after: id of the page before's last session; with ``by_time``, id of its last run.
+        after: id of the previous page's last session; with ``by_time``, id of its last run.
     """
     query = _SESSIONS.where(sessions.c.tenant_id == tenant_id)
     searches = by_time or wanted.searches
@@ -494,7 +494,7 @@ async def message_page(
 
     Args:
         agent: list only conversations of this agent.
-        after: position of the last message of the page before.
+        after: position of the last message of the previous page.
     """
     wanted = _Wanted(tenant_id, session_id, agent, descending)
     found: list[dict[str, Any]] = []

@@ -104,8 +104,8 @@ class SecretLookup:
         self._rules = rules
         self._read = read
         self._ticks = ticks
-        # Weak references: a run may use a redactor for hours, and during this time no second
-        # redactor of its tenant may exist.
+        # Use weak references: a run may use a redactor for hours, and during this time no second
+        # redactor of the run's tenant may exist.
         self._known: WeakValueDictionary[UUID, _Known] = WeakValueDictionary()
         self._of_names: WeakValueDictionary[str, _Known] = WeakValueDictionary()
         self._lately: LRUCache[UUID, _Known] = LRUCache(_MOST_TENANTS)

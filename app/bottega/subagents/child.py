@@ -172,7 +172,7 @@ class ChildTask:
         if parent.ancestors is not None or params.retries:
             return False
         return (params.agent is None or is_leaf(self.agents[params.agent])) and (
-            sum(map(len, self._files().values())) <= 64_000  # maximum characters for one child run
+            sum(map(len, self._files().values())) <= 64_000  # maximum number of characters
         )
 
     def _files(self) -> dict[str, str]:

@@ -265,7 +265,7 @@ class PlaceSource(Protocol):
     """Source of places for this worker's tasks. All places are equal."""
 
     def take(self, tenant: UUID) -> bool:
-        """Take a place that this worker already holds; return false without such a place."""
+        """Take a place that this worker already holds; return false if it holds no free place."""
         ...
 
     async def wait(self, tenant: UUID) -> None:
@@ -291,8 +291,8 @@ class TenantPlaces:
     def take_for_next(self, queue: TakeQueue, free: int) -> bool:
         """Take a place for the queue's next task; return false if no task can have a place.
 
-        A tenant without a place loses its turn until a place arrives. The number of requested
-        places is the number that the tenant could use now.
+        If a tenant has no place, the tenant takes no turn until a place arrives. The number of
+        requested places is the number that the tenant could use now.
 
         Args:
             free: number of free slots.
@@ -477,7 +477,7 @@ class SubagentScheduler:
         return max(0, min(free, own))
 
     def position(self, handle: SubagentHandle) -> int:
-        """Count the waiting tasks of the tenant that go before a task.
+        """Return the number of the tenant's waiting tasks that start before a task.
 
         The count is 0 for a child run, which does not wait in this queue. All tasks go before a
         task that is held back.

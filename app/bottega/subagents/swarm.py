@@ -330,7 +330,7 @@ class AsyncSubagents:
         return call, scope_of(call.query, self.registry)
 
     def without_agents(self) -> "AsyncSubagents":
-        """Return the state of tools that dispatch only helpers."""
+        """Return a copy of this state for tools that may dispatch only helpers."""
         return replace(self, agents={}, anonymous=True)
 
     def ancestors(self) -> Callable[[str], frozenset[str]] | None:

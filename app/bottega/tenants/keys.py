@@ -304,7 +304,7 @@ class KeyCache:
         return self._may_be_open
 
     async def is_open(self) -> bool:
-        """Return true if the server needs no key, because there has never been one.
+        """Return true if the server needs no key, because no key was ever made.
 
         Raises:
             UnavailableError, OSError, ...: the database is not available.

@@ -24,7 +24,7 @@ class Rate:
 
     @classmethod
     def of(cls, per_s: float, seconds: int = 2) -> "Rate":
-        """Return a rate with a burst of as many requests as it allows in ``seconds``."""
+        """Return a rate with a burst of the requests that the rate allows in ``seconds``."""
         return cls(per_s, max(1, math.ceil(seconds * per_s)))
 
     @property

@@ -141,7 +141,7 @@ Place = tuple[str, DefinitionKind, str]
 async def missing(caller: Caller, asked: Apply) -> list[tuple[str, str]]:
     """Return the pointer and error text of each reference to a definition that does not exist.
 
-    The server would refuse runs of a definition with such a reference. At most 100 are returned.
+    The server would refuse runs of a definition with a missing reference. Return at most 100.
     """
     names: dict[str, set[str]] = defaultdict(set)
     places = list(_named(asked))
@@ -306,7 +306,7 @@ async def check_patterns(service: Service, tenant: UUID, asked: Apply) -> None:
 
 
 async def store_all(caller: Caller, asked: Apply) -> list[dict[str, Any]]:
-    """Store each definition of a document that differs from the stored one.
+    """Store each definition in a document if it differs from the stored definition.
 
     Returns:
         One result for each definition, in the form of :class:`Applied`.

@@ -118,7 +118,7 @@ async def watch(socket: WebSocket) -> None:
         await _watch(socket)
 
 
-# A route of Starlette, because a route of FastAPI would solve dependencies, and there are none.
+# Use Starlette's kind of route: FastAPI's would resolve dependencies, and this route has none.
 router.add_websocket_route(f"{router.prefix}/{{run_id}}/ws", watch)
 
 
@@ -183,7 +183,7 @@ async def _serve(
             service.wakeups.resumable(sending.hand_over),
         ):
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        # otherwise the socket is closed, and an error in an answer is expected
+        # if the first task is done, the socket is closed, and an error in an answer is expected
         if not tasks[0].done():
             tasks[1].result()
     finally:

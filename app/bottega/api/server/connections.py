@@ -220,7 +220,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._stop_watching()
         super().handle_websocket_upgrade()
 
-    # A timer ends connections whose client does not read. Otherwise such buffers would stay full.
+    # A timer ends connections whose client does not read, because their buffers would stay full.
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -288,7 +288,7 @@ class HttpProtocol(HttpToolsProtocol):
         return cycle is not None and not cycle.response_complete
 
     def _refuse(self, answer: Response) -> None:
-        """Send a refusal and close; abort if the client could read it as another's response."""
+        """Refuse and close; abort if the client could read this as another request's response."""
         if self._refusal is not None or self.transport.is_closing():
             return
         self._refusal = answer

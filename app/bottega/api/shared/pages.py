@@ -44,7 +44,7 @@ class PageQuery(BaseModel):
 
     limit: Annotated[int, Field(ge=1, le=200, description="Items on a page.")] = 50
     cursor: Annotated[
-        str | None, Field(max_length=500, description="`next_cursor` of the page before.")
+        str | None, Field(max_length=500, description="`next_cursor` of the previous page.")
     ] = None
     order: Annotated[
         Literal["asc", "desc"],

@@ -99,11 +99,11 @@ async def output_of(command: Command, data: bytes) -> bytes:
         ProcessEndedError: the program failed.
     """
     arguments, environment = command
-    # Not asyncio's: uvloop forks, which copies the page tables of this process for 6 ms or more.
+    # Use no process of asyncio: uvloop forks, which copies this process's page tables for 6 ms.
     process = Popen(  # noqa: ASYNC220, S603 (it returns in 0.3 ms; arguments are our own)
         arguments, stdin=PIPE, stdout=PIPE, env=environment, start_new_session=True
     )
-    # set before the program's imports, which take long
+    # lower the priority before the program's imports, which take long
     with contextlib.suppress(ProcessLookupError):
         niceness = os.getpriority(os.PRIO_PROCESS, 0) + 10
         os.setpriority(os.PRIO_PROCESS, process.pid, min(niceness, 19))

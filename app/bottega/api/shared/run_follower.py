@@ -82,7 +82,7 @@ class RunFollower:
     Attributes:
         ended: true if the client has the answer, or knows that there is no answer.
         place: ``seq`` of the last event that the follower has read.
-        asked: interrupts that the client already got; the run does not rest because of them.
+        asked: interrupts that the client already got, so that the run does not count as resting.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ async def while_connected(
 async def leaving(
     follower: RunFollower, chunks: AsyncIterator[bytes], *, stay: bool
 ) -> AsyncIterator[bytes]:
-    """Yield chunks; unless ``stay``, cancel the run if the client disconnects before the answer."""
+    """Yield chunks. If not ``stay``, cancel the run if the client leaves before the answer."""
     try:
         async for chunk in chunks:
             yield chunk

@@ -43,7 +43,7 @@ CREATE OR REPLACE FUNCTION episode_stems(p_words tsvector) RETURNS tsvector
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     -- The pattern matches the reversed text of the vector, where each word follows :' and begins
-    -- with its ending. So almost no position starts a match. A pattern for the text itself would
+    -- with its ending. So a match starts at almost no position. A pattern for the text itself would
     -- take four times as long. A stem has at least three letters.
     v_endings constant text :=
         ':''(?:s?(?:noita|tnem|gni|re|[aeiouy]+)|[ie]noiza?|[eio]tnema?|ssen|[dn]e|yl|s(?!s))'

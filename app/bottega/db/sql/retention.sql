@@ -51,7 +51,7 @@ LANGUAGE sql STABLE AS $$
     SELECT conversation_id FROM runs
     WHERE tenant_id = p_tenant AND id = ANY (p_runs) AND conversation_id IS NOT NULL
     UNION
-    -- Read by key: a join may read all of the tenant's conversations.
+    -- Read each conversation by its key: a join may read all conversations of the tenant.
     SELECT unnest(ARRAY(SELECT c.id FROM conversations c
                         WHERE c.tenant_id = p_tenant AND c.session_id = t.session_id))
     FROM forked_turns t WHERE t.tenant_id = p_tenant AND t.run_id = ANY (p_runs)

@@ -10,7 +10,7 @@ LANGUAGE sql IMMUTABLE STRICT AS $$
 $$;
 
 -- Return the quantile p_share of the times with a name: the middle of the quantile's bucket, or
--- NULL without times. The middle differs from the exact time by less than a tenth.
+-- NULL without times. A bucket's middle differs from each time in it by less than a tenth.
 CREATE OR REPLACE FUNCTION bucket_quantile(p_sums jsonb, p_name text, p_share double precision)
 RETURNS double precision LANGUAGE sql IMMUTABLE AS $$
     SELECT 2 ^ ((bucket - 0.5) / 4) FROM (

@@ -68,7 +68,7 @@ BEGIN
            v_conversation, n.turn, CASE WHEN v_blocker IS NULL AND n.mode <> 'batch' THEN now() END,
            n.batch, n.traceparent,
            n.tracestate,
-           -- The session's memory counts at the run's end: most runs get it at the claim.
+           -- The size of session_base is added at the run's end: most runs get it at the claim.
            pg_column_size(p_new - 'session_base') + pg_column_size(p_carried)
     FROM jsonb_to_record(p_new) AS n(
         mode text, agent text, graph text, session_id text, session_base jsonb, input jsonb,

@@ -151,7 +151,7 @@ BEGIN
 END $$;
 
 -- Called by append_steps. Store events of a tenant's steps if the run has an unlocked head with the
--- caller's attempt and seq. The row of an ending run must be unlocked, too. Return the positions of
+-- caller's attempt and seq. The row of an ending run must be unlocked, too. Return p_places of the
 -- stored steps.
 CREATE OR REPLACE FUNCTION store_steps(
     p_tenant uuid, p_places integer[], p_runs uuid[], p_attempts integer[], p_after bigint[],

@@ -4,7 +4,7 @@
 -- A row about a run's end, or about usage that is not in the run's log, has the run's id; the same
 -- process adds such rows to the rollups of metrics.
 
--- Trigger on tables with counted bytes. Store the change. The argument is the kind of data.
+-- Trigger on tables with counted bytes. Store the change. The argument is the data's kind.
 CREATE OR REPLACE FUNCTION count_storage() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     v_tenant uuid;

@@ -61,8 +61,8 @@ class AnthropicAnswer(AnswerBuilder):
     """Builder of a message from the events of one answer, or from a complete answer.
 
     The state's ``message`` is ``{"order": …}``; see :mod:`.answer`. The state contains thinking
-    with its signature, and any other block that is neither text nor a call. An answer without such
-    blocks has no state.
+    with its signature, and any other block that is neither text nor a call. An answer that
+    has only texts and calls has no state.
 
     Args:
         origin: identifies the server and model that answer; see :func:`.opaque.origin_of`.

@@ -163,7 +163,7 @@ def arranged(
 
 
 def _place(pieces: Sequence[Piece], asked: Piece | None) -> int:
-    """Return the index of the piece that follows the context, or -1 without such a piece."""
+    """Return the index of the piece that follows the context, or -1 if no piece follows it."""
     places = [i for i, piece in enumerate(pieces) if piece.kind == ASKED]
     return next((i for i in places if pieces[i] is asked), places[-1] if places else -1)
 

@@ -5,7 +5,7 @@
   schemas"). The module sends other schemas without ``strict``. The root must be an object.
 - Anthropic refuses most keywords, and objects that may have other properties
   (platform.claude.com/docs/en/build-with-claude/structured-outputs, "JSON Schema limitations").
-  This module moves such keywords into descriptions, as Anthropic's SDK does.
+  This module moves refused keywords into descriptions, as Anthropic's SDK does.
 - Gemini accepts the keywords of ``responseJsonSchema`` (ai.google.dev/api/generate-content).
 
 The caller validates every answer, also against keywords that the server did not receive.

@@ -104,7 +104,7 @@ def strict_id(call_id: str) -> str:
 
     Mistral's templates accept only ids of nine letters or digits, although the server itself makes
     other ids (github.com/vllm-project/vllm/issues/9019). An id from Kimi contains the function's
-    name. The function keeps such an id, because Kimi's template puts it into the prompt.
+    name. The function keeps an id from Kimi, because Kimi's template puts it into the prompt.
     """
     if _STRICT_ID.fullmatch(call_id):
         return call_id

@@ -299,7 +299,7 @@ class EmbeddingWorker:
     async def _all_made(
         self, tenant_id: UUID, of_queries: str | None, found: Sequence[Summary]
     ) -> "Mapping[str, Vectors]":
-        """Return vectors of episodes by embedder: the current one, then the embedder of queries."""
+        """Return the episodes' vectors of the current embedder, then of the embedder of queries."""
         name, vectors = await self._made(self._embedders.paid_by(tenant_id), found)
         made = {name: vectors}
         # Until the switch, queries use the older embedder, and queries must find new episodes, too.
@@ -363,7 +363,7 @@ class EmbeddingWorker:
         """Delete vectors of other embedders.
 
         A worker with another embedder may have embedded some episodes only with that embedder. The
-        method first enqueues such episodes.
+        method first enqueues the episodes without a vector of this worker's embedder.
         """
         place = self._cleared.pop(tenant_id, _FIRST_ID)
         rows = await connection.fetch(_CLEAR, tenant_id, name, 2 * _PAGE, place)

@@ -2,7 +2,7 @@
 
 Concurrent calls do no harm, and a later call completes a call that was interrupted. A step reads a
 page without locks, stores objects, and then changes the page in one transaction. The transaction
-checks once more which rows are due. Rows with another transaction's lock are left to a later call.
+checks once more which rows are due. A later call handles rows that are locked now.
 
 A mature episode waits (``episode_state.task_key``) until all episodes within a time window after it
 are mature. Then the step compares this episode once with the episodes of equal ``task_key`` in that
@@ -154,7 +154,7 @@ class EpisodeMaintenance:
 
     Attributes:
         most: maximum number of episodes (or groups) per step of a call, so that other tenants get
-            their turn. Later calls handle the others.
+            their turn. Later calls handle the remaining episodes.
         most_compared: maximum number of episodes that are compared with each other.
     """
 

@@ -54,7 +54,7 @@ async def load(
     are unknown, deleted or outside of the scope.
 
     Args:
-        tenant_id: with this id, the call needs no transaction of the tenant.
+        tenant_id: the tenant; ``None``: the transaction's tenant.
     """
     tenant = None if tenant_id is None else str(tenant_id)
     rows = await on.fetch(_EPISODES, scope.document, ids, tenant)
@@ -140,7 +140,7 @@ async def candidates(
         embedder: the vector's embedder; the search ignores vectors of other embedders.
         aged_before: an episode that ended before this time needs a cosine of at least 0.8.
         by: the text whose cosine is in the result. The search itself uses the task's vector.
-        tenant_id: with this id, the call needs no transaction of the tenant.
+        tenant_id: the tenant; ``None``: the transaction's tenant.
     """
     found = await connection.fetch(
         _CANDIDATES,

@@ -58,12 +58,12 @@ class Hit:
 
     @property
     def relevance(self) -> dict[str, Any]:
-        """Words that the episode and the query have in common, and the cosine of both."""
+        """Words that the episode and the query have in common, and the cosine of their vectors."""
         return {name: value for name, value in self.why.items() if name != "floor"}
 
     @property
     def why(self) -> dict[str, Any]:
-        """Words that the episode and the query have in common, their cosine, and the floor."""
+        """Common words of the episode and the query, the cosine of their vectors, and the floor."""
         cosine, floor = self.parts.cosine, self.floor
         return {
             "words": list(self.words[:8]),

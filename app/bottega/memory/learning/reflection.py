@@ -1,6 +1,6 @@
 """Reflection: the lessons of one finished run. Pure.
 
-Applications of patterns come from the episode itself. Rules or a model write the insights, which
+The episode itself has the applications of patterns. Rules or a model write the insights, which
 are only texts: they are no evidence about patterns.
 """
 

@@ -73,12 +73,12 @@ class Tally(NamedTuple):
         return cls(sum(counted), len(counted))
 
     def without(self, some: "Tally") -> "Tally":
-        """Return the tally of the other applications, without these."""
+        """Return the tally of all applications but ``some``."""
         return Tally(self.good - some.good, self.n - some.n)
 
 
 class Comparison(NamedTuple):
-    """Applications of a pattern, and runs without the pattern to compare with them."""
+    """Applications of a pattern, and runs without the pattern, which are compared."""
 
     given: Tally = Tally()
     without: Tally = Tally()  # runs without the pattern, assigned by the experiment or reported
@@ -205,7 +205,7 @@ def uniform(salt: UUID, run: UUID, pattern_id: UUID, version: int, kind: str) ->
     author of a task cannot choose the arm.
     """
     said = b"".join((salt.bytes, run.bytes, pattern_id.bytes, f"{version} {kind}".encode()))
-    # 53 bits, because a float has no more bits, and further bits could round the number up to 1.
+    # Use 53 bits: a float has no more bits, and further bits could round the number up to 1.
     return (int.from_bytes(sha256(said).digest()[:8]) >> 11) / 2**53
 
 

@@ -574,9 +574,9 @@ class PatternStore:
 def _owner(row: asyncpg.Record, trust: int) -> str | None:
     """Return the owner of the texts in an application's features; ``None``: the texts are public.
 
-    A client writes the features that it reports. For a pattern that a client wrote, such features
-    are public. For any other pattern, such features count as texts of one owner, whatever episodes
-    the client names.
+    A client writes the features that it reports. For a pattern that a client wrote, reported
+    features are public. For any other pattern, reported features count as texts of one owner,
+    whatever episodes the client names.
     """
     if trust > IMPORTED and row["arm"] in (Arm.REPORTED, Arm.REPORTED_WITHOUT):
         return owner_of(None, None)

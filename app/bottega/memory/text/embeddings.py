@@ -55,8 +55,8 @@ class Background(NamedTuple):
     """Measured background of a tenant's texts.
 
     Texts of the same kind and language are similar. So a query's cosines with a tenant's texts are
-    about as high as the query's cosine with the mean of these texts. Only a higher cosine shows a
-    common topic.
+    about as high as the query's cosine with the mean of these texts. A text has the query's topic
+    only if its cosine is higher.
 
     Attributes:
         mean: mean of the vectors, shape (d,).

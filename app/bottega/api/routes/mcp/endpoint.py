@@ -328,7 +328,7 @@ async def listed(tx: AsyncConnection, principal: Principal, message: McpMessage)
     after = message.params.get("cursor")
     if after is not None and not is_id(after):
         raise message.refusal(
-            RpcCode.INVALID_PARAMS, "'cursor' must be the 'nextCursor' of the page before"
+            RpcCode.INVALID_PARAMS, "'cursor' must be the 'nextCursor' of the previous page"
         )
     page = await store.page(
         tx,
@@ -672,7 +672,7 @@ async def taken(service: Service, principal: Principal, message: McpMessage) -> 
 
     Raises:
         UserRequiredError: the key requires an end user, but the result's ``_meta`` names no user.
-        NotFoundError: no call of this session and key sent such a request.
+        NotFoundError: no call of this session and key sent a request with this id.
         ConflictError: the run belongs to another user.
         InvalidInputError: the answer does not fit.
     """

@@ -344,7 +344,7 @@ def id_of(kind: str, own: UUID, after: int = 0) -> str:
 
     Args:
         kind: ``resp``: a response; ``msg``: the response's item with the text; ``call``: a call of
-            the client's tool; ``fc``: the item with such a call.
+            the client's tool; ``fc``: the item with a call.
         own: id of the run; for a call, id of the call's interrupt.
         after: ``seq`` of the last event before the response.
     """
