@@ -8,7 +8,7 @@ another worker claims the rows at the end of the lease.
   ``claim_due`` gives each tenant its turn. In each process, a tenant has a limited number of rows
   in progress. So work that hangs delays only rows of the same tenant.
 - :class:`WorkLoop` calls a function when a row may be due: at a NOTIFY, at the next due time, and
-  regularly, because a notification may be lost. Such calls are only hints: the rows and the
+  regularly, because a notification may be lost. The calls are only hints: the rows and the
   database's clock decide.
 """
 

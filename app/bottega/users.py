@@ -63,7 +63,7 @@ _AT_ONCE, _OF_ONE_TENANT = 4, 2
 
 _own = user_erasures.c
 _user_column = column("user_id", String)
-# The rows of these tables are removed separately.
+# The erasure removes the rows of the tables in _NAMING separately.
 _NAMING = {"runs", "sessions", "episodes", "episode_search", "episode_vectors", "user_erasures"}
 _LOCK = text("SELECT pg_try_advisory_xact_lock(user_lock(:tenant, :user))")
 

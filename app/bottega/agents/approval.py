@@ -56,7 +56,7 @@ def check_approval(approval: Any) -> None:
     ``when: condition``. The object may also have ``confirm_above: {feature: number}``.
 
     Raises:
-        InvalidInputError: the rule has another form, or its condition is not valid.
+        InvalidInputError: the rule has an unknown form, or its condition is not valid.
     """
     if approval in ("never", "always"):
         return

@@ -110,7 +110,7 @@ def next_tick(cron: str, zone: str, after: datetime) -> datetime:
 
 
 def previous_tick(cron: str, until: datetime) -> datetime:
-    """Return the last due time, in UTC, of a checked cron expression not after ``until``."""
+    """Return the last due time (UTC) up to ``until`` of a checked cron expression."""
     second = until.astimezone(UTC).replace(microsecond=0) + timedelta(seconds=1)
     local: datetime = _local_times(cron, second).get_prev(datetime)
     return local.replace(tzinfo=UTC)

@@ -69,7 +69,7 @@ def _name(name: str) -> str:
 def duration(text: str) -> timedelta | None:
     """Parse a duration of at most 100 years: ``90d``, ``12h``, ``30m``.
 
-    ``None``: the text has another form.
+    ``None``: the text is not valid.
     """
     if match := re.fullmatch(r"(\d{1,9})([dhm])", text):
         return min(timedelta(**{_UNITS[match[2]]: int(match[1])}), _LONGEST)

@@ -339,7 +339,7 @@ def _server(data: Path) -> "PostgresServer":
     """Return the library's object for the server with these files.
 
     Do not use the object's ``start`` and ``stop``. ``start`` and ``stop`` trust the process number
-    in a file, and lock a file in the temporary folder. Such a file belongs to its first user.
+    in a file, and lock a file in the temporary folder, which belongs to the file's first user.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the import warns about XDG_RUNTIME_DIR

@@ -114,7 +114,7 @@ class SignalSender:
 
 
 def _notifications(by_channel: Mapping[str, Sequence[str]]) -> tuple[list[str], list[str]]:
-    """Return the channels and payloads of the fewest notifications that can have all ids."""
+    """Return channels and payloads of as few notifications as possible, which have all ids."""
     channels, payloads = [], []
     for channel, ids in by_channel.items():
         for first in range(0, len(ids), _MOST_IDS):

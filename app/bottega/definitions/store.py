@@ -250,7 +250,7 @@ async def named(
     *,
     lock: bool = True,
 ) -> dict[str, Definition]:
-    """Return the current versions of all names that exist, by name; ``lock``: lock their rows."""
+    """Return the current versions of the existing names, by name. ``lock``: lock the rows."""
     table = kind.table.c
     query = (
         _current(kind)

@@ -39,7 +39,7 @@ class ClaimedRun:
         crashes: number of attempts whose worker died.
         is_cancelled: true if a client requested to cancel the run.
         cancelled_tasks: ids of tasks that a client requested to cancel.
-        given: texts by node name. Such a node publishes the text and is not executed.
+        given: texts by node name. The node publishes the text and is not executed.
         task_root: the id from which the ids of the run's tasks are derived.
         mode: ``orchestrated`` or ``dag``.
         input: a text, or messages with ``role`` and ``content``.

@@ -128,7 +128,7 @@ class RunClaimer:
                 await happens(self._wake, pause_s * random.uniform(0.8, 1.2))  # noqa: S311
 
     async def finish(self, grace_s: float) -> None:
-        """Wait ``grace_s`` s for ends of runs. Then cancel the other runs: each is handed back."""
+        """Wait ``grace_s`` seconds for runs to end. Cancel the other runs: this hands them back."""
         if self._active:
             await asyncio.wait(self._active, timeout=grace_s)
         for task in (left := list(self._active)):

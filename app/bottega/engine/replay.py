@@ -204,7 +204,7 @@ class TaskReplay:
         resumed: number of attempts that queued the task again.
         last_try: index in ``said`` at which the present try begins.
         usage: usage of the task's model calls, and of the child run that did the task.
-        paid: the part of ``usage`` that this run paid. A repeated run paid the rest.
+        paid: the part of ``usage`` that this run paid. The run that it repeats paid the rest.
         is_received: true if the parent has read the task's outcome.
         tries: events ``agent.completed`` and ``agent.failed`` of all tries.
         status: the status in the task's row; ``None``: no status yet.

@@ -256,8 +256,8 @@ def _code_of_other_status(status: int) -> str:
 def _error_part(body: object) -> Any:
     """Return the part of a body that describes the error.
 
-    Most vendors describe the error in ``error``. Mistral uses the body itself, and Gemini may put
-    the error into a list.
+    Most vendors describe the error in ``error``. With Mistral, the whole body is the error. Gemini
+    may put the error into a list.
     """
     if isinstance(body, list) and body:
         body = body[0]

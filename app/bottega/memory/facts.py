@@ -277,7 +277,7 @@ def fact_tools(facts: UserFacts) -> Sequence[ToolBase]:
 def _has_read_outside(query: Query) -> bool:
     """Return true if the query may have read words that are not from its user or its agent.
 
-    Such words are in memory of other runs, or in the result of a tool that is not harmless.
+    Words of others are in memory of other runs, or in the result of a tool not in _HARMLESS.
     """
     agent = query.agent
     memory = agent.memory

@@ -129,7 +129,7 @@ def blocks_of(messages: Sequence[PromptMessage], pinned: set[int]) -> list[Block
 def head_of(history: Sequence[StandardMessage]) -> int:
     """Count the messages at the start of a history that an agent always needs.
 
-    Such messages are the system message, the description of sub-agents, and shared context.
+    These messages are the system message, the description of sub-agents, and shared context.
     """
     for index, message in enumerate(history):
         is_own = isinstance(message, SystemMessage) and (
@@ -438,7 +438,7 @@ class RunMemory:
     # Notes
 
     def _lines(self) -> Iterator[str]:
-        """Yield lines about removed messages: one per newest answer, and ranges for the others."""
+        """Yield lines about removed messages: one per newest answer, and a range for the rest."""
         gone = [each for block in self._blocks for each in block.messages if each.left]
         answers = [each for each in gone if each.label]
         said = [each.reference for each in gone if each.reference in self._said]

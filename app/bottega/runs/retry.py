@@ -424,7 +424,7 @@ def _undone(
     task_root: UUID,
     settled: AbstractSet[UUID | None] = frozenset(),
 ) -> set[int]:
-    """Return the indexes of failures that no later step used, and of these failures' consequences.
+    """Return the indexes of the events of failures that no later step used, and of what followed.
 
     A failure that a model received and answered is a used failure. A task that is executed again,
     or that has not ended, keeps its dispatch and finished steps. If an agent read the state of its

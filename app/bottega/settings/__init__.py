@@ -960,7 +960,7 @@ def redactor(settings: Settings) -> Redactor:
     Raises:
         InvalidInputError: see :class:`TenantSecrets`.
     """
-    addresses = (  # only parts of them are secret
+    addresses = (  # only parts of these URLs are secret
         *("database_url", "database_admin_url", "listen_url", "nats_url"),
     )
     values = [getattr(settings, name) for name in Settings.model_fields if name not in addresses]

@@ -62,8 +62,8 @@ class _Breaker:
 
     Attributes:
         failures: number of recently failed tasks and probes.
-        retry_at: earliest time of the next probe, in seconds. After that time, ``retry_at`` is the
-            time since which no probe runs.
+        retry_at: earliest time of the next probe, in seconds. If this time is over, no probe has
+            run since ``retry_at``.
         probe: the task whose end closes or opens the breaker.
         held: the tasks that the breaker holds back, in order.
     """

@@ -128,8 +128,8 @@ class DispatchParams:
         timeout: timeout in seconds, or ``None`` for the default.
         shared_keys: keys of the metadata that the task's agent can read.
         retries: number of further tries after a failure.
-        spread: true if a child run executes the task, on any worker. Such a task needs no slot, and
-            the child run has the timeout.
+        spread: true if a child run executes the task, on any worker. Then the task needs no slot,
+            and the child run has the timeout.
     """
 
     prompt: str

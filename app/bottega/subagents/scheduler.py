@@ -177,8 +177,8 @@ class TakeQueue:
         """Count the same tenant's ready tasks that go before a waiting task.
 
         The count includes earlier tasks of the same parent (ready or not) and of the same run.
-        Because runs take turns, the same number of tasks of each other run goes first, and one more
-        if that run's turn is earlier. The cost grows with the tenant's ready parents.
+        Runs take turns, so the count has the same number of tasks of each other run, and one
+        more task if the other run's turn is earlier. The cost grows with the tenant's ready parents.
         """
         parent = task.parent
         turns = self._tenants[parent.tenant_id].turns

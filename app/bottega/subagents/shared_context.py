@@ -147,10 +147,10 @@ class SharedContext:
     A write is one step of the event loop, so concurrent writes of a file happen one after another.
 
     Args:
-        max_bytes: maximum bytes per folder (``/global``, a task's shared or private folder).
+        max_bytes: maximum bytes of a folder (``/global``, a task's shared or private folder).
         max_files: maximum number of files per folder.
-        max_file_bytes: maximum bytes of one file.
-        max_run_bytes: maximum bytes of all folders together.
+        max_file_bytes: maximum size in bytes of a file.
+        max_run_bytes: maximum size in bytes of all folders together.
 
     Attributes:
         used: size of all files in bytes.

@@ -456,7 +456,7 @@ class KeyCache:
 
     @contextmanager
     def watching(self, identity: Identity, lost: Callable[[], None]) -> Iterator[None]:
-        """Call ``lost`` when the caller's key or token ends, or the server begins to need keys."""
+        """Call ``lost`` when the key or token becomes invalid, or keys become required."""
         self._watchers[identity].add(lost)
         try:
             yield

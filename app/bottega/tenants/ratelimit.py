@@ -2,7 +2,7 @@
 
 A client's state is one number: the time at which the client's debt is paid. Each request adds a
 cost, in seconds, to the debt. A request is refused if the debt would exceed the burst. A long body
-costs more. This cost is added while the body arrives, so the debt may then exceed the burst.
+costs more. A body's cost is added while the body arrives, so the debt may exceed the burst.
 """
 
 import math

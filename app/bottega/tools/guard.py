@@ -138,7 +138,7 @@ class AllowList:
         """Parse host names, addresses and CIDR blocks.
 
         Raises:
-            InvalidInputError: an entry has another form.
+            InvalidInputError: an entry is not valid.
         """
         names: set[str] = set()
         networks: list[Network] = []

@@ -367,7 +367,7 @@ class HttpToolDefinition(Approvable):
     """Headers. A value is a text, or `{"secret": "NAME"}`."""
     parameters: ToolParameters = Field(default_factory=dict)
     output_schema: dict[str, JsonValue] | None = None
-    """JSON Schema (2020-12) of the answer's body. A call with an answer of another form fails."""
+    """JSON Schema (2020-12) of the answer's body. A call fails if its answer does not fit."""
     timeout_s: Annotated[float, Field(gt=0, le=120, strict=False)] = 30.0
     """Time limit of the whole request, in seconds."""
     max_bytes: Annotated[int, Field(ge=1, le=1_000_000), WHOLE] = 100_000

@@ -130,7 +130,7 @@ def pixels_of(head: bytes) -> int | None:
     """Return an image's width times height in pixels, or ``None`` if ``head`` lacks the size.
 
     Args:
-        head: the start of the file. A JPEG's size may be far behind the first bytes.
+        head: the start of the file. A JPEG may have its width and height far from the first byte.
     """
     measure = _MEASURES.get(media_type_of(head[:HEAD_BYTES]))
     try:

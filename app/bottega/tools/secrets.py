@@ -38,8 +38,8 @@ class TenantSecrets:
     """Secrets in ``BOTTEGA_SECRET_NAME`` (tenant ``default``) and ``BOTTEGA_SECRET_TENANT__NAME``.
 
     Raises:
-        InvalidInputError: a variable's name has another form, or its value cannot be redacted from
-            texts. Such a value is too short, or is a word that Bottega's own texts use
+        InvalidInputError: a variable's name is not valid, or its value cannot be redacted from
+            texts: the value is too short, or is a word that Bottega's own texts use
             (``secret_is_vocabulary``).
     """
 

@@ -80,7 +80,7 @@ LANGUAGE sql AS $$
 $$;
 
 -- Called by maintenance. Make mature episodes aged, or aged episodes archived, if they are older
--- than p_before and all bodies for the object store are there. Return the number of changed
+-- than p_before and all their large bodies are in the object store. Return the number of changed
 -- episodes. Locked rows are skipped until the next call.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION age_episodes(
@@ -317,7 +317,7 @@ BEGIN
       AND signature <> ALL (coalesce(v_signatures, '{}'));
     INSERT INTO episode_failures (tenant_id, signature, episode_id)
     SELECT p_tenant, signature, v_id FROM unnest(v_signatures) AS signature ON CONFLICT DO NOTHING;
-    -- All parts of a consolidated episode have one outcome. Dissolve it if an outcome changes.
+    -- All parts of a consolidated episode have one outcome. If one changes, dissolve the episode.
     PERFORM dissolve_episodes(ARRAY[c.id])
     FROM episode_state s
     JOIN episodes c ON c.tenant_id = p_tenant AND c.id = s.consolidated_into

@@ -134,7 +134,7 @@ LANGUAGE sql IMMUTABLE STRICT AS $$
 $$;
 
 -- Called by episode_candidates. Return ids of the episodes nearest to a vector. Aged episodes must
--- be within a distance. Walk the index if this is cheaper than measuring all the tenant's episodes.
+-- be within p_farthest. Walk the index if this is cheaper than measuring all the tenant's episodes.
 -- If the walk finds too few, because other tenants' episodes are nearer, measure all episodes.
 CREATE OR REPLACE FUNCTION episode_nearest(
     p_tenant uuid, p_embedder text, p_vector halfvec, p_where text, p_further text,

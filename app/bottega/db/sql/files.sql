@@ -55,9 +55,9 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Return true if a run (NULL: a new run) of a user and a session (NULL: none) may use a file. A
--- user's runs may use the user's files. Otherwise a session's runs and their forks may use the
--- session's files, a run and its repetitions the run's files, and all runs other files.
+-- Return true if a run (NULL: a new run) of a user and a session (NULL: none) may use a file. The
+-- file's first owner decides: its user (the user's runs), its session (the session's runs and their
+-- forks), or its run (the run and its repetitions). All runs may use a file without an owner.
 CREATE OR REPLACE FUNCTION file_serves(f files, p_user text, p_session text, p_run uuid)
 RETURNS boolean
 LANGUAGE sql STABLE AS $$

@@ -1,7 +1,7 @@
 -- Rollups of metrics. A row of metric_rollups has sums over a tenant's runs that were accepted in
 -- one minute or hour: over all these runs, or by agent, version, model or error code. The sums are
 -- an object by name: runs, errors, tokens, cost, run_cost, and numbers of times by bucket, such as
--- "duration:27". The sums include a run after its end: sum_storage calls roll_up.
+-- "duration:27". After a run's end, sum_storage calls roll_up, which adds the run.
 
 -- Return the bucket of a time. Bucket b ends at 2 ^ (b / 4) seconds.
 CREATE OR REPLACE FUNCTION time_bucket(p_seconds double precision) RETURNS integer

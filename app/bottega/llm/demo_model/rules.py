@@ -70,7 +70,7 @@ class Conversation:
         own: the agent's system message, without the text about sub-agents.
         system: the whole system message.
         context: the pieces of context before the query.
-        asked: the current query, without the note about this agent's part.
+        asked: the current query, without the note that names this agent's part of the task.
         part: the agent's part in this note, or empty without a note.
         is_task: true if the query belongs to an asynchronous task.
         later: messages of users or of the service after the query.

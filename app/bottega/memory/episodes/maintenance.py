@@ -569,7 +569,7 @@ def _shown(value: Any) -> Any:
 
 
 def _shared(members: Sequence[Episode], name: str) -> list[Any]:
-    """Return the items of a list that all members have, in the order of the first member."""
+    """Return the items that the list ``name`` of every member has, in the first member's order."""
     first, *others = (each.metadata.get(name, []) for each in members)
     return [item for item in first if all(item in other for other in others)]
 
