@@ -178,7 +178,7 @@ class TakeQueue:
 
         The count includes earlier tasks of the same parent (ready or not) and of the same run.
         Runs take turns, so the count has the same number of tasks of each other run, and one
-        more task if the other run's turn is earlier. The cost grows with the tenant's ready parents.
+        more if the other run's turn is earlier. The cost grows with the tenant's ready parents.
         """
         parent = task.parent
         turns = self._tenants[parent.tenant_id].turns
