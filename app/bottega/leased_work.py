@@ -196,7 +196,7 @@ class LeasedWork:
         self.loop = WorkLoop(self.channel, self.start_due, poll_s=self.poll_s)
 
     async def run(self) -> None:
-        """Do due rows until cancelled; then cancel the tasks in progress, whose leases then end.
+        """Work on due rows until cancelled. Then cancel the tasks in progress, whose leases end.
 
         After an error, the tasks continue; the caller may call this method again.
         """

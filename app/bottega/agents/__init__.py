@@ -1,6 +1,6 @@
 """Library for teams of agents: agents, tools, hooks and shared memory.
 
-Independent of HTTP, SQL and settings.
+The library is independent of HTTP, SQL and settings.
 """
 
 from importlib import import_module

@@ -308,7 +308,7 @@ def retain(
 ) -> None:
     """Change how long a tenant keeps finished runs, its audit log and archived episodes.
 
-    Without options, the command shows these times.
+    Without options, the command shows how long the tenant keeps data.
     """
     given = {"runs": runs, "audit": audit, "episodes": episodes}
     wanted = {kind: each for kind, each in given.items() if each is not None}

@@ -104,7 +104,7 @@ class _Process:
     Attributes:
         said: number of bytes that the child has written; 1: it works; 2: it is ready.
         is_heard: true: the child may write more bytes.
-        due: time at which the child is killed; ``None``: it may run on.
+        due: time at which the child is killed; ``None``: it may continue.
     """
 
     pid: int

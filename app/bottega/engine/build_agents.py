@@ -112,7 +112,7 @@ class CompiledTeam:
         members: all agents of the run; sub-agents come first.
         tools: tools that send secrets.
         roots: see :attr:`Team.agents`.
-        callers: by name of a DAG's node that is no agent: a stand-in agent with the node's tool.
+        callers: stand-in agents with a tool, by the name of a DAG's node that is no agent.
         rules, nodes, numbers: see :class:`Team`.
         subgraphs: the teams of sub-graphs, by node.
         definitions, providers, mcp_servers, structure: definitions from which the team was built:

@@ -212,8 +212,8 @@ class GraphRun:
         """Run the nodes, in parallel if the graph allows it. Return the run's end.
 
         Raises:
-            Exception: an error of the recorder, or a bug in a hook. All nodes under way are
-                cancelled before.
+            Exception: an error of the recorder, or a bug in a hook. Before the error, all
+                nodes under way are cancelled.
         """
         self.recorder.loops.between = self._is_between
         for agent in self.team.agents.values():

@@ -212,7 +212,7 @@ class RunParts(RunObserver):
         calls.append(part)
 
     async def judged(self) -> list[RunPart]:
-        """Return the checked parts; for a sub-agent, the last failed call or the last call."""
+        """Return the checked parts; of a sub-agent, its last failed call, or its last call."""
         for part in [part for calls in self._ended.values() for part in calls]:
             alone = [each for each in part.checks if each["type"] in ALONE]
             if part.passed is None and part.output is not None and alone:

@@ -363,11 +363,11 @@ class RunReplay:
         return line
 
     def tasks_below(self, ids: Collection[UUID | None]) -> Iterator[UUID | None]:
-        """Yield these tasks and all tasks below these tasks."""
+        """Yield the tasks ``ids`` and all tasks below them."""
         return (each for each in self.tasks if not set(self.line(each)).isdisjoint(ids))
 
     def people_s(self, ids: Collection[UUID | None], since: datetime, now: datetime) -> float:
-        """Return the seconds since a time in which these tasks or tasks below asked people."""
+        """Return the seconds since ``since`` in which a task, or a task below it, asked people."""
         below = set(self.tasks_below(ids))
         asks = [(began, end or now) for of, began, end in self.asks.values() if of in below]
         total, until = 0.0, since

@@ -55,7 +55,7 @@ class NotifyListener:
         self._changed.set()
 
     def need(self, *, is_needed: bool) -> None:
-        """Start or stop listening. Both call each subscriber with ``None``: signals may be lost."""
+        """Start or stop listening, and call each subscriber with ``None``: signals may be lost."""
         if is_needed:
             self._needed.set()
         elif self._needed.is_set():

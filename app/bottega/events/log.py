@@ -148,8 +148,8 @@ def encoded(value: Any, known: Redactor) -> str:
     """Encode a value as JSON. Replace secrets, NUL, lone surrogates and too deep nesting.
 
     ``jsonb`` cannot store NUL or lone surrogates, and our decoder refuses deep nesting. The API
-    refuses all three in users' input. In the output of a model or tool, all three must not fail the
-    run.
+    refuses NUL, lone surrogates and deep nesting in users' input. In the output of a model or tool,
+    they must not fail the run.
     """
     encoded = _storable_json(value) or _json(storable(value))
     text = encoded.decode()

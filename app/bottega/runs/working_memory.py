@@ -35,7 +35,7 @@ from bottega.runs import messages, read
 
 NEWEST = 50
 """Maximum number of results, the newest ones, that are listed with their texts."""
-_LONGEST = 40_000  # read characters of a result; more do not fit into the section
+_LONGEST = 40_000  # number of characters read of a result; the section has no room for more
 _EXCERPT_TOKENS = 60
 
 _e = run_events.c

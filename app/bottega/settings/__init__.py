@@ -1,4 +1,4 @@
-"""Settings. Each of the three entry points reads them once and passes them on as arguments."""
+"""Settings. Each of the three entry points reads the settings once and passes them as arguments."""
 
 import ipaddress
 import os
@@ -919,7 +919,7 @@ def keyring(settings: Settings, folder: Path | None = None) -> "Keyring | None":
     """Return the keys that seal tenants' secrets; ``None``: there are no keys.
 
     Args:
-        folder: folder of the embedded database; a key in it comes last.
+        folder: folder of the embedded database; a key in this folder comes last.
 
     Raises:
         DataFolderError: the key in the folder cannot be read.

@@ -63,7 +63,7 @@ def check_move(old: SubagentStatus, new: SubagentStatus) -> None:
 
 
 def stands_still(statuses: Iterable[SubagentStatus], missing: int) -> bool:
-    """Return true if fewer than ``missing`` of these tasks can end before people have decided."""
+    """Return true if fewer than ``missing`` of the tasks can end before people have decided."""
     at_work = (status for status in statuses if not status.is_final)
     return sum(status is not SubagentStatus.WAITING for status in at_work) < missing
 
@@ -599,7 +599,7 @@ async def wait_for(
 
 
 async def all_done(tasks: Collection["asyncio.Task[None]"]) -> None:
-    """Wait until these tasks are done, even if the caller is cancelled meanwhile."""
+    """Wait until the tasks are done, even if the caller is cancelled meanwhile."""
     cancelled = False
     while running := [task for task in tasks if not task.done()]:
         try:

@@ -119,7 +119,7 @@ class SwarmOptions:
         restored: tasks from before a crash, by id.
         waits: seconds of each wait before a crash, by (task, model call, tool call).
         cancelled: ids of tasks that were cancelled before the crash.
-        lookup: finds tasks that the registry has removed. With ``None``, such tasks are not found.
+        lookup: finds tasks that the registry has removed. ``None``: they are not found.
         is_suspended: returns true if the run's queries end in this process but another process
             resumes the run.
         broke: function called with the first error in a task that must end the run, such as a bug

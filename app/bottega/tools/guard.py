@@ -188,8 +188,8 @@ _LOOPBACK = ("localhost", "127.0.0.0/8", "::1")
 class ModelHosts:
     """Hosts that are allowed for tenants' model servers although they are not public.
 
-    These are the hosts that the operator allows. Loopback is also allowed while only the user of
-    this machine can use the service: with the embedded database, on loopback and without keys.
+    The operator allows hosts. Loopback is also allowed while only the user of this machine can use
+    the service: with the embedded database, on loopback and without keys.
 
     Args:
         allow: hosts, addresses and CIDR blocks that the operator allows.

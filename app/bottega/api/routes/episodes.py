@@ -137,7 +137,7 @@ def imported(
     """Build an episode with the lowest trust from a client's body.
 
     Args:
-        principal: the caller that imports it.
+        principal: the caller that imports the episode.
         now: the episode's end time if ``body`` has none.
         pointer: JSON Pointer of the end time in the request.
 

@@ -122,7 +122,7 @@ class Answer(DescribedModel):
 def taken_from(*path: str) -> Any:
     """Return the annotation of an answer's field that gets its value from a nested attribute.
 
-    A stored answer has this value under the field's own name.
+    In a stored answer, the value is under the field's own name.
     """
     return Field(validation_alias=AliasPath(*path))
 

@@ -40,8 +40,8 @@ BEGIN
     USING p_tenant, p_words, p_rows, v_index.common, v_index.shares, p_scope ~ ' = ';
 END $$;
 
--- Called by episode_candidates. Choose a query's words. Rare words find about 1,000 episodes (if
--- the rarest word has more: rare_rows). Known words (16 of the sample, 16 others) rank episodes in
+-- Called by episode_candidates. Choose a query's words. Rare words find about 1,000 episodes (or
+-- the rarest word's rare_rows, if more). Known words (16 of the sample, 16 others) rank episodes in
 -- classes. telling: a query for each word; null: a fifth of 200 or more episodes have the word.
 CREATE OR REPLACE FUNCTION episode_words(
     p_tenant uuid, p_words text[], p_rows double precision, p_scope text,

@@ -133,7 +133,7 @@ class _Items(list[Any]):
 
 
 def _key(item: Any) -> tuple[Any, Any] | None:
-    """Return the key that an item shares with later pieces of it, or ``None`` without an index."""
+    """Return a key that is equal for all pieces of an item, or ``None`` without an index."""
     if not isinstance(item, dict) or not isinstance(item.get("index"), int | str):
         return None
     kind = item.get("type")

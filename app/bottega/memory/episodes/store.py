@@ -234,7 +234,7 @@ class EpisodicMemory:
         """Return the episodes within the scope that best match a query, by words and by vectors.
 
         Args:
-            by: the vector of an episode that is compared.
+            by: which vector of an episode the search compares.
             words: if false, the search compares words only if the embedder does not answer.
             domain: domain of the current task; episodes of this domain score a little higher.
         """

@@ -117,7 +117,7 @@ class Comparison(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict, based only on these applications."""
+        """The verdict, based only on the applications of this comparison."""
         if self.given.n < LEAST_APPLICATIONS:
             return Verdict.INSUFFICIENT_EVIDENCE
         if self.given.rate < 0.6 or self.p_better >= 0.05:

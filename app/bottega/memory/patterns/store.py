@@ -443,7 +443,7 @@ class PatternStore:
                 f"2 to {MOST_MERGED} different patterns can be merged", pointer="/ids"
             )
         await self.get_many(ids, lock=True)
-        held = await self.get_many(ids)  # again, for sources that were added before the lock
+        held = await self.get_many(ids)  # read again: sources may have come before the lock
         if len({each.category for each in held.values()}) > 1:
             raise InvalidInputError("only patterns of one category can be merged", pointer="/ids")
         for each in held.values():

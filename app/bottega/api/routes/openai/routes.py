@@ -422,7 +422,7 @@ async def _in_conversation(service: Service, acting: Acting, session: str, model
 async def _after(
     service: Service, tx: AsyncConnection, run: Mapping[str, Any], after: int, new: str
 ) -> Place:
-    """Return the place that continues a run after a round; ``new``: id of the new session."""
+    """Return the place in which a request continues a run. ``new``: id of the new session."""
     tenant, session, run_id = run["tenant_id"], run["session_id"], run["id"]
     if session is None:
         raise InvalidInputError(
