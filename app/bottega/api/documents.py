@@ -371,7 +371,7 @@ def _describe_parameters(operation: dict[str, Any]) -> None:
 def _name_defaults(document: dict[str, Any]) -> None:
     """Move each ``default`` of a request body to ``x-default`` and into the field's description.
 
-    Otherwise type generators make a field with a ``default`` required, even in requests.
+    Type generators would make a field with a ``default`` required, even in requests.
     """
     schemas = document["components"]["schemas"]
     bodies = [

@@ -198,7 +198,7 @@ def _written(value: Any) -> str:
 def ask(prompt: str, text: str = "") -> str:
     """Read a line as :func:`read_line` does, but discard input from before the prompt.
 
-    Otherwise a line for another purpose could approve a call.
+    A line that was typed for another purpose must not approve a call.
     """
     if sys.stdin.isatty():
         termios.tcflush(sys.stdin, termios.TCIFLUSH)

@@ -348,7 +348,7 @@ def _server(data: Path) -> "PostgresServer":
 
 
 def _stop(data: Path) -> None:
-    """Stop the folder's server, if it answers. It then closes connections and writes its files."""
+    """Stop the folder's server, if it answers: it closes connections and writes its files."""
     if (pid := _answering(data)) is None:
         return
     with contextlib.suppress(ProcessLookupError):

@@ -89,7 +89,7 @@ async def refuse_circle(
 ) -> Mapping[str, Reached]:
     """Check that ``name`` may have these sub-agents; return existing sub-agents at all depths.
 
-    The function locks until the transaction ends. Otherwise two concurrent definitions could
+    The function locks until the transaction ends, so that two concurrent definitions cannot
     together close a cycle.
 
     Raises:

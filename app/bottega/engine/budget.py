@@ -129,8 +129,8 @@ class DayAccount(Account):
     async def changed(self) -> None:
         """Wait until a call releases its reservation or another worker may have returned a slice.
 
-        If this worker has no call under way, it first returns its own slice. Otherwise two workers
-        with too small slices for their next calls would wait for each other.
+        If this worker has no call under way, it first returns its own slice, so that two workers
+        with too small slices for their next calls do not wait for each other.
         """
         wait_s = None
         if self.may_grow:

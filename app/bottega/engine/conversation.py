@@ -179,7 +179,7 @@ class PastTurns:
         return "\n".join(lines)
 
     def ended(self, end: End, agents: Mapping[str, BaseAgent], run: ClaimedRun) -> End:
-        """Return a run's end. The end of a completed run has the run's turn."""
+        """Return a run's end. Add the run's turn to the end if the run is completed."""
         if end.status is not RunStatus.COMPLETED:
             return end
         tokens = max(_LEAST, *map(self._own_tokens, agents.values()))

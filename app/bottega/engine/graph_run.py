@@ -530,7 +530,7 @@ class GraphRun:
     async def _child_runs(
         self, runs: ElementRuns, name: str, work: _Work, items: Sequence[Any]
     ) -> Mapping[int, AssistantResponse]:
-        """Execute elements as child runs. This run may be suspended during the execution."""
+        """Execute elements as child runs. Meanwhile the parent run may be suspended."""
         each, query = work.node["for_each"], work.query
         may_fail, most = each["on_error"] != "fail", len(items)
         if runs.are_limited(query.path):

@@ -314,7 +314,7 @@ class Journal:
     def hold(self) -> None:
         """Store later events only together with the run's end.
 
-        These events are dropped if the run must first read a message.
+        The later events are dropped if the run must first read a message.
         """
         self._end = len(self._step.events), len(self._step.publications)
 

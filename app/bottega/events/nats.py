@@ -143,8 +143,8 @@ class NatsSignals:
     def subscribe(self, channel: str, *ids: str, receive: Receive) -> Callable[[], None]:
         """Call ``receive`` for each message. Return a function that ends the calls.
 
-        A call ``receive(None, …)`` says that messages arrive from now on. This call is repeated
-        after each interruption.
+        A call ``receive(None, …)`` says that messages arrive from now on. The same
+        call comes after each interruption.
         """
         subject = ".".join((channel, *ids))
         self._receivers[subject].append(receive)

@@ -113,7 +113,7 @@ RESERVED: Mapping[DialectName, frozenset[str]] = {
             "stream",
             "store",
             "max_output_tokens",
-            # These fields would make the server store the conversation.
+            # The next fields would make the server store the conversation.
             "background",
             "conversation",
             "previous_response_id",

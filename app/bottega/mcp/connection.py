@@ -210,8 +210,8 @@ class SentRequest:
     Attributes:
         failure: reason of the failure, for people. With the code ``egress_bad_answer``, the server
             may have executed the request.
-        is_forgotten: true if the server no longer has the session. Then the server did not execute
-            the request.
+        is_forgotten: true if the server no longer has the session and so did not execute the
+            request.
     """
 
     failure: InvalidInputError | UnavailableError | None = None

@@ -329,7 +329,7 @@ class WorkingMemory:
         section = self._sections[_PART_OF[scope]]
         entry = section.entries.get(place)
         if entry is None or entry.reference is not None or entry.text is None:
-            # Archived values stay unchanged. Another entry collects the new values.
+            # Archived values stay unchanged: a new entry collects the new values.
             self._show(place, kind, [value])
             return
         more = f", {as_text(value)}"
@@ -385,8 +385,8 @@ class WorkingMemory:
         """Store the answer of a subtask, of a tool or of a sub-agent.
 
         Args:
-            refers_to: references of earlier results that this answer uses. These results stay
-                longer than others.
+            refers_to: references of earlier results that this answer uses. Results in use
+                stay longer than others.
 
         Returns:
             The reference with which to recall the answer: ``m1``, ``m2`` and so on.

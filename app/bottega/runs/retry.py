@@ -594,7 +594,7 @@ def _was_cancelled(event: Event) -> bool:
 def _names_dropped(event: Event, numbers: Mapping[int, int]) -> bool:
     """Check if a published or received text refers to an event that is dropped.
 
-    The log may refer to a node's text by the answer of another node with an equal text.
+    In the log, a node's text may be a reference to another node's answer with an equal text.
     """
     seq = event.data.get("answer_seq")
     return event.type in _TEXTS and seq is not None and seq not in numbers

@@ -120,7 +120,7 @@ class SecretLookup:
     async def run(self) -> None:
         """Read changed secrets until cancelled, so that this process redacts them at once.
 
-        This also drops values that were replaced or deleted some time ago.
+        The method also drops values that were replaced or deleted some time ago.
         """
         while True:
             with contextlib.suppress(TimeoutError):
@@ -138,7 +138,7 @@ class SecretLookup:
     def redactor(self, tenant_id: UUID) -> Redactor:
         """Return the redactor of the tenant's secrets that this process has read.
 
-        A redactor in use follows changes of secrets. It has no secrets of other tenants.
+        A redactor in use follows changes of secrets, and has no secrets of other tenants.
         """
         return self._of(tenant_id)
 

@@ -1,4 +1,4 @@
 """Asynchronous sub-agents: registry, scheduler and tools.
 
-This is a library like :mod:`bottega.agents`, independent of HTTP, SQL and settings.
+The package is a library like :mod:`bottega.agents`, independent of HTTP, SQL and settings.
 """

@@ -48,7 +48,7 @@ class ChildWork:
     """The work of a task in a form that another worker can execute.
 
     Attributes:
-        agent: a defined agent. This agent or its helper executes the task.
+        agent: the defined agent that executes the task itself or by a helper.
         is_helper: true if a helper of ``agent`` executes the task.
         question: the first message that the task's agent reads.
         most_steps: maximum number of model calls of the task's agent.

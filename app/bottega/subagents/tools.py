@@ -1,7 +1,7 @@
 """The tools for sub-agents: their arguments, their answers, and their registration on an agent.
 
-They dispatch, poll, await, cancel and message tasks. Plugins are asked about dispatches, messages
-to tasks and calls of synchronous sub-agents.
+The tools dispatch, poll, await, cancel and message tasks. Plugins are asked about dispatches,
+messages to tasks and calls of synchronous sub-agents.
 """
 
 import asyncio

@@ -254,7 +254,7 @@ class _Entry:
 class KeyCache:
     """Access control of this process.
 
-    A server is *open* while no key was ever created. Then all clients may do everything.
+    A server is *open* while no key was ever created: all clients may do everything.
 
     Args:
         local: true: only this machine can reach the server, so the server may be open.

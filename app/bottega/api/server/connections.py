@@ -365,7 +365,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def _with_refusals(self, app: Any) -> Any:
         async def wrapped(scope: Any, receive: Any, send: Any) -> None:
             await app(scope, receive, send)
-            # Otherwise uvicorn would log a refusal or a disconnect as a missing answer.
+            # Tell uvicorn if the request was refused or the client left: it logs missing answers.
             answered = self.initial_response is not None or self.transport.is_closing()
             self.handshake_complete |= answered
 

@@ -514,8 +514,8 @@ class RepeatRequests:
     """Middleware that repeats a request if the database is unavailable for a moment.
 
     The middleware repeats GET and HEAD after any temporary error. The middleware repeats PUT and
-    DELETE only if the failed transaction was rolled back. Otherwise the second call could meet the
-    changes of the first call. For other methods, the code that stores the change repeats its own
+    DELETE only if the failed transaction was rolled back: a second call must not meet the changes
+    of the first call. For other methods, the code that stores the change repeats its own
     transaction.
     """
 

@@ -1,8 +1,8 @@
 -- Erasure of an end user's data. While user_erasures has a row for a user, new data of the user is
 -- refused. The row is deleted after all data is erased.
 
--- Called before data of a user are stored. Return false if the user is being erased. Otherwise make
--- an erasure of the user wait for this transaction.
+-- Called before data of a user are stored. Return false if the user is being erased. Otherwise
+-- return true, and make an erasure of the user wait for this transaction.
 CREATE OR REPLACE FUNCTION hold_user(p_tenant uuid, p_user text) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN

@@ -181,8 +181,8 @@ def _calls(episode: Episode) -> Iterator[TracedCall]:
             and (agent := step.get("agent"))
             and agent not in own
         ):
-            # This is the end of an asynchronous sub-agent. No call of the parent agent reports the
-            # sub-agent's end.
+            # The step is the end of an asynchronous sub-agent. No call of the parent agent reports
+            # the sub-agent's end.
             yield TracedCall(agent, ok, signature, is_agent=True)
 
 

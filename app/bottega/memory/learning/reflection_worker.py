@@ -67,7 +67,7 @@ CROSS JOIN LATERAL (
     SELECT FROM episodes e WHERE e.tenant_id = $1 AND e.id = n.episode_id LIMIT 1) AS e
 ON CONFLICT DO NOTHING
 """
-# A concurrent request to learn again resets the tries. Then this statement matches no row.
+# If a concurrent request to learn again has reset the tries, this statement matches no row.
 _END = """
 UPDATE run_learning l SET status = n.status, error = n.error, result = coalesce(n.result, l.result),
     next_at = clock_timestamp() + make_interval(secs => n.wait_s), updated_at = clock_timestamp()

@@ -261,8 +261,8 @@ makes the evidence invalid."""
 MOST_GIVEN = 20_000
 """Maximum number of a tenant's patterns that were not mined."""
 
-# Transactions that add patterns of a tenant wait for each other. Otherwise two equal patterns that
-# are added at the same time would both be stored.
+# Transactions that add patterns of a tenant wait for each other, so that two equal patterns added
+# at the same time are stored only once.
 _ALONE = "SELECT pg_advisory_xact_lock(hashtextextended('patterns ' || $1::uuid, 0))"
 _KNOWN = """
 SELECT id FROM (

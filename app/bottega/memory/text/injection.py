@@ -2,7 +2,7 @@
 
 The answer of an external tool is data. If the answer looks like an instruction to the model, the
 run's episode is stored, but runs neither retrieve it nor learn from it. The detection is a second
-line of defence. It finds simple injections in some languages, and avoids false alarms.
+line of defence: it finds simple injections in some languages, and avoids false alarms.
 """
 
 import re
