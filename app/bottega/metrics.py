@@ -213,7 +213,7 @@ class _Names:
         self._operators: set[str] = set()
 
     def add_operators(self, providers: Iterable[str]) -> None:
-        """Give labels to the operator's providers, even if tenants' used up their labels."""
+        """Give labels to the operator's providers, even if tenants' providers used all labels."""
         self._operators.update(providers)
 
     def of(self, provider: str, model: str, *, proven: bool) -> tuple[str, str]:

@@ -123,7 +123,7 @@ class Redactor:
         self.keep(secrets)
 
     def keep(self, secrets: Iterable[str]) -> None:
-        """Remove, from now on, these secrets and no others."""
+        """Remove only the given secrets from now on."""
         known = self._marks_of
         self._marks_of = {each: known.get(each) or _marks(each) for each in secrets}
         self._marks = _joined(self._marks_of)

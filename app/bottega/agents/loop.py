@@ -38,7 +38,7 @@ from bottega.errors import BottegaError, ModelError, is_internal
 
 
 def sent_to(query: Query, *, answered: bool) -> tuple[list[StandardMessage], list[StandardMessage]]:
-    """Return two lists: the new messages of users, and these with the parent agent's messages.
+    """Return two lists: the new messages of users; and those of users and the parent agent.
 
     Args:
         answered: true if the query has an answer that becomes final unless a new message arrives.

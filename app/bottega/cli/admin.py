@@ -345,9 +345,9 @@ def _group() -> None:
 
 @secrets.command("reencrypt")
 def reencrypt() -> None:
-    """Encrypt all secrets with the first key in BOTTEGA_SECRETS_KEY. If it stops early, rerun it.
+    """Encrypt all secrets with the first key in BOTTEGA_SECRETS_KEY.
 
-    The exit status is 1 if no key in BOTTEGA_SECRETS_KEY can decrypt a secret.
+    If the command stops early, repeat it. The exit status is 1 if no key can decrypt a secret.
     """
     settings = start()
     with database(settings) as url:

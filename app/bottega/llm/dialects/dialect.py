@@ -71,7 +71,7 @@ class Piece(NamedTuple):
     Attributes:
         items: the items of an answer or of results, or empty if there is nothing to send.
         said: the text or blocks of an instruction, context or a user's message. For results, the
-            blocks that the API accepts only in a user's turn. Empty if there is nothing to send.
+            blocks that the API accepts only in a user's turn. ``said`` may be empty.
     """
 
     kind: int
