@@ -142,7 +142,7 @@ class ModelCall:
 
     Attributes:
         target: the model and its server; ``None`` if the provider has no such data.
-        goes_on_at: end of the pause before the next try. Without a pause, this time is in the past.
+        goes_on_at: end of the pause before the next try; a time in the past if there is no pause.
         failing_since: time of the call's first failed try in all attempts of the run.
         lost: usage of a broken answer that no event has reported yet.
     """

@@ -299,7 +299,7 @@ class ModelGate:
             return None
 
     def leave(self, permit: GatePermit, outcome: AssistantMessage | ModelError | None) -> None:
-        """End a call that has passed.
+        """End a call that the gate admitted.
 
         Args:
             outcome: the call's error or answer, or ``None`` if the call was cancelled.

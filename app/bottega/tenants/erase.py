@@ -209,7 +209,7 @@ async def erase_tenant(begin: Begin, name: str, actor: str) -> Removed:
                 await audit.note(
                     tx, DEFAULT_TENANT, actor, "tenant.deleted", name, {"removed": removed}
                 )
-        except IntegrityError:  # a request that began before added rows
+        except IntegrityError:  # a request that had begun earlier has added rows
             continue
         return removed
 

@@ -348,7 +348,7 @@ class HttpToolDefinition(Approvable):
         extra="forbid",
         strict=True,
         hide_input_in_errors=True,
-        # JSON requires ``type``, which selects the class. Python's constructor does not need it.
+        # JSON requires ``type``, which selects the class. Python's constructor needs no ``type``.
         json_schema_extra=lambda schema: schema["required"].append("type"),
     )
 

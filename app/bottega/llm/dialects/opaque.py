@@ -143,8 +143,8 @@ def _key(item: Any) -> tuple[Any, Any] | None:
 def _merged(name: str, old: Any, new: Any) -> Any:
     """Return ``old`` merged with ``new``.
 
-    A value of one piece stays unchanged. The function does not examine its parts, because later
-    pieces continue few values.
+    A value that arrived in one piece stays unchanged, and the function does not examine the value's
+    parts, because later pieces continue few values.
     """
     if old is None or new is None:
         return old if new is None else new
