@@ -2,7 +2,7 @@
 
 A subscriber is only a position in the log, a ``seq``. The subscriber gets newer events from the
 run's stream, which keeps the newest events in memory. A late or slow subscriber may need older
-events. This subscriber reads pages of the log until it has caught up with the stream. So no
+events. A late subscriber reads pages of the log until it has caught up with the stream. So no
 subscriber delays another, and a slow subscriber costs no memory. A stream also has the live text of
 model calls, and the progress of MCP tools' calls, as far as this process has received both.
 

@@ -335,7 +335,7 @@ BEGIN
 END $$;
 
 -- Called by DELETE of an episode. Mark an episode and, if it is consolidated, its parts as deleted.
--- Remove these from search. Return false for a marked episode, NULL for an unknown episode.
+-- Remove them from search. Return false for a marked episode, NULL for an unknown episode.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION mark_episode_deleted(p_id uuid, p_at timestamptz) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$

@@ -45,7 +45,7 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Called by fork_session. Lock and return runs and all earlier turns. A removal of these runs waits
+-- Called by fork_session. Lock and return runs and all earlier turns. A removal of the runs waits
 -- for the end of the fork, and then gives the runs to the new session.
 CREATE OR REPLACE FUNCTION turns_until(p_tenant uuid, p_last uuid[]) RETURNS uuid[]
 LANGUAGE plpgsql AS $$

@@ -75,7 +75,7 @@ BEGIN
 END $$;
 
 -- Called by maintenance of indexes, as the login that migrated. Drop the invalid indexes of a
--- killed rebuild. Return the number of these indexes. A locked index is being built and is not
+-- killed rebuild. Return the number of dropped indexes. A locked index is being built and is not
 -- dropped.
 -- owner: migrator, execute: bottega_maintenance
 CREATE OR REPLACE FUNCTION drop_broken_indexes() RETURNS integer

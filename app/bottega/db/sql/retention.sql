@@ -44,8 +44,8 @@ LANGUAGE sql STABLE AS $$
                    WHERE unfinished_in(r.tenant_id, c.id) IS NOT NULL)
 $$;
 
--- Return the conversations that may have these runs as turns in prompts: the runs' own
--- conversations, and the conversations of sessions that began with these runs.
+-- Return the conversations that may have the runs p_runs as turns in prompts: the runs' own
+-- conversations, and the conversations of sessions that began with the runs.
 CREATE OR REPLACE FUNCTION conversations_of(p_tenant uuid, p_runs uuid[]) RETURNS SETOF uuid
 LANGUAGE sql STABLE AS $$
     SELECT conversation_id FROM runs
@@ -78,7 +78,7 @@ BEGIN
         WHERE r.tenant_id = v_tenant AND r.ended_at < p_before AND r.parent_run_id IS NULL
           AND (r.ended_at, r.id) > (p_after, p_after_id)
         ORDER BY r.ended_at, r.id LIMIT p_most FOR UPDATE SKIP LOCKED) AS p;
-    -- While these conversations are locked, they accept no run. A conversation that another
+    -- While a conversation is locked, the conversation accepts no run. A conversation that another
     -- transaction has locked may get a run, so that its turns are not removed now.
     v_conversations := ARRAY(
         SELECT id FROM conversations

@@ -123,7 +123,7 @@ class _Items(list[Any]):
     def _last(self, item: Any) -> int | None:
         """Return the index of the last item if ``item`` continues the last item.
 
-        Both items have no index and equal types, and ``item`` has an equal id or no id.
+        An item without an index continues an item of equal type if its id is equal or missing.
         """
         last = self[-1] if self else None
         if not (isinstance(last, dict) and isinstance(item, dict)) or "index" in last:
