@@ -61,6 +61,7 @@ _SETTINGS = {
     "BOTTEGA_QUEUED_RUNS": "100000",
     "BOTTEGA_REQUESTS_PER_S": "100000",
 }
+_NO_VACUUM = "ALTER SYSTEM SET autovacuum = off"  # else a pass costs what 100 runs cost
 _SLOW_COMMITS = "ALTER SYSTEM SET commit_delay = {}; ALTER SYSTEM SET commit_siblings = 0"
 
 
@@ -69,7 +70,7 @@ def _many_connections(most: int) -> Iterator[tuple[str, int]]:
     """Yield the URL of a fresh, migrated server, and the pid of its postmaster."""
     with tempfile.TemporaryDirectory(prefix="bottega-", ignore_cleanup_errors=True) as name:
         with embedded.running(Path(name)) as url:
-            asyncio.run(_alter(url, f"ALTER SYSTEM SET max_connections = {most}"))
+            asyncio.run(_alter(url, f"ALTER SYSTEM SET max_connections = {most}", _NO_VACUUM))
         with embedded.running(Path(name)) as url:
             migrate.upgrade(url)
             pid_file = Path(name) / "postgres" / "postmaster.pid"
@@ -127,14 +128,14 @@ async def listening(url: str, count: int, nats: str | None) -> AsyncIterator[Non
 async def be_idle(connection: asyncpg.Connection, listens: bool) -> None:
     """Report and claim without a place, as often as an idle worker with default settings."""
     worker, lease_s = uuid4(), Settings().lease_s
-    await asyncio.sleep(random.uniform(0, lease_s / 3))
+    await asyncio.sleep(random.uniform(0, lease_s / 2))
     next_claim = 0.0
     while True:
         await connection.fetch(_REPORT, worker, lease_s)
         if listens and time.monotonic() > next_claim:
             await connection.fetch(_CLAIM, worker)
             next_claim = time.monotonic() + POLL_S
-        await asyncio.sleep(lease_s / 3)
+        await asyncio.sleep(lease_s / 2)
 
 
 async def paced(client: Client, seconds: float) -> int:

@@ -47,7 +47,7 @@ from bottega.tenants.tokens import TokenSigner
 from bottega.tracing.export import exporting
 from bottega.users import UserErasure
 
-_OF_API = 24
+_OF_API = 36
 """Maximum size of an API process's pool: requests that start runs wait for their commits."""
 MAX_CRASHES = 5
 """Number of workers' crashes after which a run fails; restarts of all workers cause fewer."""

@@ -24,6 +24,8 @@ from bottega.services import background
 
 _REPORT = "SELECT report($1, $2, $3, $4, $5, $6, $7) AS id"
 _LEAVE_S = 1.0
+_IDLE = 1.5
+"""How many times as long a worker without runs waits between reports: it can lose no run."""
 _ANY_ALIVE = "SELECT EXISTS (SELECT FROM workers WHERE leased_until > now())"
 _ALIVE = text("SELECT * FROM live_workers()")
 
@@ -163,7 +165,7 @@ class WorkerLease:
                     if run.run_id not in own:
                         self._loop.call_soon_threadsafe(self._owner.lose, run)
                 self._loop.call_soon_threadsafe(self._listen, self._worker_id in own)
-                await asyncio.sleep(every_s)
+                await asyncio.sleep(every_s if runs else every_s * _IDLE)
 
         async with background(partial(keep_connected, connect, report, every_s)):
             await asyncio.Event().wait()  # until cancelled
