@@ -285,7 +285,7 @@ class Comparison(Answer):
     """Runs from which a random draw withheld patterns."""
     difference: Annotated[float | None, Field(examples=[0.21])]
     """Share of good runs with patterns minus the share without, compared pattern by pattern and
-    weighed by the number of runs; null: nothing to compare."""
+    weighed as by Mantel and Haenszel; null: nothing to compare."""
     low: float | None
     """Lower end of the 95 % interval of `difference`."""
     high: float | None
@@ -464,7 +464,7 @@ async def get_outcomes(
     description=(
         "Learning makes an experiment: a random part of the runs to which a pattern applies goes "
         "without it. Runs are compared within each version of a pattern, and the versions are "
-        "weighed by their number of runs. The interval adds a good and a bad run to each side, so "
+        "weighed as by Mantel and Haenszel. The interval adds a good and a bad run to each side, so "
         f"that a few runs do not seem to prove much. Reads the newest {MOST_JUDGED:,} applications "
         "of this time."
     ),

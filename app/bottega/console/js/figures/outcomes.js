@@ -15,9 +15,6 @@ import { dollars, GoodMeans, useVersions, VersionFigures } from "../parts/versio
 import { go } from "../router.js";
 import { memorySentence, numberOf, percent, points, rateOf, tallyOf, versionSentence } from "./rates.js";
 
-const SOURCES = Object.keys(LABEL_SOURCES);
-const byWhom = (source) => `#By ${LABEL_SOURCES[source]}`;
-
 const Partial = ({ of }) => !of.complete && html`<p class="small soft body">Of the newest 20,000 judged runs.</p>`;
 
 /** Days with judged runs: the share of good ones as lines by source, and their numbers. `agent`: of one; or null. */
@@ -25,24 +22,21 @@ export function OutcomesOverTime({ agent, span }) {
   const found = useOutcomes(span, { by: "day", agent });
   return html`<${Panel} title="Outcomes over time"><${Loaded} from=${found} what="outcomes">${(answer) => {
     const days = [...new Set(answer.items.map(({ key }) => key))];
-    if (!days.length) return html`<${Unjudged} agent=${agent} />`;
+    if (!days.length) return html`<${Empty} title="No run of this time is judged."><p><${Link} needs="run"
+      path=${["ratings"]} query=${{ agent }}>Rate answers<//>, or give agents a success check.</p><//>`;
     const of = (day, source) => tallyOf(answer.items.filter((each) => each.key === day && each.source === source));
-    const sources = SOURCES.filter((source) => answer.items.some((each) => each.source === source));
+    const sources = Object.keys(LABEL_SOURCES).filter((source) => answer.items.some((each) => each.source === source));
     const series = sources.map((source) => ({ key: LABEL_SOURCES[source], points: days.map((day) => {
       const { good, runs } = of(day, source);
       return { at: `${day}T00:00:00Z`, value: runs ? good / runs : null };
     }) }));
     return html`${days.length > 1 && html`<${Chart} label="Share of good runs" series=${series} format=${percent} />`}
-      <${Table} label="Good runs by day" head=${["Day (UTC)", ...sources.map(byWhom)]}>
+      <${Table} label="Good runs by day" head=${["Day (UTC)", ...series.map(({ key }) => `#By ${key}`)]}>
       ${days.toReversed().map((day) => html`<tr key=${day}><td>${day}</td>${sources.map((source) => html`<td
         class="right">${rateOf(of(day, source))}</td>`)}</tr>`)}<//>
       <${GoodMeans} agent=${agent} span=${span} /><${Partial} of=${answer} />`;
   }}<//><//>`;
 }
-
-const Unjudged = ({ agent }) => html`<${Empty} title="No run of this time is judged.">
-  <p><${Link} needs="run" path=${["ratings"]} query=${{ agent }}>Rate answers<//>, or give agents a success check.</p>
-  <//>`;
 
 /** Columns of a file of comparisons. */
 const COMPARED = {
@@ -80,8 +74,9 @@ export function MemoryHelp({ agent, span }) {
       <p class="body lead">${memorySentence(found)}</p>
       <${Compared} of=${of("pattern")} what="pattern" /><${Compared} of=${of("version")} what="version and memory" />
       <p class="small soft body">Chance decides which runs go without a pattern or an insight that applies, so that
-        nothing else makes the difference. ${found.patterns > 1 && `The difference of all is that of the rows by
-        pattern, each weighed by its runs: a pattern has a row for its runs on trial, and one for those since.`}</p>`}
+        nothing else makes the difference. ${found.patterns > 1 && `The difference of all is the mean of the rows by
+        pattern, with the weights of Mantel and Haenszel, n·m/(n + m) for n runs with it and m without; so is that of
+        a version. A pattern has a row for its runs on trial, and one for those since.`}</p>`}
       <//><//>`;
 }
 

@@ -1,4 +1,5 @@
 /** Shares of good runs, compared in words. Pure. */
+import { LABEL_SOURCES } from "../en.js";
 
 const NORMAL_95 = 1.96;
 
@@ -7,6 +8,11 @@ export function tallyOf(items) {
   const sum = (of) => items.reduce((total, each) => total + of(each), 0);
   return { good: sum((each) => each.good), runs: sum((each) => each.good + each.partly + each.bad) };
 }
+
+/** "people 20 of 21, checks 80 of 83": the good runs of items by who judged them. */
+export const bySource = (items) => Object.entries(LABEL_SOURCES)
+  .map(([source, name]) => ({ name, ...tallyOf(items.filter((each) => each.source === source)) }))
+  .filter(({ runs }) => runs).map(({ name, good, runs }) => `${name} ${good} of ${runs}`).join(", ");
 
 export const percent = (share) => (share == null ? "–" : `${Math.round(100 * share)} %`);
 export const points = (share) => `${share < 0 ? "−" : "+"}${Math.abs(Math.round(100 * share))}`;

@@ -17,7 +17,7 @@ import { Table } from "../parts/lists.js";
 import { titleOf } from "../parts/run_table.js";
 import { fromFirst } from "../parts/points.js";
 import { SpanChoice, spanOf, timesOf, useOutcomes, useSeries, useSpan, useTotals } from "../parts/series.js";
-import { dollars } from "../parts/version_figures.js";
+import { columnsOf, dollars } from "../parts/version_figures.js";
 import { ServerState, Warnings } from "../parts/waits.js";
 import { go } from "../router.js";
 import { didOf, failedTool, times } from "../run/diagnosis.js";
@@ -125,9 +125,10 @@ function ToolCause({ run }) {
 /** All agents side by side. Those that ran as a part of other agents' runs only have tokens, but no time. */
 function Agents({ span, found }) {
   const outcomes = useOutcomes(span, { by: "agent" });
-  const judged = (key) => rateOf(tallyOf((outcomes.data?.items ?? []).filter((each) => each.key === key)));
+  const tally = (key) => tallyOf((outcomes.data?.items ?? []).filter((each) => each.key === key));
   return html`<${Panel} title="Agents, the slowest first" actions=${found.data && html`<${Export} name="agents"
-    items=${found.data.items} />`}><${Loaded} from=${found} what="agents">${({ items }) => {
+    columns=${columnsOf(tally, timesOf(span))} items=${found.data.items} />`}>
+    <${Loaded} from=${found} what="agents">${({ items }) => {
     const agents = slowestFirst(items.filter(({ runs, tokens }) => runs || tokens));
     return agents.length ? html`<${Table} label="Agents" head=${["Agent", "#Runs", "#Failed", "#Judged good",
       "#Half take", "#95 % take", "#Tokens", "#Cost of a run"]}>
@@ -135,7 +136,7 @@ function Agents({ span, found }) {
         <td><${Link} path=${["health"]} query=${{ agent: key, span }}>${key}<//></td>
         <td class="right">${count(runs)}</td>
         <td class=${errors ? "right bad-text" : "right"}>${share(errors, runs)}</td>
-        <td class="right">${judged(key)}</td>
+        <td class="right">${rateOf(tally(key))}</td>
         <td class="right">${seconds(lasted.duration_p50)}</td><td class="right">${seconds(lasted.duration_p95)}</td>
         <td class="right">${count(tokens)}</td>
         <td class="right">${runs ? dollars(cost / runs, tokens) : "–"}</td></tr>`)}<//>`

@@ -1,5 +1,5 @@
 /** What each version of an agent did and cost. */
-import { numberOf, rateOf, tallyOf } from "../figures/rates.js";
+import { bySource, numberOf, rateOf, tallyOf } from "../figures/rates.js";
 import { count, seconds } from "../format.js";
 import { html } from "../html.js";
 import { Empty, Link, Loaded, Panel } from "./basics.js";
@@ -9,7 +9,7 @@ import { timesOf, useOutcomes, useTotals } from "./series.js";
 
 export const dollars = (value, tokens = 0) => (value ? `${value.toPrecision(3)} USD` : tokens ? "no price" : "–");
 /** The columns of a file of versions. `tally`: of a key, its judged runs and the good ones; `times`: of all runs. */
-const columnsOf = (tally, times) => ({
+export const columnsOf = (tally, times) => ({
   name: ({ key }) => key,
   runs: ({ runs }) => runs,
   failed: ({ errors }) => errors,
@@ -36,9 +36,9 @@ export const GoodMeans = ({ agent, span }) => html`<p class="small soft body">Of
 
 /** Figures by version, the newest first. `of`: as of `useVersions`. */
 export function VersionFigures({ agent, of: { span, found, outcomes }, actions = null }) {
-  const tally = (key) => tallyOf((outcomes.data?.items ?? []).filter((each) => each.key === key));
+  const judged = (key) => (outcomes.data?.items ?? []).filter((each) => each.key === key);
   return html`<${Panel} title=${`Versions of ${agent}`} actions=${html`${actions}${found.data && html`<${Export}
-    name=${`versions of ${agent}`} columns=${columnsOf(tally, timesOf(span))}
+    name=${`versions of ${agent}`} columns=${columnsOf((key) => tallyOf(judged(key)), timesOf(span))}
     items=${found.data.items.filter(({ key }) => key.includes("@"))} />`}`}>
     <${Loaded} from=${found} what="figures">${({ items }) => {
     const versions = items.filter(({ key, runs }) => key.includes("@") && runs)
@@ -51,7 +51,8 @@ export function VersionFigures({ agent, of: { span, found, outcomes }, actions =
           version: numberOf(each) }}>${each.key}<//></td>
         <td class="right">${count(each.runs)}</td>
         <td class="right">${((100 * (each.runs - each.errors)) / each.runs).toFixed(0)} %</td>
-        <td class="right">${rateOf(tally(each.key))}</td>
+        <td class="right">${rateOf(tallyOf(judged(each.key)))}
+          <p class="small soft">${bySource(judged(each.key))}</p></td>
         <td class="right">${dollars(each.run_cost / each.runs, each.tokens)}</td>
         <td class="right">${count(each.tokens)}</td>
         <td class="right">${seconds(each.duration_p50)}</td><td class="right">${seconds(each.duration_p95)}</td>
