@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import gc
-import math
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -303,7 +302,7 @@ def _lease(
     def listen(is_next: bool) -> None:
         needed = is_next or service.serving or bool(executor.under_way())
         service.listener.need(is_needed=needed)
-        claimer.poll_s = queue.POLL_S if needed else math.inf  # a report tells when to claim again
+        claimer.poll_s = queue.POLL_S if needed else queue.IDLE_POLL_S
 
     claimer = queue.RunClaimer(pool, worker_id, ClaimReader(pool), execute, places)
     lease = WorkerLease(

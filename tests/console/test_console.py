@@ -89,7 +89,7 @@ async def test_a_person_approves_and_answers_in_the_run(console: Console) -> Non
     await page.get_by_role("button", name="Edit arguments").click()
     await page.get_by_label("Expression").fill("1+1")
     await page.get_by_role("button", name="Cancel the changes").click()
-    await expect(page.get_by_text("9+9")).to_be_visible()
+    await expect(page.get_by_text("9+9", exact=True)).to_be_visible()
     await page.get_by_role("button", name="Edit arguments").click()
     await page.get_by_label("Expression").fill("20+1")
     await page.get_by_role("button", name="Approve").click()

@@ -6,7 +6,7 @@ Claim: :class:`RunClaimer` claims due runs for free places, and executes them. I
 - after the end of a run, if this worker was nearly full or the run's tenant has due runs,
 - when this process queues runs shortly after runs ended here (the next runs of a batch),
 - at once, if the last claim left due runs,
-- every ``POLL_S`` seconds while it listens, because a notification may be lost.
+- every ``POLL_S`` s while it listens, else every ``IDLE_POLL_S`` s: a notification may be lost.
 
 Fence: each write of a claimed run has the run's attempt. A worker that has lost a run learns this
 from the answer to its next write or report, and stops the run.
@@ -36,7 +36,7 @@ from bottega.engine.claim import ClaimedRun, ClaimReader, hand_back
 from bottega.events.listener import happens
 from bottega.services import background
 
-POLL_S = 2.0
+POLL_S, IDLE_POLL_S = 2.0, 20.0
 _MOST = 20
 _CLAIM_S = 3.0
 """Timeout of a claim in seconds: below the 5 s after which the sweep queues its runs again."""
@@ -95,7 +95,7 @@ class RunClaimer:
         self._active: dict[asyncio.Task[bool], ClaimedRun] = {}
         self._ended: dict[UUID, float] = {}
         self._wake = asyncio.Event()
-        self.poll_s = POLL_S  # infinite while not listening: a report tells when to listen again
+        self.poll_s = POLL_S  # or IDLE_POLL_S, if other workers get the next runs
 
     def notice(self, payload: str | None) -> None:
         """Claim at once if the payload is this worker's id, or ``None``: signals may be lost."""
