@@ -465,8 +465,8 @@ async def get_outcomes(
         "Learning makes an experiment: a random part of the runs to which a pattern applies goes "
         "without it. Runs are compared within each version of a pattern, and the versions are "
         "weighed as by Mantel and Haenszel. The interval adds a good and a bad run to each side, "
-        f"so that a few runs do not seem to prove much. Reads the newest {MOST_JUDGED:,} applications "
-        "of this time."
+        f"so that a few runs do not seem to prove much. Reads the newest {MOST_JUDGED:,} "
+        "applications of this time."
     ),
     response_model=MemoryEffect,
     responses=problems(),
