@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bottega.db.migrate import apply_script
 
-revision = "0001_0275b0279f47"
+revision = "0001_0fcbd352b32e"
 down_revision = None
 branch_labels = None
 depends_on = None

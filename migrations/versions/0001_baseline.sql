@@ -673,8 +673,9 @@ INSERT INTO tenant_queues (tenant_id) SELECT id FROM tenants;
 -- Numbers the runs that are accepted, of all tenants.
 CREATE SEQUENCE accepted_runs;
 
--- How many runs of a tenant were queued when they were last counted, and the number of the run that
--- was accepted then: the queue cannot have grown by more runs than were accepted since.
+-- Number of a tenant's queued runs at the last count, and the number of the run that was accepted
+-- then. New runs since then are at most the runs accepted since; runs that return to the queue (after
+-- a wait or a crash) count at the next count.
 CREATE TABLE queue_counts (
     tenant_id uuid NOT NULL,
     counted bigint NOT NULL DEFAULT 0,

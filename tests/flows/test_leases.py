@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 from bottega.container import open_service
 from bottega.db.signals import DUE
 from bottega.db.tables import DEFAULT_TENANT
+from bottega.engine import queue
 from bottega.errors import FencedError
 from bottega.settings import Settings
 from tests.claims import claim, hand_back, report
@@ -231,6 +232,24 @@ async def test_a_step_that_is_sent_again_is_stored_once(quick: Settings, databas
             await store("warning", "llm.started")
         page = (await bottega.client.get(f"/v1/runs/{run_id}/events")).json()["items"]
     assert [event["type"] for event in page[2:]] == ["warning", "warning"]
+
+
+async def test_a_worker_that_does_not_listen_claims_runs_that_the_next_workers_leave(
+    settings: Settings, database_url: str, model: FakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "IDLE_POLL_S", 0.2)
+    configured = settings.model_copy(update={"openai_base_url": model.base_url, "lease_s": 1.0})
+    model.script(text("done"))
+    async with (
+        running(configured, database_url) as api,
+        open_service(configured, database_url, api=False, worker=True) as worker,
+    ):
+        for number in range(4):  # they get the next runs, and do not claim them
+            await report(api.owner, UUID(int=number))
+        await until(lambda: not worker.listener.hears(DUE))
+        await define(api.client)
+        run_id = await start(api.client)
+        assert (await api.watch(run_id))[-1]["type"] == "run.completed"
 
 
 async def test_a_worker_listens_while_it_holds_runs_or_gets_the_next(

@@ -485,7 +485,7 @@ class ToolReport(Answer):
     total: float | None
     """Value of `progress` at the end of the call; null: unknown."""
     message: str | None
-    """What the tool does now; null: the server sent no message."""
+    """Current action of the tool; null: the server sent no message."""
 
 
 class ToolProgress(Event):

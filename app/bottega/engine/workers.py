@@ -25,7 +25,7 @@ from bottega.services import background
 _REPORT = "SELECT report($1, $2, $3, $4, $5, $6, $7) AS id"
 _LEAVE_S = 1.0
 _IDLE = 1.5
-"""How many times as long a worker without runs waits between reports: it can lose no run."""
+"""Factor of the time between reports of a worker without runs, which has no run to lose."""
 _ANY_ALIVE = "SELECT EXISTS (SELECT FROM workers WHERE leased_until > now())"
 _ALIVE = text("SELECT * FROM live_workers()")
 

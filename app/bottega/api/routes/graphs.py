@@ -165,7 +165,7 @@ class NodeLoop(Part):
     max: Annotated[int, Field(ge=1, le=100), WHOLE]
     """Maximum number of turns."""
     on_max: Literal["fail", "continue"] = "fail"
-    """What happens if `until` is still false after `max` turns: `fail` fails the node with the code
+    """Result if `until` is still false after `max` turns: `fail` fails the node with the code
     `max_iterations`; `continue` uses the last turn's output."""
 
 

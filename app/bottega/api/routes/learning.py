@@ -393,7 +393,7 @@ class WorkingMemory(Answer):
     references: list[MemoryReference]
     """The newest 50 references, newest first."""
     prompt: ShortenedPrompt | None
-    """How the prompt was shortened; null: the prompt had the whole history."""
+    """Shortening of the prompt; null: the prompt had the whole history."""
 
 
 router = APIRouter(prefix="/v1/memory", tags=["memory"])

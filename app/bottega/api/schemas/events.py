@@ -171,7 +171,7 @@ class LlmStartedData(ModelCallData):
     beside: bool = False
     """True: the call belongs to an asynchronous task."""
     memory: ShortenedPrompt | None = None
-    """How the prompt was shortened; null: the prompt was not shortened."""
+    """Shortening of the prompt; null: the prompt was not shortened."""
     results: dict[str, str] | None = None
     """Answers of tools, by tool call, that the model reads instead of the text in the tool's event:
     with help from earlier runs, with a person's edit, or with a hook's change."""

@@ -113,7 +113,7 @@ class Prompt(Answer):
     tools: list[PromptTool]
     """Tools that the model could call."""
     shortened: ShortenedPrompt | None
-    """How the prompt was shortened; null: the prompt was not shortened."""
+    """Shortening of the prompt; null: the prompt was not shortened."""
     messages: list[PromptMessage]
     """Messages of the prompt, in order."""
     more: bool
