@@ -117,8 +117,11 @@ class Reference:
     def _end(self, node: Content, texts: Sequence[str]) -> NodeEnd:
         if (each := node.get("for_each")) is None:
             return self.once(node, texts, self.question)
-        is_run = each["from"] == "run"
-        items = self.about["metadata"]["list"] if is_run else self.end(each["from"]).output_json
+        items: Any = None  # a skipped node has no output
+        if each["from"] == "run":
+            items = self.about["metadata"]["list"]
+        elif self.status(each["from"]) != "skipped":
+            items = self.end(each["from"]).output_json
         if not isinstance(items, list):
             return NodeEnd("", is_failed=True)
         ends = [self.once(node, texts, text_of(item)) for item in items]
