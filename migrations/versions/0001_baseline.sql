@@ -900,7 +900,7 @@ CREATE UNLOGGED TABLE live_text (
     CONSTRAINT pk_live_text PRIMARY KEY (tenant_id, run_id, id)
 );
 
--- Of runs with a webhook: one for the end, which a trigger schedules, and one for each time that a
+-- Of runs with a webhook: one for the end, which end_run stores, and one for each time that a
 -- run begins to wait for people.
 CREATE TABLE webhooks (
     tenant_id uuid NOT NULL,

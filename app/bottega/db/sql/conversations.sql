@@ -102,25 +102,6 @@ LANGUAGE sql STABLE AS $$
     WHERE p_run IS NOT NULL
 $$;
 
--- Trigger on runs. After the end of a conversation's run, make the next run due. A completed run
--- becomes the last turn. A locked next run is being cancelled: its end makes the following run due.
-CREATE OR REPLACE FUNCTION pass_turn() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    -- While this row is locked, the conversation accepts no run.
-    PERFORM FROM conversations WHERE tenant_id = NEW.tenant_id AND id = NEW.conversation_id
-    FOR UPDATE;
-    IF NEW.status = 'completed' THEN
-        UPDATE conversations SET last_run = NEW.id
-        WHERE tenant_id = NEW.tenant_id AND id = NEW.conversation_id;
-    END IF;
-    PERFORM release_run(NEW.tenant_id, unfinished_in(NEW.tenant_id, NEW.conversation_id));
-    RETURN NULL;
-END $$;
-
-CREATE OR REPLACE TRIGGER pass_turn AFTER UPDATE OF ended_at ON runs FOR EACH ROW
-WHEN (OLD.ended_at IS NULL AND NEW.ended_at IS NOT NULL AND NEW.conversation_id IS NOT NULL)
-EXECUTE FUNCTION pass_turn();
-
 -- Make a blocked run due. Do nothing if another transaction has locked the run's row.
 CREATE OR REPLACE FUNCTION release_run(p_tenant uuid, p_run uuid) RETURNS void
 LANGUAGE plpgsql AS $$

@@ -298,7 +298,6 @@ BEGIN
     DELETE FROM run_waits WHERE tenant_id = p_tenant AND run_id = p_run;
     PERFORM end_run(p_tenant, p_run, v_last + cardinality(v_lines), jsonb_build_object(
         'status', p_status, 'stop_reason', v_reason, 'error', r.error, 'usage', r.usage), v_now);
-    PERFORM tell_parents(p_tenant, ARRAY[p_run]);
     PERFORM send_signal('bottega_events', p_run::text);
     PERFORM count_spending(p_tenant, spent) FROM runs WHERE tenant_id = p_tenant AND id = p_run;
     RAISE NOTICE USING ERRCODE = 'BT020', MESSAGE = 'run ended', DETAIL = jsonb_build_object(

@@ -93,11 +93,19 @@ BEGIN
             v_answers[i] := 'stored';
         END LOOP;
         FOREACH i IN ARRAY v_places LOOP
-            IF v_answers[i] IS NULL THEN
-                v_answers[i] := why_not_stored(
-                    v_tenant, p_runs[i], p_attempts[i], p_after[i], p_counts[i], p_events[i],
-                    p_outcomes[i]);
-            END IF;
+            CONTINUE WHEN v_answers[i] IS NOT NULL;
+            v_answers[i] := CASE WHEN EXISTS (
+                SELECT FROM run_steps WHERE tenant_id = v_tenant AND run_id = p_runs[i]
+                  AND last_seq = p_after[i] + p_counts[i] AND attempt = p_attempts[i]
+                  -- The last line distinguishes the step from others, such as a cancellation's.
+                  AND split_part(events, E'\n', -1) = split_part(p_events[i], E'\n', -1))
+            THEN 'repeated' WHEN NOT EXISTS (
+                SELECT FROM run_heads WHERE tenant_id = v_tenant AND run_id = p_runs[i]
+                  AND attempt = p_attempts[i] AND last_seq = p_after[i])
+            THEN 'refused' WHEN EXISTS (
+                SELECT FROM runs r WHERE tenant_id = v_tenant AND id = p_runs[i]
+                  AND NOT may_end(r, p_outcomes[i]))
+            THEN 'pending' ELSE 'busy' END;
         END LOOP;
     END LOOP;
     IF num_nonnulls(VARIADIC p_publications) > 0 THEN
@@ -132,13 +140,20 @@ BEGIN
         PERFORM set_config('bottega.tenant', p_tenants[i]::text, true);
         PERFORM end_run(
             p_tenants[i], p_runs[i], p_after[i] + p_counts[i], p_outcomes[i], v_now);
+        IF p_outcomes[i] -> 'episode' <> 'null' THEN
+            PERFORM store_episode(
+                p_tenants[i], p_outcomes[i] -> 'episode' || jsonb_build_object('at', v_now));
+        END IF;
+        IF p_outcomes[i] @> '{"is_checked": true}' THEN
+            INSERT INTO run_checks (tenant_id, run_id) VALUES (p_tenants[i], p_runs[i])
+            ON CONFLICT DO NOTHING;
+        END IF;
     END LOOP;
     FOR v_tenant, v_places IN
         SELECT p_tenants[n], array_agg(n) FROM unnest(v_done) AS n
         WHERE p_outcomes[n] IS NOT NULL GROUP BY p_tenants[n] ORDER BY p_tenants[n]
     LOOP
         PERFORM set_config('bottega.tenant', v_tenant::text, true);
-        PERFORM tell_parents(v_tenant, ARRAY(SELECT p_runs[n] FROM unnest(v_places) AS n));
         IF next_due(v_tenant, false) IS NOT NULL THEN
             v_answers[v_places[1]] := 'due';
         END IF;
@@ -201,34 +216,14 @@ BEGIN
     RETURN v_stored;
 END $$;
 
--- Called by append_steps. Return the reason for which a step was not stored. A step's last line
--- distinguishes the step from other steps of this attempt, such as the end by a cancellation.
-CREATE OR REPLACE FUNCTION why_not_stored(
-    p_tenant uuid, p_run uuid, p_attempt integer, p_after bigint, p_count integer, p_events text,
-    p_outcome jsonb
-) RETURNS text LANGUAGE sql AS $$
-    SELECT CASE
-        WHEN EXISTS (
-            SELECT FROM run_steps WHERE tenant_id = p_tenant AND run_id = p_run
-              AND last_seq = p_after + p_count AND attempt = p_attempt
-              AND split_part(events, E'\n', -1) = split_part(p_events, E'\n', -1)) THEN 'repeated'
-        WHEN EXISTS (
-            SELECT FROM run_heads WHERE tenant_id = p_tenant AND run_id = p_run
-              AND attempt = p_attempt AND last_seq = p_after) THEN CASE WHEN EXISTS (
-            SELECT FROM runs r
-            WHERE tenant_id = p_tenant AND id = p_run AND NOT may_end(r, p_outcome))
-            THEN 'pending' ELSE 'busy' END
-        ELSE 'refused' END
-$$;
-
 -- Called by append_steps and end_unclaimed, with the run's row locked. Store the outcome of a run
--- whose final event is stored: change row and tasks, store the episode. Cancel pending interrupts
--- and unlocked child runs. The sweep finds locked child runs.
+-- whose final event is stored. Cancel tasks, pending interrupts and unlocked child runs (the sweep
+-- finds locked ones). Order the webhook, tell the parent, and make the conversation's next run due.
 CREATE OR REPLACE FUNCTION end_run(
     p_tenant uuid, p_run uuid, p_last bigint, p_outcome jsonb, p_now timestamptz
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    v_has_children boolean;
+    r runs%ROWTYPE;
 BEGIN
     DELETE FROM run_heads WHERE tenant_id = p_tenant AND run_id = p_run;
     UPDATE runs SET
@@ -254,38 +249,36 @@ BEGIN
             THEN jsonb_set(attempts, '{-1,ended_at}', to_jsonb(p_now)) ELSE attempts END,
         ended_at = p_now
     WHERE tenant_id = p_tenant AND id = p_run
-    RETURNING child_limit IS NOT NULL INTO v_has_children;
-    IF p_outcome -> 'episode' <> 'null' THEN
-        PERFORM store_episode(p_tenant, p_outcome -> 'episode' || jsonb_build_object('at', p_now));
-    END IF;
-    IF p_outcome @> '{"is_checked": true}' THEN
-        INSERT INTO run_checks (tenant_id, run_id) VALUES (p_tenant, p_run) ON CONFLICT DO NOTHING;
-    END IF;
+    RETURNING * INTO r;
     UPDATE tasks SET status = 'cancelled', ended_at = p_now
     WHERE tenant_id = p_tenant AND run_id = p_run AND ended_at IS NULL;
     UPDATE interrupts SET status = 'cancelled', resolved_at = p_now
     WHERE tenant_id = p_tenant AND run_id = p_run AND status = 'pending';
     DELETE FROM run_inbox WHERE tenant_id = p_tenant AND run_id = p_run;
-    IF v_has_children THEN
+    IF r.child_limit IS NOT NULL THEN
         UPDATE run_children SET is_held = false, status = 'cancelled'
         WHERE tenant_id = p_tenant AND run_id = p_run AND is_held;
         PERFORM request_cancel(p_tenant, ARRAY(
             SELECT id FROM runs
             WHERE tenant_id = p_tenant AND parent_run_id = p_run AND ended_at IS NULL));
     END IF;
-END $$;
-
--- Called when runs of a tenant have ended. Add arrivals for the unfinished parents of these runs.
-CREATE OR REPLACE FUNCTION tell_parents(p_tenant uuid, p_runs uuid[]) RETURNS void
-LANGUAGE sql AS $$
-    WITH told AS (
+    IF r.webhook_url IS NOT NULL THEN
+        -- A batch ends again after a retry, so each of its webhooks has the seq of a final event.
+        INSERT INTO webhooks (tenant_id, run_id, seq, url) VALUES (
+            p_tenant, p_run, CASE r.mode WHEN 'batch' THEN p_last ELSE 0 END, r.webhook_url);
+        PERFORM send_signal('bottega_webhooks');
+    END IF;
+    IF (SELECT ended_at IS NULL FROM runs WHERE tenant_id = p_tenant AND id = r.parent_run_id) THEN
         INSERT INTO run_inbox (tenant_id, run_id, kind, subject)
-        SELECT p_tenant, r.parent_run_id, 'child', r.id FROM runs r
-        WHERE r.tenant_id = p_tenant AND r.id = ANY (p_runs) AND r.parent_run_id IS NOT NULL
-          AND (SELECT p.ended_at IS NULL FROM runs p
-               WHERE p.tenant_id = p_tenant AND p.id = r.parent_run_id)
-        RETURNING run_id)
-    SELECT send_signal('bottega_arrivals', p_tenant || ' ' || run_id)
-    FROM (SELECT DISTINCT run_id FROM told) AS parents
-$$;
-
+        VALUES (p_tenant, r.parent_run_id, 'child', p_run);
+        PERFORM send_signal('bottega_arrivals', p_tenant || ' ' || r.parent_run_id);
+    END IF;
+    IF r.conversation_id IS NOT NULL THEN
+        -- While this row is locked, the conversation accepts no run.
+        PERFORM FROM conversations WHERE tenant_id = p_tenant AND id = r.conversation_id FOR UPDATE;
+        UPDATE conversations SET last_run = p_run
+        WHERE tenant_id = p_tenant AND id = r.conversation_id AND r.status = 'completed';
+        -- A locked next run is being cancelled: its end makes the following run due.
+        PERFORM release_run(p_tenant, unfinished_in(p_tenant, r.conversation_id));
+    END IF;
+END $$;
