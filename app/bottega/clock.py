@@ -1,7 +1,7 @@
-"""The only access to the machine's clocks.
+"""Access to the machine's clocks; no other module reads a clock.
 
-Code that depends on the time gets a :class:`Clock` (or a float) as an argument, so that tests
-control the time.
+Tests control the time, because code that depends on the time gets a :class:`Clock` or a float as an
+argument.
 """
 
 import time
@@ -18,13 +18,13 @@ def utcnow() -> datetime:
 
 
 def stamp() -> str:
-    """Return the wall-clock time in the form that log lines have."""
+    """Return the wall-clock time in the format of log lines."""
 
     return f"{utcnow():%Y-%m-%dT%H:%M:%S.%fZ}"
 
 
 def monotonic() -> float:
-    """Return seconds on a clock that never goes back; use it only for durations."""
+    """Return seconds of a clock that never goes back; use this clock only for durations."""
     return time.monotonic()
 
 

@@ -1,7 +1,7 @@
-"""Conditions: JSON trees of tests of named features. Pure.
+"""Conditions in JSON, which test the values of named features. Pure.
 
 A condition is ``{feature, op, value}``, ``{all | any: [condition, …]}`` or ``{not: condition}``. A
-test of an absent feature is false, whatever the operator is. A comparison of values of different
+test of a missing feature is false with every operator. A test that compares values of different
 kinds, such as a number with a text, is also false.
 """
 
@@ -39,11 +39,11 @@ _SCALARS = frozenset(("truth", "number", "text"))
 
 
 class Members(frozenset[tuple[str | None, Any]]):
-    """The values of a list, with their kinds, as a set; so ``contains`` needs one look-up."""
+    """A list as a set of (kind, value), so that the operator ``contains`` needs one look-up."""
 
 
 def searchable(features: Mapping[str, Any]) -> dict[str, Any]:
-    """Return features in a form for many conditions: each list becomes :class:`Members`."""
+    """Convert each list among the features to :class:`Members`, which speeds up many conditions."""
     return {
         name: Members((kind_of(each), each) for each in value if kind_of(each) in _SCALARS)
         if kind_of(value) == "list"
@@ -53,9 +53,10 @@ def searchable(features: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def kind_of(value: Any) -> str | None:
-    """Return ``truth``, ``number``, ``text`` or ``list``: only equal kinds are comparable.
+    """Return a value's kind: ``truth``, ``number``, ``text`` or ``list``.
 
-    Return ``None`` for other values, and for NaN and infinity."""
+    Return ``None`` for values of all other types, and for NaN and infinity.
+    """
     if isinstance(value, bool):
         return "truth"
     if isinstance(value, int):
@@ -68,12 +69,12 @@ def kind_of(value: Any) -> str | None:
 
 
 def named(condition: Condition) -> Iterator[str]:
-    """Yield the features in a checked condition, with repetitions."""
+    """Yield the names of the features in a checked condition; a name may come several times."""
     return (test["feature"] for test in tests_of(condition))
 
 
 def tests_of(condition: Condition) -> Iterator[Condition]:
-    """Yield the tests in a checked condition, which are its parts that have a feature."""
+    """Yield the tests ``{feature, op, value}`` in a checked condition."""
     if "feature" in condition:
         yield condition
         return

@@ -112,7 +112,7 @@ class Service:
 async def open_service(
     settings: Settings, url: str, *, api: bool, worker: bool, silence: SilenceTimeouts | None = None
 ) -> AsyncIterator[Service]:
-    """Open the database and all services that need it; close them at the end.
+    """Open the database and all services that need the database; close all at the end of the block.
 
     Args:
         api: true: serve the API, whose clients watch runs.
@@ -120,7 +120,8 @@ async def open_service(
         silence: timeouts for a server that sends nothing.
 
     Raises:
-        UnavailableError: there is no database, its version differs, or sources are missing.
+        UnavailableError: there is no database, the database's version differs from the service's
+            version, or the service's source code is missing.
     """
     await asyncio.to_thread(read_words)
     descriptors, silence = raise_limit(), silence or SilenceTimeouts()
@@ -179,7 +180,7 @@ def _of_every_process(
 ) -> dict[str, Callable[[], Awaitable[None]]]:
     return {
         **({} if nats is None else {"nats": nats.run}),
-        # Waiting runs must time out even while no worker process exists.
+        # API processes sweep, too: waiting runs must time out even while no worker process exists.
         "sweep": partial(queue.sweep_regularly, database.pool, settings.lease_s),
         "erase": _erasing(database, listener, memory).run,
         "accesses": memory.memory.accesses.run,
@@ -190,7 +191,6 @@ def _of_every_process(
 
 
 def _nats(settings: Settings, database: Database) -> NatsSignals | None:
-    """Return this process's connection to NATS; wake-ups then use NATS instead of NOTIFY."""
     if settings.nats_url is None:
         return None
     nats = NatsSignals(settings.nats_url.get_secret_value())
@@ -210,29 +210,27 @@ def _watching(
 def _files(
     settings: Settings, database: Database, listener: NotifyListener, services: MemoryServices
 ) -> FileStore:
-    """Return the file store; at a notification, this process drops cached data of erased files."""
+    """Return the file store; its cache drops erased files when a notification arrives."""
     files = FileStore(database, services.objects, FileQuota())
     listener.subscribe(erase.CHANNEL, partial(_forget, files.forget))
     return files
 
 
 def _erasing(database: Database, listener: NotifyListener, services: MemoryServices) -> LeasedWork:
-    """Return the work that erases end users; every process does it, so no worker is necessary."""
     work = UserErasure(database, services.objects).leased()
     wake_on_notify(listener, work.loop)
     return work
 
 
 def _forget(forget: Callable[[UUID | None], None], payload: str | None) -> None:
-    """Drop cached data of the tenant that a notification names; without a name, of all tenants."""
     forget(None if payload is None else UUID(payload))
 
 
 def tune_gc() -> None:
-    """Exempt the existing objects from garbage collection, and let threads switch sooner."""
+    """Exempt existing objects from garbage collection, and make threads switch more often."""
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLD)
-    # A thread that computes delays the event loop by this time; Python's default is 5 ms.
+    # A thread that computes delays the event loop by up to this time; Python's default is 5 ms.
     sys.setswitchinterval(0.0005)
 
 
@@ -292,11 +290,11 @@ def _lease(
 
     settings, pool = service.settings, service.database.pool
 
-    def places() -> int:  # a run that waits for other runs needs no slot
+    def places() -> int:  # a run that waits for child runs needs no slot
         return settings.worker_concurrency + runtime.children.resting()
 
     async def execute(run: ClaimedRun) -> bool:
-        service.listener.need(is_needed=True)  # runs must get changed secrets at once
+        service.listener.need(is_needed=True)  # runs need new secrets at once
         return await executor.execute(run)
 
     def listen(is_next: bool) -> None:
@@ -319,7 +317,6 @@ def _lease(
 
 @asynccontextmanager
 async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIterator[None]:
-    """Execute runs during the block; at the end, return unfinished runs to the queue."""
     from bottega.engine.build_agents import Teams
     from bottega.engine.executor import Executor
     from bottega.engine.live_text import LiveText, TextSubjects, TextTable
@@ -416,7 +413,7 @@ async def _keeping_memory(
     memory_services: MemoryServices,
     models: "ModelServices",
 ) -> "AsyncIterator[tuple[MemorySources, Callable[[], None]]]":
-    """Run the background work of memory; yield the runs' memory, and the work's waker."""
+    """Run memory's background work; yield the runs' memory, and a function that wakes the work."""
     from bottega.engine.retrieval import MemorySources
 
     settings = service.settings
@@ -438,7 +435,7 @@ async def _keeping_memory(
 async def _claiming_runs(
     service: Service, claimer: queue.RunClaimer, lease: "WorkerLease"
 ) -> AsyncIterator[None]:
-    """Claim runs during the block; at the end, return unfinished runs and notify their watchers."""
+    """Claim runs during the block; at its end, queue unfinished runs, and notify subscribers."""
     service.listener.subscribe(signals.DUE, claimer.notice)
     if service.nats is not None:
         receive = lambda *_: claimer.notice(None)  # noqa: E731

@@ -17,7 +17,7 @@ def unwrapped(value: str) -> str:
 
 
 def unwrap_all(*sources: Any) -> None:
-    """Unwrap the values in pydantic-settings' sources; leave out values that are then empty."""
+    """Remove blanks and quotes around values in pydantic-settings' sources; drop empty values."""
     for source in sources:
         found: Mapping[str, str | None] = source.env_vars
         values = {name: unwrapped(value) for name, value in found.items() if value is not None}

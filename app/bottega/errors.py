@@ -1,4 +1,4 @@
-"""The errors that Bottega raises, each with a stable code and a kind.
+"""The errors that Bottega raises; each error has a stable code and a kind.
 
     BottegaError
     ├── InvalidInputError     invalid       the request cannot be carried out as written
@@ -32,8 +32,8 @@
     │   └── BudgetBusyError   internal      the tenant's budget could not pay in time
     └── FencedError           internal      another worker has claimed this worker's run
 
-Code decides by the *kind* (the API chooses a status, the worker chooses to retry or fail). Clients
-decide by the *code*. The text is for people.
+Callers decide by an error's kind: the API chooses a status, the worker chooses to retry or fail.
+Clients decide by the *code*. The text is for people.
 """
 
 from collections.abc import Sequence
@@ -166,13 +166,13 @@ class ConflictError(BottegaError):
 
 
 class LogWentBackError(ConflictError):
-    """A client has events of a run that the run's log no longer has."""
+    """A client has an event of a run, but the run's log no longer has this event."""
 
     code = "log_went_back"
 
 
 class AgentBusyError(ConflictError):
-    """Another query of the agent object has not ended; both queries would mix their histories."""
+    """An agent object gets a query before its last query has ended; their histories would mix."""
 
     code = "agent_busy"
 
@@ -184,7 +184,7 @@ class AgentBusyError(ConflictError):
 
 
 class BusyError(ConflictError):
-    """Another run of the conversation has not ended; ``run_id`` is the oldest such run."""
+    """A conversation has an unfinished run; ``run_id`` is the oldest unfinished run."""
 
     code = "conversation_busy"
 
@@ -221,13 +221,13 @@ class LimitedError(BottegaError):
 
 
 class SubagentRefusedError(BottegaError):
-    """A task was refused at its dispatch; the model reads the detail.
+    """A task was refused when a model dispatched the task; the model reads the detail.
 
     Args:
-        about: the limit and its used part, as in the event ``subagent.backpressure``.
+        about: the limit and how much of the limit is used, as in ``subagent.backpressure``.
 
     Attributes:
-        reason: reason of the refusal, for metrics.
+        reason: reason of the refusal, as a label of metrics.
     """
 
     kind = ErrorKind.LIMITED
@@ -249,7 +249,7 @@ class SubagentDepthExceededError(SubagentRefusedError):
 
 
 class SubagentQuotaExceededError(SubagentRefusedError):
-    """One parent has too many tasks, or a budget is too small for another task."""
+    """A parent has too many tasks, or a budget is too small for one more task."""
 
     code = "subagent_quota_exceeded"
 
@@ -259,7 +259,7 @@ class SubagentQuotaExceededError(SubagentRefusedError):
 
 
 class SubagentCircuitOpenError(SubagentRefusedError):
-    """The circuit is open; such a task may be tried again after ``retry_after_ms``."""
+    """The circuit breaker of the task's agent is open; retry the task after ``retry_after_ms``."""
 
     code = "subagent_circuit_open"
     reason = "circuit_open"
@@ -279,7 +279,7 @@ class DatabaseAwayError(UnavailableError):
 
 
 class UpstreamError(BottegaError):
-    """A server that a tenant named is unreachable, or its answer is wrong."""
+    """A tenant's server is unreachable, or its response is invalid."""
 
     kind = ErrorKind.UPSTREAM
     code = "upstream"
@@ -290,8 +290,8 @@ class ModelError(BottegaError):
 
     Args:
         retryable: true: the same call may succeed later.
-        retry_after_s: seconds to wait; ``None``: the server named no time.
-        last_code: code of the last failed try, if ``code`` is about several tries.
+        retry_after_s: seconds to wait; ``None``: the server sent no time.
+        last_code: code of the last failed try, if ``code`` stands for several failed tries.
     """
 
     kind = ErrorKind.MODEL
@@ -333,7 +333,7 @@ class BudgetExhaustedError(BottegaError):
 
 
 class BudgetBusyError(BudgetExhaustedError):
-    """A call waited too long for a budget: other calls reserved it, or it cannot be read."""
+    """A call waited too long for a budget: other calls reserved the rest, or it cannot be read."""
 
 
 class FencedError(BottegaError):

@@ -1,4 +1,7 @@
-"""The rule by which circuit breakers open: at least half of the recent calls have failed. Pure."""
+"""The rule of circuit breakers: a breaker opens when at least half of the recent calls have failed.
+
+Pure.
+"""
 
 from collections import OrderedDict, deque
 from collections.abc import Hashable
@@ -21,8 +24,8 @@ class FailureRates:
     """Times at which recent calls ended, by key; a key without recent calls needs no memory.
 
     Args:
-        least: minimum number of recent calls for a breaker to open.
-        window_s: number of seconds after its end for which a call is recent.
+        least: number of recent calls below which a breaker never opens.
+        window_s: a call counts as recent for this number of seconds after its end.
     """
 
     def __init__(self, least: int, window_s: float) -> None:
@@ -43,7 +46,7 @@ class FailureRates:
         return ended >= self._least and 2 * failed >= ended
 
     def failures(self, key: Hashable) -> int:
-        """Return the number of recent failures, counted when the key's last call ended."""
+        """Return the number of recent failures, as counted at the end of the key's last call."""
         return len(self._recent[key].failures) if key in self._recent else 0
 
     def forget(self, key: Hashable) -> None:

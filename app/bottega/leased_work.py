@@ -1,15 +1,14 @@
-"""Leased work: database rows that wait for their time; the first free worker does their work.
+"""Leased work: each database row is work with a due time, and the first free worker does it.
 
-To claim due rows, a worker moves their time into the future, to the end of the lease. The worker
-then does the rows' work without an open transaction, and stores the results. If the worker dies,
+To claim due rows, a worker sets the rows' due time to the end of the lease. The worker then does
+the work of these rows without an open transaction, and stores the results. If the worker dies,
 another worker claims the rows at the end of the lease.
 
-- :class:`LeasedWork` claims the rows of all tenants, and does their work. The SQL function
-  ``claim_due`` gives each tenant its turn. In each process, a tenant has a limited number of rows
-  in progress. So work that hangs delays only rows of the same tenant.
-- :class:`WorkLoop` calls a function when a row may be due: at a NOTIFY, at the next due time, and
-  regularly, because a notification may be lost. The calls are only hints: the rows and the
-  database's clock decide.
+- :class:`LeasedWork` claims the rows of all tenants, and does the rows' work. The SQL function
+  ``claim_due`` gives each tenant its turn. A process works on a limited number of a tenant's rows
+  at a time. So a row whose work hangs delays only rows of the same tenant.
+- :class:`WorkLoop` calls a function at a NOTIFY, at the next due time, and regularly, because a
+  NOTIFY may be lost. The function then asks the database which rows are due.
 """
 
 import asyncio
@@ -77,7 +76,7 @@ class WorkLoop:
         self.wake()
 
     def wake_soon(self) -> None:
-        """Wake the loop, but at most every half second, so that rows are done together."""
+        """Wake the loop at most every half second, so that a batch has several rows."""
         if self._soon is None:
             loop = asyncio.get_running_loop()
             at = max(loop.time(), self._woken_at + 0.5)  # rows are done together
@@ -100,7 +99,7 @@ class WorkLoop:
             pause = max(0.05, await self.act_or_pause())
 
     async def act_or_pause(self) -> float:
-        """Call ``act``; return the seconds until the next call."""
+        """Call ``act``; return the seconds until the next call of ``act``."""
         try:
             left_s = await self._act()
         except DatabaseAwayError:
@@ -164,12 +163,14 @@ class LeasedWork:
             hanging rows of one tenant do not block other tenants.
         batch: maximum number of a tenant's rows that are done together.
         do: a function that does a batch and stores the results.
-        blame: a function that returns the cause of an error in ``do``; ``None``: only log it.
-        put_off: a function that stores a failure and its cause; ``None``: let the leases end.
-        longest_rest_s: maximum pause of a tenant after a batch, in seconds. A pause is as long as
-            the batch took, which leaves half of the time to other tenants.
+        blame: a function that returns the cause of an error in ``do``; ``None``: only log the
+            error.
+        put_off: a function that stores a failure with the rows' next due time; ``None``: the rows
+            are due again when their leases end.
+        longest_rest_s: maximum number of seconds for which a tenant pauses after a batch. A pause
+            is as long as the batch took, which leaves half of the time to other tenants.
         channel, poll_s: see :class:`WorkLoop`.
-        loop: the loop of this work; wake it when a row may be due.
+        loop: the loop of this work; wake the loop when a row may be due.
     """
 
     pool: asyncpg.Pool
@@ -196,9 +197,11 @@ class LeasedWork:
         self.loop = WorkLoop(self.channel, self.start_due, poll_s=self.poll_s)
 
     async def run(self) -> None:
-        """Work on due rows until cancelled. Then cancel the tasks in progress, whose leases end.
+        """Work on due rows until cancelled; then cancel the work in progress.
 
-        After an error, the tasks continue; the caller may call this method again.
+        The rows of cancelled work are due again when their leases end.
+
+        After an error, the work in progress continues; the caller may call this method again.
         """
         try:
             await self.loop.run()
@@ -209,9 +212,9 @@ class LeasedWork:
             raise
 
     async def do_due(self) -> float:
-        """Do some due rows to the end, including rows of tenants that have a pause.
+        """Do the work of some due rows, even of tenants that have a pause, and wait for its end.
 
-        Return the seconds until more rows may be due, or until the first pause ends.
+        Return the seconds until more rows may be due or the first tenant's pause ends.
         """
         self._until = {each: self._until[each] for each in self._pauses}
         left_s = await self.start_due()
@@ -221,7 +224,7 @@ class LeasedWork:
         return self._rest_s()
 
     async def start_due(self) -> float:
-        """Start as many due rows as the limits allow; return the seconds until more may be due."""
+        """Start the work of due rows, within limits; return the seconds until more may be due."""
         room = _MOST if self.places is None else self.places - self._busy.total()
         if room < 1:
             return float("inf")  # the end of a batch wakes the loop
@@ -251,7 +254,7 @@ class LeasedWork:
         return min(left_s, self._rest_s() if self._until else left_s)
 
     def _rest_s(self) -> float:
-        """Return the seconds until a tenant's pause ends; 0 if no tenant has a pause."""
+        """Return the seconds until the first tenant's pause ends; 0 if no tenant has a pause."""
         return max(0.0, min(self._until.values(), default=0.0) - self.clock())
 
     def _begin(self, tenant_id: UUID, rows: Sequence[asyncpg.Record]) -> None:
@@ -284,7 +287,7 @@ class LeasedWork:
             self._until[tenant_id] = self.clock() + pause_s
 
     async def _do_or_put_off(self, tenant_id: UUID, rows: Sequence[asyncpg.Record]) -> float | None:
-        """Do a tenant's rows; return the seconds of the tenant's pause if a service failed."""
+        """Do the work of rows; return the seconds of the tenant's pause if a service failed."""
         try:
             await self.do(tenant_id, rows)
             return None

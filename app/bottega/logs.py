@@ -16,7 +16,7 @@ _of_tenant: list[Callable[[str], Redactor | None]] = []
 
 
 def clean_of_tenants(find: Callable[[str], Redactor | None]) -> None:
-    """Redact, from now on, each entry that has a ``tenant`` with this tenant's redactor."""
+    """Redact each later log entry that has a field ``tenant`` with this tenant's redactor."""
     _of_tenant[:] = [find]
 
 
@@ -70,7 +70,7 @@ def configure_logging(
     )
     root = logging.getLogger()
     root.handlers = [handler]
-    # For libraries, our level "debug" means "info".
+    # For the log entries of libraries, our level "debug" means "info".
     root.setLevel("WARNING" if level == "info" else level.upper())
     logging.getLogger("bottega").setLevel(level.upper())
     # INFO at least: on lower levels the library logs response headers, which may repeat a secret.
@@ -86,7 +86,7 @@ def _clean(entry: EventDict, known: Redactor) -> EventDict:
 
 
 def _in_order(entry: EventDict) -> EventDict:
-    """Return an entry whose fields are in order: event, level, time, then the others by name."""
+    """Return an entry with sorted fields: event, level, time, then all other fields by name."""
     first = [name for name in ("event", "level", "timestamp") if name in entry]
     return {name: entry[name] for name in (*first, *sorted(entry.keys() - {*first}))}
 

@@ -1,6 +1,7 @@
 """The ASGI application and its server.
 
-The application finds routes with an index, because Starlette would try a hundred patterns in turn.
+The application finds routes with an index, because Starlette would try about a hundred patterns for
+each request.
 """
 
 import asyncio
@@ -76,7 +77,7 @@ from bottega.services import background
 from bottega.settings import Settings
 from bottega.tenants import operator
 
-# FastAPI ignores these warnings about its aliases, but only at the start; see DescribedModel.
+# FastAPI hides these warnings about its aliases only at the start; see DescribedModel.
 warnings.filterwarnings("ignore", "The 'alias' attribute", UnsupportedFieldAttributeWarning)
 
 _WEBSOCKET = "websocket"
@@ -95,7 +96,7 @@ _Key = tuple[str, int, str]
 
 
 class RouteIndex:
-    """Router that tries only the routes for the request's method and its path's shape.
+    """Router that tries only routes whose method and path segments fit the request.
 
     Starlette's router gets all other requests: other paths, methods that are not allowed, and all
     requests while FastAPI traces them.
@@ -139,7 +140,6 @@ def _key(method: str, path: str) -> _Key:
 
 
 def _indexed(routes: Sequence[BaseRoute]) -> dict[_Key, list[BaseRoute]]:
-    """Index the routes whose first two segments have no parameter, in the routes' order."""
     index: defaultdict[_Key, list[BaseRoute]] = defaultdict(list)
     for route in routes:
         methods: Sequence[str] = ()
@@ -277,15 +277,18 @@ def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
         ws_max_size=64 * 1024,
         # Send no pings: heartbeats keep connections open, and a slow client answers pings too late.
         ws_ping_interval=None,
-        # Use no compression, which runs per frame and subscriber and takes 40 KB per connection.
+        # Do not compress: the server would compress each frame for each subscriber, and use 40 KB
+        # of memory per connection.
         ws_per_message_deflate=False,
         log_config=None,
         access_log=False,
         lifespan="off",
         server_header=False,
-        # If true, uvicorn would trust headers of any program on this machine; see KeylessRates.
+        # Do not let uvicorn trust the forwarding headers of every program on this machine; see
+        # KeylessRates.
         proxy_headers=False,
-        # A timeout longer than those of clients and proxies, which so close idle connections first.
+        # This timeout is longer than the usual timeouts of clients and proxies, so that the client
+        # or proxy closes an idle connection first.
         timeout_keep_alive=75,
         timeout_graceful_shutdown=STOP_S,
         **options,
@@ -293,7 +296,7 @@ def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    """Server that leaves signals to its caller, and calls a function when it listens."""
+    """Server that handles no signals itself, and calls a function when the server listens."""
 
     def __init__(self, config: uvicorn.Config, on_listening: Callable[[int], None]) -> None:
         super().__init__(config)
@@ -313,7 +316,7 @@ class _Server(uvicorn.Server):
         for listening in self.servers:
             listening.close()
         setattr(self.server_state, connections.LAST_ANSWERS, True)
-        # Wait, because a request may be on its way to a connection that is idle now.
+        # Wait, because a client may have just sent a request on a connection that seems idle.
         await asyncio.sleep(IDLE_S)
         self.config.timeout_graceful_shutdown = LONGEST_ANSWER_S
         self.should_exit = True
@@ -330,11 +333,12 @@ async def serve(
 ) -> None:
     """Serve the API until SIGINT or SIGTERM; execute runs, too, if ``worker`` is true.
 
-    SIGHUP means that another process with the same socket has replaced this process. Then streams
-    that clients can resume at the new process end at once; this process finishes other requests.
+    SIGHUP means that another process with the same socket has replaced this process. At SIGHUP,
+    streams that clients can resume at the new process end at once; this process finishes all other
+    requests.
 
     Args:
-        url: URL of a migrated database.
+        url: URL of the migrated database.
         listener: a socket that already listens; several processes may share it.
         on_listening: a function that is called with the port when the API answers.
         on_ready: a function that is called when ``/readyz`` would answer 200.
@@ -376,14 +380,14 @@ async def _report_readiness(service: Service, on_ready: Callable[[], None]) -> N
 
 
 def _obey_signals(server: _Server, service: Service) -> None:
-    """Stop at SIGINT and SIGTERM, at the second signal at once; at SIGHUP, hand over."""
+    """Stop the server at SIGINT and SIGTERM (the second signal: at once); at SIGHUP, hand over."""
     loop = asyncio.get_running_loop()
     stopping = False
     handing_over: list[asyncio.Task[None]] = []
 
     def stop() -> None:
         nonlocal stopping
-        # Streams end first, because the server waits for its connections before it stops.
+        # End the streams first: before the server stops, it waits until all connections have ended.
         service.stop_working.set()
         service.wakeups.close()
         if server.should_exit and not stopping:  # a replaced process would wait LONGEST_ANSWER_S

@@ -61,7 +61,7 @@ class MemoryServices:
 async def open_memory_services(
     settings: Settings, database: Database, listener: NotifyListener, services: Services
 ) -> AsyncIterator[MemoryServices]:
-    """Open the memory's services; none of these connects to a server yet.
+    """Open the memory's services without a connection to any server.
 
     Raises:
         InvalidInputError: a setting is invalid.
@@ -115,7 +115,7 @@ async def run_memory_jobs(
 ) -> AsyncIterator[Callable[[], None]]:
     """Run the background work of memory during the block.
 
-    Yields a function that wakes this work; call it after a run's episode was stored.
+    Yields a function that wakes this work; call the function after a run's episode was stored.
     """
     from bottega.leased_work import WorkLoop, wake_on_notify
     from bottega.memory.episodes.embedding_worker import EmbeddingWorker
@@ -127,7 +127,8 @@ async def run_memory_jobs(
     offloading = episodes.offloading()
     learning = ReflectionWorker(database.pool, parts.patterns, analyst=analyst)
     maintenance = _maintenance(settings, database, parts, episodes, vectors.measure)
-    # Loops start one after another, because at the same time each would need a connection.
+    # The loops start one after another, because loops that start together would each need a
+    # database connection.
     one_by_one = itertools.count(0.1, 0.1)
     leased = [learning.work, vectors.work, offloading, maintenance.leased()]
     for work in leased:
@@ -175,7 +176,7 @@ def _maintenance(
 
 
 def _load_model(settings: Settings, parts: MemoryServices) -> None:
-    """Start loading the model of ``bottega[embed]``, so that the first run need not wait for it."""
+    """Start to load the model of ``bottega[embed]``, so that the first run need not wait."""
     if settings.embedding_model is None and available():
         from bottega.memory.text.embeddings import is_ready
 
@@ -191,7 +192,6 @@ def builtin() -> "BuiltinEmbedder":
 
 
 def _local(stack: contextlib.AsyncExitStack) -> "LocalEmbedder | None":
-    """Return the embedder of ``bottega[embed]`` if it is installed and works on this machine."""
     if not available():
         return None
     from bottega.llm.local_embedder import LocalEmbedder
@@ -202,7 +202,7 @@ def _local(stack: contextlib.AsyncExitStack) -> "LocalEmbedder | None":
 
 
 def embedder_of(settings: Settings) -> str:
-    """Return a sentence: which embedder is chosen, and if it compares meaning or spelling."""
+    """Return a sentence that names the embedder and says if it compares meaning or spelling."""
     if settings.embedding_model not in (None, BUILTIN):
         return f"Memory compares episodes with the embedding model {settings.embedding_model}."
     if settings.embedding_model is None and available():
@@ -237,7 +237,7 @@ def _hosted(
 
 
 def _has_server(settings: Settings) -> bool:
-    """Return true if a configured server may have computed stored vectors."""
+    """Return true if a server in the settings may have computed the stored vectors."""
     return settings.embedding_base_url is not None or not settings.uses_demo_model
 
 

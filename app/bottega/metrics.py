@@ -1,8 +1,8 @@
-"""Counters and measurements of this process's work, for Prometheus.
+"""Prometheus metrics of this process's work.
 
-All services in a process share these values. Processes with one parent (``bottega serve --workers
+All services in a process share these metrics. Processes with one parent (``bottega serve --workers
 N``) store their values in files of one folder, so that each process can report the sums. A label
-has few different values, and no ids.
+has few different values, and is never an id.
 """
 
 import os
@@ -152,7 +152,8 @@ learning_jobs = _counter("learning_jobs", "Jobs of learning and maintenance of m
 
 for _mode in ("orchestrated", "dag"):
     for _status in ("completed", "failed", "cancelled", "timeout"):
-        # These metrics exist from the start, so that the first failure counts as an increase.
+        # These metrics exist with value 0 from the start, so that Prometheus counts the first
+        # failure as an increase.
         runs.labels(_status, _mode)
 for _direction in _DIRECTIONS:
     tokens.labels(_direction)
@@ -180,7 +181,7 @@ def refresh() -> None:
 
 
 class _Collected:
-    """Metrics that have already been read, in the form of a collector of the library."""
+    """A collector for ``prometheus_client`` with metrics that have already been read."""
 
     def __init__(self, found: Iterable[Metric]) -> None:
         self._found = list(found)
@@ -193,7 +194,7 @@ def report(more: Iterable[Metric] = ()) -> bytes:
     """Return the metrics of this process, or of all processes of its parent, as Prometheus's text.
 
     Args:
-        more: metrics that belong to no process, such as metrics of the database.
+        more: further metrics that belong to no process, such as metrics of the database.
     """
     refresh()
     folder = os.environ.get(FOLDER)
@@ -213,7 +214,7 @@ class _Names:
         self._operators: set[str] = set()
 
     def add_operators(self, providers: Iterable[str]) -> None:
-        """Give labels to the operator's providers, even if tenants' providers used all labels."""
+        """Give labels to the operator's providers, even if tenants' providers use all labels."""
         self._operators.update(providers)
 
     def of(self, provider: str, model: str, *, proven: bool) -> tuple[str, str]:
@@ -233,7 +234,7 @@ class _Names:
 
 @cache
 def _labelled(metric: Any, *labels: str) -> Any:
-    """Return a metric with labels from a cache, because the library's search is slow."""
+    """Return the metric with these labels from a cache: the library's look-up is slow."""
     return metric.labels(*labels)
 
 
@@ -265,7 +266,7 @@ def model_called(
 
 
 class Paid(Protocol):
-    """Tokens of a model call, and their cost in US dollars, if known."""
+    """Tokens of a model call, and the call's cost in US dollars, if known."""
 
     input: int
     cached: int

@@ -111,7 +111,7 @@ class Described:
         return allowed, await self.secrets.state(self.tenant_id, fresh=fresh)
 
     async def spec(self) -> ServerSpec:
-        """Describe the server, with the current values of its secrets.
+        """Return the server's description with the current values of the server's secrets.
 
         Raises:
             InvalidInputError: see :meth:`SecretLookup.bound`.
@@ -132,9 +132,9 @@ class ModelServices:
     """The model servers that this process calls.
 
     Args:
-        budgets: the tenants' daily budgets, which pay for the calls.
+        budgets: the tenants' daily budgets, to which calls are charged.
         default: the server of the settings ``OPENAI_*``, or the demo model; ``None``: none.
-        secrets: the values of the secrets that providers send.
+        secrets: values of the secrets that are sent to model servers.
         hosts: the allowed hosts of tenants' own servers.
         traffic: limits and circuit breakers of providers; ``None``: no call is limited.
         lookups: resolver for tenants' own servers; ``None``: the system's resolver.
@@ -168,11 +168,11 @@ class ModelServices:
     async def for_agent(
         self, run: PinnedModels, definition: Mapping[str, Any], *, is_called: bool = False
     ) -> FallbackProvider:
-        """Return the models of a run's agent; the run's recorder reserves tokens for their calls.
+        """Return the models of a run's agent; the run's recorder reserves tokens for model calls.
 
         Args:
-            is_called: true: the agent is a sub-agent. A sub-agent waits less for a model, because
-                its caller can continue without the answer.
+            is_called: true: the agent is a sub-agent. A sub-agent waits a shorter time for a model,
+                because its caller can continue without an answer.
 
         Raises:
             InvalidInputError: ``unknown_provider``; see also :meth:`SecretLookup.bound`.
@@ -187,7 +187,7 @@ class ModelServices:
     async def for_judge(
         self, run: PinnedModels, run_id: UUID, model: str | Sequence[str] | None
     ) -> FallbackProvider:
-        """Return the models of a judge for a run that has ended; a failed call is not repeated.
+        """Return a judge's models for an ended run; a failed call of a model is not repeated.
 
         Raises:
             InvalidInputError: see :meth:`for_agent`.
@@ -197,7 +197,7 @@ class ModelServices:
         return FallbackProvider(models, 0.0, account)
 
     async def of_operator(self, model: str, patience_s: float) -> ProviderFor:
-        """Return a function that makes the operator's model for a run; the run's tenant pays.
+        """Return a function that makes the operator's model for a run; the run's tenant is charged.
 
         Raises:
             InvalidInputError: see :meth:`for_agent`.
@@ -217,7 +217,7 @@ class ModelServices:
         tenant: str,
         model: str | None,
     ) -> FallbackProvider:
-        """Return a model of one provider; a failed call is not repeated.
+        """Return a model of one provider; a failed call of the model is not repeated.
 
         Args:
             own: the tenant's definition of the provider; ``None``: the provider is the operator's.
@@ -237,7 +237,7 @@ class ModelServices:
         return FallbackProvider([ServedModel(server, model or first)], 0.0, account)
 
     def success_checks(self, pool: asyncpg.Pool) -> SuccessChecks:
-        """Return the success checks of runs; a check may call these models.
+        """Return the success checks of runs; a check may call this process's models.
 
         Raises:
             InvalidInputError: a plugin cannot be loaded.
@@ -250,11 +250,11 @@ class ModelServices:
         )
 
     def calls(self) -> Mapping[UUID, Sequence[Mapping[str, Any]]]:
-        """Return the calls in progress and waiting, by tenant; see :meth:`Traffic.load`."""
+        """Return each tenant's number of running and waiting calls; see :meth:`Traffic.load`."""
         return {} if self._traffic is None else self._traffic.load()
 
     def task_places(self, most: int | None) -> TaskPlaces | None:
-        """Return the slots that tenants' sub-agents share in all workers; ``None``: no limit."""
+        """Return the slots that a tenant's sub-agents share in all workers; ``None``: no limit."""
         if self._traffic is None or most is None:
             return None
         return TaskPlaces(self._traffic.shares, most)
@@ -264,7 +264,7 @@ class ModelServices:
         return 0 if self._traffic is None else self._traffic.breakers.count()
 
     async def check(self) -> None:
-        """Open the operator's servers, so that wrong settings fail when the process starts.
+        """Open the operator's model servers, so that wrong settings fail when the process starts.
 
         Raises:
             InvalidInputError: see :meth:`for_agent`.
@@ -281,7 +281,7 @@ class ModelServices:
         there = self._settings.operator_providers
         names = there.keys() if run is None else run.operators
         name, model = named_by(reference, own.keys() | names)
-        # Without this check, the reference could now mean a model of another provider.
+        # Without this check, the reference could mean a model of a different provider than before.
         if name not in own and name not in there and name != DEMO:
             raise InvalidInputError(
                 f"the operator of this server has removed the provider '{name}'",
@@ -327,14 +327,14 @@ class ModelServices:
 
 
 def named_secrets(provider: Provider) -> Iterator[str]:
-    """Yield the names of the secrets that requests to a provider contain."""
+    """Yield the names of all secrets that requests to a provider contain."""
     for value in (provider.get("key"), *provider["headers"].values()):
         if isinstance(value, Mapping):
             yield value["secret"]
 
 
 def spec_of(name: str, provider: Provider, secrets: Mapping[str, str], **more: Any) -> ServerSpec:
-    """Return a server's description from a provider's definition. Pure.
+    """Convert a provider's definition to the description of the provider's model server. Pure.
 
     Args:
         secrets: values of the secrets by name.
@@ -410,7 +410,7 @@ _MOST_IDS, _LONGEST_ID = 1000, 200
 
 
 async def listed_models(spec: ServerSpec, egress: Egress, tenant: str) -> Sequence[str]:
-    """Read the names of a server's models from the server; this costs nothing.
+    """Request the names of the models from a model server; the request costs nothing.
 
     Raises:
         UnavailableError: the server did not send the list; the error text has the reason.
@@ -434,7 +434,7 @@ async def listed_models(spec: ServerSpec, egress: Egress, tenant: str) -> Sequen
         )
     except (OutsideError, ValueError, LookupError, TypeError, AttributeError):
         raise UnavailableError(f"{host} answers, but {_NO_LIST}") from None
-    sent = Redactor({*spec.hidden, spec.api_key or ""})  # a server may repeat secrets in its answer
+    sent = Redactor({*spec.hidden, spec.api_key or ""})  # a server's answer may repeat secrets
     fit = (each for each in names if isinstance(each, str) and 0 < len(each) <= _LONGEST_ID)
     return [each for each in dict.fromkeys(fit) if sent.text(each) == each][:_MOST_IDS]
 
@@ -489,7 +489,7 @@ class Probed:
 
 
 async def probes(provider: LLMProvider) -> AsyncIterator[Probed]:
-    """Make one small call of each kind: text, tool, stream, and schema."""
+    """Make one small model call of each kind: text, tool, stream, and schema."""
     kinds: dict[str, Callable[[LLMProvider], Awaitable[str | None]]] = {
         "text": _text,
         "tool": _tool,

@@ -1,8 +1,8 @@
-"""Outgoing HTTP connections with aiohttp; the clients of models, tools and MCP servers use these.
+"""Outgoing HTTP connections with aiohttp, for the clients of models, tools and MCP servers.
 
-A session resolves names with a function of its owner, and checks the address of each socket just
-before the socket connects. A session measures the CPU time for parsing an answer. A session stores
-no cookies and decompresses nothing.
+A session resolves host names with a function that the session's owner passes, and checks the
+address of each socket just before the socket connects. A session measures the CPU time that it
+needs to parse a response. A session stores no cookies and decompresses nothing.
 """
 
 import asyncio
@@ -44,7 +44,8 @@ async def resolve(host: str, port: int) -> Sequence[str]:
 class DnsResolver:
     """Look-ups of host names. At most ``LOOKUPS_OF_TENANT`` look-ups of a tenant run at a time.
 
-    A look-up counts until it ends, even if its caller has stopped waiting.
+    A look-up counts towards this limit until the look-up ends, even if the caller has stopped
+    waiting.
 
     Args:
         resolve: a function that replaces the system's resolver.
@@ -70,7 +71,7 @@ class DnsResolver:
         return await asyncio.shield(asked)
 
     def close(self) -> None:
-        """Stop the wait for look-ups in progress."""
+        """Make all callers stop waiting for look-ups in progress."""
         for asked in self._asked:
             asked.cancel()
 
@@ -78,7 +79,7 @@ class DnsResolver:
         slot.release()
         self._asked.discard(asked)
         if not asked.cancelled():
-            asked.exception()  # retrieved, so that asyncio does not log it
+            asked.exception()  # retrieve the exception, so that asyncio does not log it
 
 
 NETWORK_ERRORS = (aiohttp.ClientError, ssl.SSLError, OSError, TimeoutError)
@@ -92,12 +93,12 @@ _FREE_FRAMING = STEP_BYTES
 
 
 class AddressRefusedError(OSError):
-    """The guard refused a connection's address; the error text has the reason."""
+    """The guard refused a connection's address; the error's text says why."""
 
 
 @cache
 def certificates() -> ssl.SSLContext:
-    """Load the trusted certificates, once for all clients, because this takes 20 ms."""
+    """Load the trusted certificates once for all clients, because loading takes 20 ms."""
     return httpx2.create_ssl_context()
 
 
@@ -119,8 +120,9 @@ def open_session(
         kept_s: number of seconds for which an idle connection stays open.
         most_idle: maximum number of idle connections; ``None``: no limit.
         tls: TLS context that replaces the context with the trusted certificates.
-        look_up: replaces the system's resolver; called in the task of each connection.
-        guard: function that checks each connection's address; ``None``: any address is allowed.
+        look_up: function that replaces the system's resolver; the task of each connection calls it.
+        guard: function that checks the address of each connection; ``None``: any address is
+            allowed.
     """
     connector = _Connector(
         most_idle,
@@ -139,7 +141,7 @@ def open_session(
         timeout=timeout,
         trace_configs=list(traces),
     )
-    session._retry_connection = False  # a retry could send a request twice
+    session._retry_connection = False  # a retry by aiohttp could send a request twice
     return session
 
 
@@ -172,13 +174,14 @@ async def body_of(
 
 
 def charging(response: aiohttp.ClientResponse, reader: BoundedReader) -> Callable[[], None]:
-    """Return a function to call after each read; it charges the answer's CPU time to the reader.
+    """Return a function that charges a response's CPU time to its reader; call it after each read.
 
-    The function raises ``OutsideError`` if the answer has cost too much, or if its framing is
-    longer than its content: parsing of tiny chunks costs more than use of their content.
+    The function raises ``OutsideError`` if reading the response has cost too much CPU time, or if
+    the response's chunk headers are longer than its content, because tiny chunks are costly to
+    parse.
     """
     protocol = response.connection and response.connection.protocol
-    if not isinstance(protocol, _Protocol):  # the whole answer came in one read
+    if not isinstance(protocol, _Protocol):  # one read contained the whole response
         return _free
     content = response.content
 
@@ -196,7 +199,7 @@ def _free() -> None:
 
 
 class _Protocol(ResponseHandler):
-    """A connection that measures the parser's CPU time for an answer.
+    """A connection that measures the CPU time in which the parser reads a response.
 
     Attributes:
         parsed: number of bytes of the current answer, including its head and chunk sizes.
@@ -216,7 +219,7 @@ class _Protocol(ResponseHandler):
     def data_received(self, data: bytes) -> None:
         self._received += len(data)
         self._is_fresh = True
-        if self._received <= STEP_BYTES:  # this part is not measured, as in BoundedReader
+        if self._received <= STEP_BYTES:  # the first bytes are not measured, as in BoundedReader
             super().data_received(data)
             return
         began = cpu_s()
@@ -224,7 +227,7 @@ class _Protocol(ResponseHandler):
         self._spent_s += cpu_s() - began
 
     def resume_reading(self, resume_parser: bool = True) -> None:
-        """Resume once for all bytes that have arrived, not after each chunk as aiohttp does."""
+        """Resume once for all bytes that have arrived; aiohttp itself resumes after each chunk."""
         if self._reading_paused or self._is_fresh:
             super().resume_reading(resume_parser)
             self._is_fresh = False
@@ -233,7 +236,7 @@ class _Protocol(ResponseHandler):
 
     def feed_data(self, data: Any, size: int = 0) -> None:
         self._heads += 1
-        if self._heads <= 20:  # accept the answer's head, and 19 interim heads (status 1xx)
+        if self._heads <= 20:  # accept 19 interim heads (status 1xx), and the head
             super().feed_data(data, size)
         elif self.transport is not None:
             self.set_exception(aiohttp.ClientPayloadError("too many heads of answers"))
@@ -241,12 +244,12 @@ class _Protocol(ResponseHandler):
 
     def set_exception(self, exc: BaseException, *causes: BaseException) -> None:
         super().set_exception(exc, *causes)
-        # Otherwise, after a broken chunk, the reader of a body would wait for ever.
+        # Otherwise the reader of a body would wait for ever after a broken chunk.
         if self._payload is not None and isinstance(exc, HttpProcessingError):
             self._payload.set_exception(aiohttp.ClientPayloadError("the body is not valid HTTP"))
 
     def spent(self) -> float:
-        """Return the CPU time since the last call, in seconds."""
+        """Return the CPU time in seconds since the last call of this method."""
         spent, self._spent_s = self._spent_s, 0.0
         return spent
 
@@ -285,7 +288,7 @@ class _Resolver(AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """Do nothing, because other sessions also use the look-ups."""
+        """Do nothing, because other sessions use the same look-ups."""
 
 
 def _guarded(guard: Guard) -> Callable[[Any], socket.socket]:

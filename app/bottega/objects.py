@@ -1,8 +1,8 @@
 """Storage of large bodies of episodes and files: an object store, a folder, or the database.
 
-The library obstore accesses local folders, S3 and compatible stores, Google Cloud Storage and
+The library obstore accesses local folders, S3, stores compatible with S3, Google Cloud Storage and
 Azure. Without an object store, the database stores objects as rows, in pieces, so that every
-process can read the objects. An object is written once and as a whole, with a checksum.
+process can read the objects. An object is written once, as a whole, and with a checksum.
 """
 
 import asyncio
@@ -43,13 +43,13 @@ _DIGEST = 16
 
 
 class CorruptObjectError(BottegaError):
-    """The bytes of an object differ from the bytes that were written."""
+    """An object's bytes differ from the bytes that were written."""
 
     code = "object_corrupt"
 
 
 class StoredElsewhereError(UnavailableError):
-    """A row names an object that is neither in this process's store nor in the database."""
+    """A row's object is neither in this process's object store nor in the database."""
 
     code = "stored_elsewhere"
 
@@ -72,8 +72,8 @@ class Objects:
     """A store of bytes by key; bytes are compressed with zlib, and each read verifies a checksum.
 
     Args:
-        url: URL of the object store; ``None``: the database stores new objects. In both cases,
-            objects in the database can be read and deleted.
+        url: URL of the object store; ``None``: the database stores new objects. With and without an
+            object store, objects in the database can be read and deleted.
         timeout_s: timeout of one operation of the object store, in seconds.
 
     Raises:
@@ -104,7 +104,7 @@ class Objects:
         """Return an object's body.
 
         Raises:
-            StoredElsewhereError: the object does not exist.
+            StoredElsewhereError: the object is neither in the object store nor in the database.
             CorruptObjectError: the object's bytes differ from the written bytes.
             UnavailableError: the store is unreachable, or refuses the request.
         """
@@ -120,7 +120,8 @@ class Objects:
         """Delete objects; objects that do not exist are no error.
 
         Raises:
-            UnavailableError: the store is unreachable, or refuses; some objects may be deleted.
+            UnavailableError: the object store is unreachable or refuses; some objects may be
+                deleted.
         """
         for key in keys:
             _check(key)
@@ -142,7 +143,7 @@ _DELETE = "DELETE FROM object_pieces WHERE tenant_id = $1 AND object_key = $2"
 
 
 class _Pieces:
-    """Objects in the database, in rows of :data:`PIECE_BYTES`, read and written one by one."""
+    """Objects in the database; each row has a piece of :data:`PIECE_BYTES`."""
 
     def __init__(self, pool: asyncpg.Pool) -> None:
         self._pool = pool
@@ -167,7 +168,7 @@ class _Pieces:
         return b"".join(pieces) if pieces else None
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects, each in its own transaction, because a large object has many rows."""
+        """Delete objects in separate transactions, because a large object has many rows."""
         for tenant_id, some in itertools.groupby(sorted(keys), _tenant_of):
             async with acting_as(self._pool, tenant_id) as connection:
                 stored = await connection.fetch(_STORED, tenant_id, list(some))
@@ -184,10 +185,9 @@ class Bucket:
     """Objects in a folder or in an object store.
 
     Args:
-        url: ``s3://bucket/prefix``, ``gs://…``, ``az://container/prefix`` or ``file:///folder``.
-            The address and credentials of a store are in the store's usual environment variables
-            (``AWS_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID`` and so on). A folder is created at its
-            first use.
+        url: ``s3://bucket/prefix``, ``gs://…``, ``az://container/prefix`` or ``file:///folder``. A
+            store's address and credentials come from the usual environment variables, such as
+            ``AWS_ENDPOINT_URL`` and ``AWS_ACCESS_KEY_ID``. A folder is created at its first use.
     """
 
     def __init__(self, url: str, *, timeout_s: float = 30.0) -> None:
@@ -207,7 +207,7 @@ class Bucket:
         client: ClientConfig = {
             "timeout": timedelta(seconds=timeout_s),
             "connect_timeout": timedelta(seconds=min(5.0, timeout_s)),
-            # Plain http is allowed only if the configured endpoint begins with http://.
+            # Plain HTTP is allowed only if the configured endpoint begins with http://.
             "allow_http": True,
         }
         try:
@@ -224,7 +224,8 @@ class Bucket:
 
     async def put(self, key: str, packed: bytes) -> None:
         async with self._asking():
-            # Send a single request: an interrupted multipart upload would leave its parts behind.
+            # Upload in a single request, because an interrupted multipart upload would leave parts
+            # behind.
             await self._opened().put_async(key, packed, use_multipart=False)
             if self._folder is not None:
                 await asyncio.to_thread(_flush, self._folder, key)
@@ -283,7 +284,7 @@ class Bucket:
 
 
 class _MissingError(Exception):
-    """The store does not have the object."""
+    """The object store does not have the object."""
 
 
 def pack(body: bytes, level: int = zlib.Z_DEFAULT_COMPRESSION) -> bytes:
@@ -348,10 +349,10 @@ ALL_PARTS = ("trace", "input", "output")
 async def copied(
     pool: asyncpg.Pool, objects: Objects, tenant_id: UUID, ids: Sequence[UUID], parts: Sequence[str]
 ) -> str:
-    """Copy episodes' bodies that are still in the database to the object store.
+    """Copy episodes' bodies from the database to the object store.
 
     Returns:
-        JSON for the SQL functions, with ``episode_id``, ``part`` and ``object_key`` of each body.
+        JSON for the SQL functions: ``episode_id``, ``part`` and ``object_key`` of each copied body.
 
     Raises:
         UnavailableError: the object store cannot be reached; nothing has changed.

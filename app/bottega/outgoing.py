@@ -1,4 +1,4 @@
-"""Outgoing requests of this process: a guarded HTTP client, tenants' secrets, and MCP servers.
+"""Objects for outgoing requests: a guarded HTTP client, tenants' secrets, and MCP servers.
 
 This module also divides the process's file descriptors between incoming and outgoing connections.
 """
@@ -32,7 +32,7 @@ MAX_CONNECTIONS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Descriptors:
-    """Limits of this process's file descriptors: the current limit, and the maximum limit."""
+    """Limits on this process's number of file descriptors: the soft limit and the hard limit."""
 
     soft: int
     hard: int
@@ -63,9 +63,9 @@ def raise_limit() -> Descriptors:
 
 
 async def warn_when_exhausted(found: Descriptors) -> None:
-    """Log the limits; until cancelled, log an error every few seconds while none is free.
+    """Log the limits; then log an error every few seconds while no descriptor is free.
 
-    The event loop itself logs nothing when it drops connections because no descriptor is free.
+    The event loop drops connections when no descriptor is free, and logs nothing.
     """
     found.note()
     while True:
@@ -83,7 +83,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """The objects with which a process sends requests."""
+    """The objects with which this process sends requests to other servers."""
 
     egress: "Egress"
     secrets: SecretLookup

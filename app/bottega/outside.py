@@ -1,10 +1,10 @@
-"""A reader of bytes from outside, with limits: from models, tools, MCP servers and uploads.
+"""A reader with limits for bytes from outside: from models, tools, MCP servers and uploads.
 
 The reader decompresses and parses bytes in small steps. The event loop runs after each step, so
-that a message delays other work by only one step. The number of bytes and units (lines, events,
-parts) and the CPU time of a message are limited; a message beyond a limit is an error of its
-sender. CPU time is measured only after the first 64 KB: most messages are shorter and cheap, and
-measuring would make these a tenth more expensive.
+that a message delays all other work by only one step. A message's number of bytes, its number of
+units (lines, events, parts) and its CPU time are limited; a message beyond a limit is its sender's
+error. CPU time is measured only after the first 64 KB, because most messages are shorter, and
+measuring needs 10 % more CPU time.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ _CALLS_AT_ONCE = 256
 
 
 class OutsideError(Exception):
-    """Bytes from outside are unreadable, or would cost too much.
+    """Bytes from outside are unreadable, or would cost too much CPU time.
 
     Attributes:
-        detail: description of the bytes, in words that can follow "it sent".
+        detail: what the sender sent, such as "chunks of a few bytes".
     """
 
     def __init__(self, detail: str) -> None:
@@ -60,13 +60,14 @@ class BoundedReader:
         self._inflate = _Inflate.of(encoding.strip().lower())
 
     async def steps(self, raw: bytes) -> AsyncIterator[bytes]:
-        """Yield the next bytes, decompressed, in steps of at most 64 KB; the loop runs after each.
+        """Yield decompressed bytes in steps of at most 64 KB; the event loop runs after each step.
 
         Raises:
-            OutsideError: the bytes are not in this encoding, or the message has too many bytes.
+            OutsideError: the bytes are not in the message's encoding, or the message has too many
+                bytes.
         """
         self._calls += 1
-        if self._calls % _CALLS_AT_ONCE == 0:  # so the loop also runs if many short pieces arrive
+        if self._calls % _CALLS_AT_ONCE == 0:  # many short pieces came
             await asyncio.sleep(0)
         if self._inflate is None and len(raw) <= STEP_BYTES:  # the usual case
             if raw:
@@ -92,7 +93,7 @@ class BoundedReader:
         """Count lines, events or parts.
 
         Raises:
-            OutsideError: the number exceeds the limit.
+            OutsideError: the number of units exceeds the limit.
         """
         self._units_left -= units
         if self._units_left < 0:
@@ -101,7 +102,7 @@ class BoundedReader:
     def __enter__(self) -> None:
         """Start to parse.
 
-        The block must not await, because its thread's CPU time is charged.
+        The block must not await, because the CPU time of the whole thread is charged.
         """
         self._began = cpu_s() if self._most - self._left > STEP_BYTES else None
 
@@ -178,7 +179,7 @@ class _Inflate:
 
 
 def check_json(document: bytes | bytearray | str) -> None:
-    """Check that a JSON document does not have too many values, before the document is parsed.
+    """Check before a JSON document is parsed that it does not have too many values.
 
     Raises:
         OutsideError: the document has too many values.

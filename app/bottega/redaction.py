@@ -1,6 +1,6 @@
-"""Removal of secrets from texts, because a server or program outside may repeat them.
+"""Removal of secrets from texts, because external servers and programs may repeat secrets.
 
-A secret must not be a word that this service itself uses in answers, events or log lines.
+A secret must not be a word that Bottega itself uses in responses, events or log lines.
 """
 
 import base64
@@ -38,14 +38,15 @@ _ZONE = re.compile(
 
 
 def is_word(text: str) -> bool:
-    """Return true if a text is a word of this service, in any case, or a date or time."""
+    """Return true if a text is a word of Bottega, in upper or lower case, or a date or time."""
     return text.casefold() in read_words() or is_time(text)
 
 
 def is_time(text: str) -> bool:
     """Return true if a text is a date or time: in words, in ISO form, or in seconds since 1970.
 
-    Seconds and milliseconds since 1970 are recognised from 2001 on: before, they have fewer digits.
+    Seconds and milliseconds since 1970 are recognised for times from 2001 on, because earlier times
+    have fewer digits.
     """
     if _EPOCH.fullmatch(text):
         return True
@@ -75,13 +76,13 @@ def _is_numeric_date(text: str) -> bool:
 
 @cache
 def read_words() -> frozenset[str]:
-    """Return the names and one-word texts in the service's own code.
+    """Return the names and the one-word string literals in Bottega's source code.
 
-    All names in answers, events and log lines are in the code: statuses, event types, roles,
-    fields, and columns. The first call takes 0.1 s; a service makes this call when it starts.
+    The source code contains all names in responses, events and log lines: statuses, event types,
+    roles, fields and columns. The first call takes 0.1 s; a service makes this call when it starts.
 
     Raises:
-        UnavailableError: ``no_sources``: the code is not available as text.
+        UnavailableError: ``no_sources``: the source code is not installed.
     """
     words: set[str] = set()
     for suffix, patterns in _IN.items():
@@ -149,10 +150,11 @@ class Redactor:
         return any(mark in text for mark in self._marks)
 
     def value(self, value: Any) -> Any:
-        """Return JSON from outside without secrets, also in its keys, which others chose.
+        """Return JSON from outside without secrets; secrets are also removed from the JSON's keys.
 
-        No entry is lost: keys that would become equal get numbers. The caller must bound the depth.
-        Without a secret, the method returns the JSON itself: the usual case, which costs least.
+        Keys that would become equal get numbers, so that no entry is lost. The caller must bound
+        the depth. If the JSON contains no secret (the usual case), the method returns the same
+        object.
         """
         return self._cleaned(value) if self.knows_any and self._is_in(value) else value
 
@@ -173,7 +175,6 @@ class Redactor:
         return value
 
     def _keys(self, keys: Collection[str]) -> list[str]:
-        """Return keys without secrets; keys that would become the same end with a number."""
         clean = [key if not self.finds(key) or is_word(key) else self.text(key) for key in keys]
         taken = {key for key, text in zip(keys, clean, strict=True) if key == text}
         numbers: Counter[str] = Counter()
@@ -189,9 +190,9 @@ class Redactor:
     def record(self, record: Any) -> Any:
         """Return a record of this service without secrets in its texts.
 
-        Keys, names, ids, times and words of this service are not changed. The caller must limit the
-        depth. If there is no secret, the method returns the record itself: the usual case, which
-        costs least.
+        Keys, names, ids, times and words of Bottega are not changed. The caller must limit the
+        depth. If the record contains no secret (the usual case), the method returns the same
+        object.
         """
         return self._record(record, "") if self._is_in(record) else record
 
@@ -199,7 +200,6 @@ class Redactor:
         return self.finds("\n".join(_texts(value)))
 
     def _record(self, value: Any, name: str) -> Any:
-        """Return the value of a record's field ``name`` without secrets."""
         if name in _FROM_OUTSIDE:
             return self.value(value)
         if isinstance(value, str):
@@ -238,12 +238,12 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _is_ours(name: str, text: str) -> bool:
-    """Return true if a field's text is a name, an id, a time or a word of this service."""
+    """Return true if a field's text is a name, an id, a time or a word that Bottega itself uses."""
     return name in _NAMES or name.endswith("_id") or bool(_UUID.fullmatch(text)) or is_word(text)
 
 
 def is_vocabulary(secret: str) -> bool:
-    """Return true if a secret is a word of this service, perhaps with a scheme before it."""
+    """Return true if a secret is a word of Bottega, or a scheme and such a word."""
     scheme, _, credential = secret.rpartition(" ")
     return is_word(secret) or (len(scheme.split()) == 1 and is_word(credential))
 
@@ -253,7 +253,7 @@ def _all_forms(secret: str) -> set[str]:
 
 
 def _marks(secret: str) -> tuple[str, ...]:
-    """Return the forms of a secret that contain no other form; a text without them has no form."""
+    """Return a secret's shortest forms: every form of the secret contains one of these."""
     forms = sorted(_all_forms(secret), key=len)
     return tuple(
         text
@@ -267,7 +267,7 @@ def _joined(marks_of: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
 
 
 def _words(secret: str) -> set[str]:
-    """Return a secret, its long words, and its decoded ``Basic`` credentials."""
+    """Return a secret, the secret's long words, and its decoded ``Basic`` credentials."""
     words = {secret, *secret.split()}
     for word in tuple(words):
         if secret.lower().startswith("basic "):

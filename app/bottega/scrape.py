@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: the right to read them, and the gauges that are from the database."""
+"""Metrics for Prometheus: who may read the metrics, and gauges that come from the database."""
 
 import asyncio
 import contextlib
@@ -46,7 +46,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Scraping:
-    """The report of this process's metrics, for callers that have the right to read it."""
+    """The report of this process's metrics, for callers that may read metrics."""
 
     settings: Settings
     pool: asyncpg.Pool
@@ -62,7 +62,8 @@ class Scraping:
 
         Raises:
             UnauthenticatedError: the caller may not read the metrics.
-            UnavailableError: the database is unreachable, so nobody knows whether there are keys.
+            UnavailableError: the process cannot check whether keys exist, because the database is
+                unreachable.
         """
         if not self._has_token(authorization) and not await self._is_open():
             raise UnauthenticatedError(_REFUSAL, code="bad_metrics_token")
@@ -126,7 +127,6 @@ class Scraping:
 def _by_label(
     name: str, text: str, label: str, values: Iterable[str], counts: Mapping[str, int]
 ) -> GaugeMetricFamily:
-    """Return a gauge with a value for each value of a label, including values without rows."""
     gauge = GaugeMetricFamily(name, text, labels=[label])
     for value in values:
         gauge.add_metric([value], float(counts.get(value, 0)))
@@ -154,7 +154,7 @@ def _by_state(
 
 
 async def refresh_regularly(operators: Iterable[str]) -> None:
-    """Set this process's gauges every few seconds, because other processes report them.
+    """Set this process's gauges every few seconds, because other processes report them, too.
 
     Args:
         operators: names of the operator's model providers.
@@ -167,7 +167,7 @@ async def refresh_regularly(operators: Iterable[str]) -> None:
 
 @asynccontextmanager
 async def serving(scraping: Scraping, port: int) -> AsyncIterator[int]:
-    """Serve ``GET /metrics`` during the block without a web framework, and yield the port.
+    """Serve ``GET /metrics`` without a web framework during the block, and yield the port.
 
     Raises:
         UnavailableError: ``port_taken``.
@@ -199,7 +199,6 @@ async def serving(scraping: Scraping, port: int) -> AsyncIterator[int]:
 
 
 async def _head(reader: asyncio.StreamReader) -> list[bytes]:
-    """Return the lines of a request's head; empty: the head is too long."""
     try:
         return (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
     except asyncio.LimitOverrunError:

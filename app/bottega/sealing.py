@@ -25,7 +25,7 @@ class Place(NamedTuple):
 
 
 class CannotOpenError(Exception):
-    """A sealed text was sealed with another key or for another place, or has been changed."""
+    """A sealed text was changed, or was sealed with an unknown key or for a different row."""
 
 
 class Keyring:
@@ -45,7 +45,7 @@ class Keyring:
 
     @classmethod
     def parse(cls, text: str) -> "Keyring":
-        """Parse keys in base64 that commas separate.
+        """Parse a list of base64 keys, separated by commas.
 
         Raises:
             ValueError: the text is not a list of keys in base64.
@@ -61,7 +61,8 @@ class Keyring:
         """Return the decrypted text.
 
         Raises:
-            CannotOpenError: none of these keys sealed the text, or it was sealed for another place.
+            CannotOpenError: none of these keys sealed the text, or the text was sealed for a
+                different row.
         """
         from cryptography.exceptions import InvalidTag
 

@@ -1,8 +1,8 @@
 """Background services of a process; a service that fails is restarted.
 
-A service is a function that works until it is cancelled. The function need not catch errors: it
-stores its state in an object, and finds the state there after a restart. A service whose function
-returns has ended. A service that fails repeatedly is reported by its name.
+A service is a function that works until it is cancelled. The function need not catch errors: a
+restarted function continues with the state that it has stored in an object. A service whose
+function returns has ended. :meth:`failing` reports the name of a service that fails repeatedly.
 """
 
 import asyncio
@@ -32,9 +32,9 @@ class _Deaths:
     """Failures of a service since it was last healthy.
 
     Attributes:
-        number: number of failures, except failures because the database was unreachable.
+        number: number of failures, without failures because the database was unreachable.
         pause_s: seconds before the next restart.
-        until: time from which the service counts as healthy.
+        until: time after which the service counts as healthy if it has not failed again.
     """
 
     number: int = 0
@@ -82,7 +82,6 @@ class Services:
             await asyncio.sleep(pause_s)
 
     def _died(self, name: str, error: BaseException) -> float:
-        """Store a failure; return the pause in seconds before the restart."""
         now, deaths = monotonic(), self._deaths.get(name)
         if deaths is None or now > deaths.until:
             deaths = self._deaths[name] = _Deaths()
@@ -101,7 +100,7 @@ class Services:
 
 
 def background(*services: Service) -> AbstractAsyncContextManager[None]:
-    """Run services during the block; their failures are only logged."""
+    """Run services during the block; failures of the services are only logged."""
     named = {f"{_name(service)} {n}": service for n, service in enumerate(services)}
     return Services().running(**named)
 

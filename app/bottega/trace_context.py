@@ -1,4 +1,4 @@
-"""W3C trace context: a run belongs to its caller's trace, and sends it to servers that it calls."""
+"""W3C trace context: a run belongs to its caller's trace, and sends the trace to called servers."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ _MEMBER = re.compile(
 
 
 class Trace(NamedTuple):
-    """A position in a trace: the parent of the next spans.
+    """A position in a trace: the span that is the parent of the next spans.
 
     Attributes:
         tracestate: data of tracing vendors; may be empty.
@@ -50,7 +50,7 @@ def taken(traceparents: Sequence[bytes], tracestates: Sequence[bytes] = ()) -> T
 
 
 def _state(values: Sequence[bytes]) -> str:
-    """Return a valid ``tracestate`` of at most :data:`LONGEST_STATE` characters, or no text."""
+    """Return a valid ``tracestate`` of at most :data:`LONGEST_STATE` characters, or ""."""
     sent = b",".join(values)
     if len(sent) > 8192:
         return ""
@@ -73,7 +73,7 @@ def trace_id(traceparent: str | None) -> str | None:
 
 
 def with_trace(headers: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the headers of an outgoing request, to which the current work's trace is added.
+    """Add the trace of the current work to the headers of an outgoing request.
 
     A ``traceparent`` in ``headers`` is not replaced.
     """
@@ -82,7 +82,7 @@ def with_trace(headers: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def headers_of(trace: Trace | None) -> dict[str, str]:
-    """Return the headers for a trace; empty without a trace."""
+    """Return the headers that send a trace; without a trace, return no headers."""
     if trace is None:
         return {}
     state = {STATE: trace.tracestate} if trace.tracestate else {}

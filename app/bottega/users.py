@@ -1,11 +1,12 @@
 """Erasure of all data of an end user.
 
-From the request on, a row in ``user_erasures`` makes the database refuse all new data of the user.
-Rows are removed in pages; each page has its own transaction, which also counts the removed rows.
-Then the objects in the object store are deleted, and caches are cleared. When no data names the
-user, the last transaction removes the row in ``user_erasures``.
+The request stores a row in ``user_erasures``; while this row exists, the database refuses new data
+of the user. Rows are removed in pages; one transaction removes the rows of a page and stores their
+number. Then the objects in the object store are deleted, and caches are cleared. When no stored
+data belongs to the user, the last transaction removes the row in ``user_erasures``.
 
-All processes look for rows in ``user_erasures``, so if one process dies, another continues.
+All processes look for rows in ``user_erasures``, so if a process dies, another process continues
+the erasure.
 """
 
 from base64 import b64encode
@@ -77,7 +78,7 @@ async def request(tx: AsyncConnection, tenant_id: UUID, user: str, actor: str) -
     """Request the erasure of a user's data, unless it was requested before; return the user.
 
     Raises:
-        NotFoundError: no data names the user.
+        NotFoundError: no stored data belongs to the user.
     """
     await get(tx, tenant_id, user)
     new = {"tenant_id": tenant_id, "user_id": user, "actor": actor}
@@ -92,7 +93,7 @@ async def get(tx: AsyncConnection, tenant_id: UUID, user: str) -> Mapping[str, A
     """Return a user, with the progress of the erasure if it was requested.
 
     Raises:
-        NotFoundError: no data names the user.
+        NotFoundError: no stored data belongs to the user.
     """
     query = select(_own.requested_at, _own.removed).where(_is(tenant_id, user))
     if (row := (await tx.execute(query)).mappings().one_or_none()) is not None:
@@ -113,13 +114,13 @@ def _is(tenant_id: UUID, user: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class UserErasure:
-    """Background work that erases users; any number of processes may run it at the same time."""
+    """Background work that erases users; several processes may do this work at the same time."""
 
     database: Database
     objects: Objects
 
     def leased(self) -> LeasedWork:
-        """Return this work with leases, for the users of all tenants."""
+        """Return this work as leased work for the users of all tenants."""
         return LeasedWork(
             pool=self.database.pool,
             name="erase",
@@ -147,10 +148,9 @@ class UserErasure:
         await self._finish(tenant_id, user)
 
     async def _erase_page(self, tenant_id: UUID, user: str) -> bool:
-        """Remove a page of rows; return false if no row was left."""
         async with self.database.begin(tenant_id) as tx:
-            # The lock lets one process work at a time. After another process has finished the
-            # erasure, the row is missing.
+            # The lock lets only one process at a time erase a user. After another process has
+            # finished the erasure, the row is missing.
             query = select(_own.removed).where(_is(tenant_id, user)).with_for_update()
             before = await tx.scalar(query)
             if before is None:
@@ -191,10 +191,10 @@ def _later(seconds: float) -> Any:
 
 
 async def erase_page(tx: AsyncConnection, tenant_id: UUID, user: str) -> Removed:
-    """Remove a page of a user's rows, and return the counts.
+    """Remove a page of a user's rows; return the number of removed rows by kind.
 
-    Schedules and unfinished runs are removed first, because they make new rows. A worker loses a
-    run in the transaction that removes the run.
+    Schedules and unfinished runs are removed first, because schedules and runs make new rows. A
+    worker can no longer write to a run after the transaction that removes the run.
     """
     removed: Removed = Counter()
     starting = schedules.c.name.in_(select(func.schedules_of_user(tenant_id, user)))
@@ -203,7 +203,7 @@ async def erase_page(tx: AsyncConnection, tenant_id: UUID, user: str) -> Removed
     for which in (and_(of_user, runs.c.ended_at.is_(None)), of_user):
         page, spent = await erase_runs(tx, tenant_id, which)
         if page:
-            # this statement takes the last lock
+            # comes last, because its row is the last in the order of locks
             await tx.execute(select(func.count_spending(tenant_id, spent)))
             return removed + page
     found = select(sessions.c.id).where(
@@ -225,7 +225,7 @@ async def erase_page(tx: AsyncConnection, tenant_id: UUID, user: str) -> Removed
 async def _forget_answers(
     tx: AsyncConnection, tenant_id: UUID, user: str, removed: Removed
 ) -> None:
-    """Remove stored answers with the user's name: about sessions, runs, episodes, schedules."""
+    """Remove stored responses about the user's sessions, runs, episodes and schedules."""
     body = idempotency_keys.c.answer
     places = (("body", "user"), ("body", "user_id"), ("body", "run", "user"))
     naming = or_(*(body[place].astext == user for place in places))
@@ -273,7 +273,7 @@ class Belongings:
 
     Attributes:
         key: names and types of the primary key's columns, without the tenant's column.
-        owner: the column that names the owner.
+        owner: the column with the owner's name or id.
         where: an additional SQL condition.
     """
 
@@ -314,7 +314,7 @@ _OWNING = {"runs": "run_id", "sessions": "session_id", "episodes": "episode_id"}
 _TYPES = {"user_facts": "fact"}
 """Types of lines whose name differs from the table's name."""
 _MORE = {
-    # A step's events are lines of JSON.
+    # A row of a step has the step's events as lines of JSON.
     "run_steps": " || jsonb_build_object("
     "'events', ('[' || replace(t.events, E'\\n', ',') || ']')::jsonb)",
 }
@@ -340,7 +340,7 @@ class UserExport:
         """Check that there is data to export.
 
         Raises:
-            NotFoundError: no data names the user.
+            NotFoundError: no stored data belongs to the user.
             UserErasingError: the user is being erased.
         """
         if (await get(tx, self.tenant_id, self.user))["status"] == "erasing":
@@ -367,7 +367,6 @@ class UserExport:
         yield self._line("end", to_json({"lines": self._count}))
 
     async def _owned(self, of: Belongings, found: Sequence[Belongings]) -> AsyncIterator[bytes]:
-        """Yield the lines of a table that names users; after each page, the rows that it owns."""
         inner = [each for each in found if each.owner == _OWNING.get(of.table)]
         async for lines, ids in self._pages(of, "SELECT :user"):
             yield lines
@@ -381,7 +380,6 @@ class UserExport:
     async def _pages(
         self, of: Belongings, owners: str, ids: Sequence[str] = ()
     ) -> AsyncIterator[tuple[bytes, list[str]]]:
-        """Yield pages of a table's lines, each with the first key column of the page's rows."""
         values = {"tenant": self.tenant_id, "user": self.user, "ids": ids, "after": None}
         while True:
             query = _page(of, owners, is_first=values["after"] is None)
@@ -401,7 +399,6 @@ class UserExport:
     async def _contents(
         self, table: str, key: Sequence[str], object_keys: Sequence[str]
     ) -> AsyncIterator[bytes]:
-        """Yield a row's objects in the object store, one line per object."""
         for number, object_key in enumerate(object_keys):
             data = await self.objects.get(object_key)
             about = {"of": table, "key": key, "piece": number, "base64": b64encode(data).decode()}

@@ -1,4 +1,4 @@
-"""The worker process, which executes runs, serves no API, and never imports the web framework."""
+"""The worker process, which executes runs. It serves no API and never imports the web framework."""
 
 import asyncio
 import signal
@@ -21,7 +21,7 @@ async def work(
     *,
     port: int | None = None,
 ) -> bool:
-    """Execute runs until SIGINT, SIGTERM or SIGHUP; return true if only SIGHUP came.
+    """Execute runs until SIGINT, SIGTERM or SIGHUP; return true if only SIGHUP arrived.
 
     Args:
         url: URL of the database, which must be up and migrated.

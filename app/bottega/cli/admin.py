@@ -1,9 +1,11 @@
-"""Commands of the operator for all tenants. Standard output has only results for scripts.
+"""Commands of the operator for all tenants.
 
-- ``bottega keys`` and ``bottega tenants``: keys and tenants. - ``bottega prune`` and ``bottega
-  tenants retain``: retention of finished runs. - ``bottega secrets``: change of the key that
-  encrypts tenants' secrets. - ``bottega providers``: small calls that show which features of a
-  model server work.
+Commands write only results to standard output, so that scripts can read the output.
+
+- ``bottega keys`` and ``bottega tenants``: keys and tenants.
+- ``bottega prune`` and ``bottega tenants retain``: retention of finished runs.
+- ``bottega secrets``: change of the key that encrypts tenants' secrets.
+- ``bottega providers``: small model calls, which show which features of a model server work.
 """
 
 import json
@@ -77,7 +79,7 @@ def duration(text: str) -> timedelta | None:
 
 
 def _expires(text: str | None) -> datetime | timedelta | None:
-    """Parse a duration from now (``90d``, ``12h``, ``30m``) or a date (UTC if it has no zone)."""
+    """Parse a duration from now (``90d``, ``12h``, ``30m``), or a date (default zone: UTC)."""
     if text is None:
         return None
     if (after := duration(text)) is not None:
@@ -92,7 +94,6 @@ def _expires(text: str | None) -> datetime | timedelta | None:
 
 
 def _limits(text: str) -> "StoredLimits":
-    """Parse limits, in the form of the API."""
     from bottega.tenants.limits import NO_LIMITS, RequestLimits
 
     try:
@@ -179,7 +180,6 @@ def list_keys(
 
 
 def _show(names: Sequence[str], found: Iterable[Any], *, as_json: bool) -> None:
-    """Print rows as a table, or as JSON."""
     if as_json:
         print_json([{name: row[name] for name in names} for row in found])
         return
@@ -191,7 +191,7 @@ def _show(names: Sequence[str], found: Iterable[Any], *, as_json: bool) -> None:
 def revoke_key(
     key: Annotated[str, typer.Argument(metavar="PREFIX_OR_ID", help="As keys list shows it.")],
 ) -> None:
-    """Revoke a key; within five seconds it no longer works."""
+    """Revoke a key; within five seconds, all processes refuse the key."""
     settings = start()
     from bottega.tenants import operator
 
@@ -216,9 +216,10 @@ def delete_tenant(
     name: Annotated[str, typer.Argument(callback=tenant_name, help="As tenants list shows it.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Delete a tenant with its keys, agents, runs and logs; of the tenant default, only its data.
+    """Delete a tenant with keys, agents, runs and logs; of tenant default, only delete the data.
 
-    The command revokes the keys first. If it breaks off, repeat it: it continues.
+    The command first revokes all keys of the tenant. If the command breaks off, repeat the command:
+    it then continues.
     """
     settings = start()
     from bottega.tenants import operator
@@ -276,9 +277,10 @@ def prune(
 ) -> None:
     """Remove old finished runs with all their data.
 
-    Without --older-than, the settings BOTTEGA_RETENTION_… and "tenants retain" determine the age;
-    workers use the same age. With --older-than, a tenant's own time for runs still counts, unless
-    --tenant names the tenant. Episodes stay. If the command breaks off, repeat it.
+    Without --older-than, the settings BOTTEGA_RETENTION_… and the command "tenants retain"
+    determine the age from which workers, too, remove runs. With --older-than, runs of a tenant with
+    an own retention time are kept for this time, unless --tenant names the tenant. Episodes stay.
+    If the command breaks off, run the command again.
     """
     settings = start()
     from bottega.tenants import operator
@@ -347,7 +349,8 @@ def _group() -> None:
 def reencrypt() -> None:
     """Encrypt all secrets with the first key in BOTTEGA_SECRETS_KEY.
 
-    If the command stops early, repeat it. The exit status is 1 if no key can decrypt a secret.
+    If the command stops early, run the command again. The exit status is 1 if no key can decrypt a
+    secret.
     """
     settings = start()
     with database(settings) as url:
@@ -357,7 +360,6 @@ def reencrypt() -> None:
 
 
 async def _reencrypt(settings: "Settings", url: str) -> tuple[int, int]:
-    """Return the number of changed secrets, and the number of secrets that no key can decrypt."""
     from bottega.db.embedded import folder_of
     from bottega.secrets import rows
     from bottega.settings import keyring
@@ -409,7 +411,7 @@ def test_provider(
 async def _show_probes(
     settings: "Settings", url: str, tenant: str, name: str, model: str | None
 ) -> bool:
-    """Print the result of each call; return true if all calls work."""
+    """Print the result of each model call; return true if all calls succeeded."""
     from bottega.db.embedded import folder_of
     from bottega.db.engine import open_database
     from bottega.engine.budget import DayBudgets

@@ -26,7 +26,7 @@ class Chat:
     """A session with one agent.
 
     Attributes:
-        user: the session's end user; ``None``: the session has no user.
+        user: the session's end user; ``None``: the session has no end user.
         again: the shell command that continues this chat.
         read: reads the next message; raises ``EOFError`` at the end of the input.
     """
@@ -82,7 +82,6 @@ class Chat:
         self._answer(run["id"], ours=True)
 
     def _answer(self, run_id: str, *, ours: bool) -> None:
-        """Show a run's answer. Ctrl-C cancels the run, and a second Ctrl-C ends the chat."""
         transcript = Transcript(self.console)
         events = RunEvents(self.server, run_id, transcript.note)
         try:

@@ -1,6 +1,6 @@
-"""Client of a Bottega server for the commands: settings, requests, and live events of a run.
+"""Client for a Bottega server that the commands use: settings, requests, and live events of a run.
 
-The client makes all responses safe for a terminal when it reads them.
+When the client reads a response, it makes the response's texts safe for a terminal.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ class ClientSettings(BaseSettings):
     """Address and key of a server, from environment variables or a ``.env`` file.
 
     If the environment has a key, the file is ignored, because a file from somebody else could send
-    this key to another server.
+    the key to the wrong server.
     """
 
     model_config = SettingsConfigDict(
@@ -105,7 +105,7 @@ class RemoteError(BottegaError):
 
     @property
     def may_pass(self) -> bool:
-        """True if the same request may succeed later."""
+        """True if the same request may succeed later, without a change."""
         return self.status in (0, 429) or self.status >= 500 or self.code == "in_flight"
 
 
@@ -124,9 +124,9 @@ class RemoteServer:
             self._client = httpx2.Client(
                 base_url=address,
                 headers=headers,
-                # Longer than the time between a stream's heartbeats.
+                # This timeout is longer than the time between a stream's heartbeats.
                 timeout=httpx2.Timeout(60.0, connect=5.0),
-                trust_env=not here,  # no proxy for this machine's server
+                trust_env=not here,  # use no proxy for a server on this machine
             )
         except httpx2.InvalidURL as error:
             raise RemoteError(f"BOTTEGA_URL is no address: {error}") from None
@@ -148,7 +148,8 @@ class RemoteServer:
         """Return the body of the response.
 
         Raises:
-            RemoteError: the server refused or was not reached; all methods raise this error.
+            RemoteError: the server refused the request or was not reached; all methods raise this
+                error.
         """
         wanted = {name: value for name, value in query.items() if value is not None}
         return self._patient("GET", path, params=wanted)
@@ -180,7 +181,7 @@ class RemoteServer:
         return self._patient("PUT", path, json=body)
 
     def all(self, path: str, limit: int) -> Iterator[Any]:
-        """Yield all items of a list with all fields; their texts are not safe for a terminal."""
+        """Yield all items of a list with all fields; the items are not safe for a terminal."""
         wanted = {"view": "full", "limit": limit}
         page = self._patient("GET", path, params=wanted, as_stored=True)
         yield from page["items"]
@@ -189,10 +190,10 @@ class RemoteServer:
             yield from page["items"]
 
     def apply(self, body: Mapping[str, Any], places: Mapping[str, str]) -> Any:
-        """Store many definitions; return a result for each. Its texts are not safe for a terminal.
+        """Store many definitions; return the server's result, which is not safe for a terminal.
 
         Args:
-            places: names of the definitions for errors, by JSON Pointer.
+            places: names of the definitions by JSON Pointer, for the texts of errors.
         """
         return self._patient("POST", "/v1/apply", json=body, places=places, as_stored=True)
 
@@ -216,9 +217,9 @@ class RemoteServer:
 
     @contextmanager
     def streaming(self, path: str, after: int) -> Iterator[Iterator[bytes] | None]:
-        """Open a stream of server-sent events after ``after``; yield an iterator of the bytes.
+        """Open a stream of the run's events after event ``after``; yield an iterator of the bytes.
 
-        Yield ``None`` if the run has ended and has no events after ``after``.
+        Yield ``None`` if the run has ended and has no events after event ``after``.
         """
         headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
         with self._translated(), self._client.stream("GET", path, headers=headers) as answer:
@@ -238,7 +239,7 @@ class RemoteServer:
         as_stored: bool = False,
         **request: Any,
     ) -> Any:
-        """Return the response's body; repeat the request if the server is busy or is silent."""
+        """Return the response's body; repeat the request while the server is busy or silent."""
         began, pause_s = monotonic(), 0.1
         while True:
             reached = self._reached
@@ -249,7 +250,7 @@ class RemoteServer:
                     return from_json(answer.content) if as_stored else body
             except RemoteError as error:
                 never_there = not reached and error.code == "nobody"
-                # Requests without a response, and requests to a busy server, are repeated for 30 s.
+                # For 30 s, requests without a response and requests to a busy server are repeated.
                 if never_there or not error.may_pass or monotonic() - began > 30.0:
                     raise
             time.sleep(pause_s)
@@ -295,7 +296,6 @@ class RemoteServer:
         raise RemoteError(detail, code=str(body.get("code")), status=answer.status_code)
 
     def _unknown(self, name: str, error: RemoteError) -> RemoteError:
-        """Return the error for an unknown agent, which suggests similar names."""
         try:
             names = [each["name"] for each in self.get("/v1/agents", limit=100)["items"]]
         except RemoteError:  # the key has no right to list agents
@@ -312,7 +312,7 @@ class RemoteServer:
 
 
 def placed(problem: Mapping[str, Any], places: Mapping[str, str]) -> Iterator[str]:
-    """Yield texts about a problem's errors with pointers in ``places``, with the names there."""
+    """Yield texts about a problem's errors; ``places`` has the name for each error's pointer."""
     for error in problem.get("errors") or ():
         _, section, number, *rest = [*str(error.get("pointer")).split("/"), "", ""]
         if (place := places.get(f"/{section}/{number}")) is not None:
@@ -328,9 +328,9 @@ _FIRST_PAUSE_S = 0.1
 
 
 class RunEvents:
-    """The events and live text of a run until the final event; it reconnects when necessary.
+    """A run's events and live text until the final event; a lost connection is opened again.
 
-    A second iteration continues after the last event of the first iteration.
+    Each further iteration continues after the last event of the iteration before.
 
     Args:
         notice: called with a text when the connection is lost, and when it is restored.
@@ -373,7 +373,6 @@ class RunEvents:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _connected(self) -> Iterator[Event | None]:
-        """Yield the events of one connection; ``None``: a heartbeat."""
         with self._server.streaming(self._path, self._after) as content:
             if content is None:
                 self._over = True
@@ -390,8 +389,8 @@ class RunEvents:
 def _frames(content: Iterable[bytes]) -> Iterator[tuple[int, bytes | None]]:
     """Split a stream into frames of id (0: none) and data (``None``: a heartbeat).
 
-    Only a line feed ends a line, because JSON may contain other characters that end a line in
-    Python.
+    Only a line feed ends a line: JSON may contain other characters at which Python would split
+    lines.
     """
     place, data = 0, None
     for line in _lines(content):

@@ -137,7 +137,8 @@ def serve(
 
     is_one = workers is None and api is None
     with_terminal = ends_with_terminal()
-    # SIGHUP is blocked until the parent handles it, because a reload may arrive early.
+    # SIGHUP is blocked until the parent can handle it, because a request to reload may arrive
+    # early.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
     with listen(settings) as listening, used_database(settings) as (url, lock):
         if not no_worker and workers != 0:
@@ -166,7 +167,6 @@ def serve(
 def _serve(
     settings: "Settings", url: str, listener: socket.socket, parent: int, *, worker: bool
 ) -> None:
-    """Serve as a child of a parent process."""
     from bottega import main as web
 
     link = ParentLink(parent, settings.drain_grace_s + _TO_END_S)
@@ -185,7 +185,7 @@ def _serve(
 def _first_child(
     settings: "Settings", url: str, listener: socket.socket, options: list[str], *, worker: bool
 ) -> Child:
-    """Start the only child by a fork, so that the child need not import the service again."""
+    """Fork this process as the only child, so that the child need not import the service again."""
 
     ours, theirs = socket.socketpair()
     sys.stdout.flush()
@@ -204,7 +204,7 @@ def _first_child(
             traceback.print_exc()
         finally:
             sys.stderr.flush()
-            os._exit(status)  # without cleaning up, because the parent does that
+            os._exit(status)  # exit without cleaning up, because the parent cleans up
     theirs.close()
     return Child("server", ["serve", *options], pid, ours.detach())
 
@@ -217,7 +217,7 @@ def _several_children(options: list[str], *, apis: int, workers: int | None) -> 
 
 
 def _metrics_of_several() -> tuple[str, str]:
-    """Create the folder for metrics of several processes; return environment variable and path."""
+    """Create the metrics folder of several processes; return its environment variable and path."""
     from bottega import metrics
 
     folder = mkdtemp(prefix="bottega-metrics-")
@@ -232,7 +232,7 @@ def _announcement(settings: "Settings", port: int) -> str:
 
 @cli.command()
 def worker(parent: _Descriptor = None) -> None:
-    """Execute runs. Start any number of workers, on machines that reach the database."""
+    """Execute runs. Start any number of workers on machines that can reach the database."""
     with_terminal = ends_with_terminal()
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])  # until the loop handles SIGHUP
     settings = start()
@@ -250,7 +250,7 @@ def worker(parent: _Descriptor = None) -> None:
     with database(settings) as url:
         if parent is None:
             _announce_models(settings)
-        # If there is a parent, the API processes report the metrics of all processes.
+        # If there is a parent process, the API processes report the metrics of all processes.
         port = settings.metrics_port if parent is None else None
         is_reload = run(process.work(settings, url, ready, port=port))
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
@@ -306,9 +306,9 @@ def demo(
 ) -> None:
     """Run a team and show its work live.
 
-    software: requirements → designer → implementer, whose answers flow along a graph.
-    research: a lead that dispatches many tasks, which run in parallel.
-    learning: 48 similar tasks, in which a pattern is found, validated and used.
+    software: the agents requirements, designer and implementer, whose answers flow along a graph.
+    research: an agent that dispatches many tasks, which run in parallel.
+    learning: 48 similar tasks, from which memory finds, validates and uses a pattern.
     support: a chat with a refund that waits for you; after Ctrl-C, continue with --resume.
     """
     console.print("Bottega's demo starts a database and a server …", style="dim")
@@ -406,7 +406,7 @@ def _print_settings(heading: str, found: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _odd_line(path: Path) -> int | None:
-    """Return the number of the file's first line that is not UTF-8; ``None``: all are UTF-8."""
+    """Return the number of a file's first line that is not UTF-8; ``None``: all are UTF-8."""
     try:
         path.read_bytes().decode()
     except UnicodeDecodeError as error:
@@ -417,7 +417,7 @@ def _odd_line(path: Path) -> int | None:
 
 
 def main(command: Callable[[], Any] = cli) -> None:
-    """Run the command; print an error as a sentence with a remedy, not as a traceback."""
+    """Run the command; print an error as a sentence that says what to do, not as a traceback."""
     _open_standard_streams()
     try:
         command()
@@ -430,7 +430,7 @@ def main(command: Callable[[], Any] = cli) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Open closed standard streams, so that no other file gets the number of a standard stream."""
+    """Open closed standard streams, so that no other file gets a standard stream's number."""
 
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
@@ -441,7 +441,6 @@ def _open_standard_streams() -> None:
 
 
 def _tell(error: Exception) -> int:
-    """Print an error; return the exit status."""
     if isinstance(error, ValidationError):
         for problem in error.errors():
             name = ".".join(str(part) for part in problem["loc"]) or "settings"

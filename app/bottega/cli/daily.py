@@ -1,4 +1,4 @@
-"""Commands for daily work with the agents of any server.
+"""Commands for daily work with the agents of a local or remote server.
 
 - ``bottega run``, ``fork``, ``batch``, ``watch``, ``chat`` and ``cancel``: runs. - ``bottega
   interrupts``: calls that wait for people, and decisions on these calls. - ``bottega apply`` and
@@ -44,11 +44,11 @@ _User = Annotated[str | None, typer.Option(help="Your name for the end user.")]
 
 @contextmanager
 def connected(refused: int | None = None) -> "Iterator[RemoteServer]":
-    """Yield the server at ``BOTTEGA_URL``; end the command if the server refuses a request.
+    """Yield a client of the server at ``BOTTEGA_URL``; end the command if a request is refused.
 
     Args:
-        refused: exit status if the server would also refuse a repeated request; ``None``: the
-            status of other refusals.
+        refused: exit status if the server refuses a request and would refuse it again; ``None``:
+            the same status as for other refusals.
     """
     from bottega.cli.client import ClientSettings, RemoteError, RemoteServer
     from bottega.cli.people import REFUSED
@@ -74,10 +74,11 @@ def start_run(
     user: _User = None,
     graph: Annotated[str | None, typer.Option(help="Graph along which answers flow.")] = None,
 ) -> None:
-    """Run an agent and show its answer, live on a terminal.
+    """Run an agent, and show its answer; on a terminal, show the answer live.
 
     After Ctrl-C the run continues. Exit status: 0 completed, 1 failed or timed out, 3 cancelled, 4
-    the run waits for people and nobody here decides, 5 the server refused or did not answer.
+    the run waits for people and nobody at this terminal decides, 5 the server refused or did not
+    answer.
     """
     text = _text_of(text)
     if not text.strip():
@@ -105,9 +106,9 @@ def fork(
         typer.Option("--input", help="Message after the part that the new run takes over."),
     ] = None,
 ) -> None:
-    """Repeat a part of a run as a new run, and show its answer, live on a terminal.
+    """Repeat a run from a node or event on, as a new run; on a terminal, show the answer live.
 
-    The new run takes over everything before the node or event, at no cost. After Ctrl-C the run
+    The new run takes over all results before the node or event, at no cost. After Ctrl-C the run
     continues. The exit status is that of: bottega run.
     """
     if (node is None) == (at_seq is None):
@@ -121,12 +122,10 @@ def fork(
 
 
 def _text_of(argument: str) -> str:
-    """Return a text, or standard input for ``-``."""
     return sys.stdin.read().removesuffix("\n") if argument == "-" else argument
 
 
 def _follow_run(server: "RemoteServer", run: Any) -> None:
-    """Show a run that this command started, until the run is over; exit with the run's status."""
     from bottega.cli.client import RunEvents
     from bottega.cli.people import INTERRUPTED, STATUSES, People, Undecided, follow
     from bottega.cli.transcript import Transcript
@@ -162,9 +161,9 @@ def batch(
 ) -> None:
     """Run many items, and write a line of JSON for each result, in the order of the items.
 
-    After Ctrl-C the batch continues. The same command with the same file follows it again, or shows
-    the same results. Exit status: 0 all items completed, 1 some did not, 5 the server refused or
-    did not answer.
+    After Ctrl-C the batch continues. The same command with the same file follows the same batch
+    again, or shows the same results. Exit status: 0 all items completed, 1 some items did not
+    complete, 5 the server refused or did not answer.
     """
     from bottega.cli.people import INTERRUPTED
 
@@ -187,7 +186,6 @@ def batch(
 
 
 def _follow_batch(server: "RemoteServer", path: str, found: Any) -> Any:
-    """Show a batch's progress until it is over; return the batch."""
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as progress:
@@ -244,7 +242,7 @@ def chat(agent: _Agent, session: _Session = None, user: _User = None) -> None:
 
 
 def cancel(run_id: _RunId) -> None:
-    """Cancel a run: its model calls are aborted, and it makes no further calls."""
+    """Cancel a run: its model calls are aborted, and the run makes no further calls."""
     with connected() as server:
         run = server.post(f"/v1/runs/{run_id}/cancel")
     over = run["status"] in ("completed", "failed", "timeout", "cancelled")
@@ -279,7 +277,7 @@ def list_interrupts(
 
 @interrupts.command("show")
 def show(interrupt_id: _Id) -> None:
-    """Show a call with its arguments, the reason for the wait, and the decision."""
+    """Show a call with the arguments, the reason for the wait, and the decision."""
     with connected() as server:
         _show_interrupts(server.get(f"/v1/interrupts/{interrupt_id}"))
 
@@ -302,7 +300,7 @@ def resolve_command(
     ] = None,
     error: Annotated[str | None, typer.Option(help="Error of a client tool that failed.")] = None,
 ) -> None:
-    """Decide on a call. The run continues after decisions on all calls of the model's message."""
+    """Decide on a call. The run continues after a decision on each call of the model's message."""
     from bottega.cli.people import json_or_text, value_for
 
     if sum([approve, deny, *(said is not None for said in (answer, result, error))]) != 1:
@@ -366,7 +364,6 @@ def _about(interrupt: dict[str, Any]) -> str:
 
 
 def _show_interrupts(interrupt: dict[str, Any]) -> None:
-    """Print a call, then the person who decided."""
     from bottega.cli.people import shown
 
     print(shown(interrupt))  # noqa: T201 (a script reads it)
@@ -407,10 +404,10 @@ def apply(
         typer.Option("--allow-missing", help="Allow references to missing definitions."),
     ] = False,
 ) -> None:
-    """Store the definitions of files, all or none, and show the changes.
+    """Store all definitions in the files, or none after an error, and show the changes.
 
     Files list providers, mcp_servers, agents, graphs and schedules. Exit status: 1 if the server
-    refuses, or if --check finds a difference; 5 if the server did not answer.
+    refuses the definitions, or if --check finds a difference; 5 if the server did not answer.
     """
     from bottega.cli.client import placed
 
@@ -446,7 +443,7 @@ def apply(
 def export(
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of YAML.")] = False,
 ) -> None:
-    """Print all definitions of the tenant as a file for: bottega apply."""
+    """Print all definitions of the tenant as a file for the command: bottega apply."""
     import yaml
 
     from bottega.api.routes.deploy import Resources
@@ -459,7 +456,7 @@ def export(
             items = [_as_defined(each, model) for each in server.all(path, _PAGE) if _is_own(each)]
             if items:
                 found[section] = items
-    escaped = sys.stdout.isatty()  # because stored text may control a terminal
+    escaped = sys.stdout.isatty()  # escape the text, because stored text may control a terminal
     if as_json:
         text = json.dumps(found, ensure_ascii=escaped, indent=2) + "\n"
     else:
@@ -504,7 +501,6 @@ def _definitions(path: Path) -> Iterator[tuple[str, int, Any]]:
 
 
 def _show(console: Console, item: Mapping[str, Any]) -> None:
-    """Print the result for a definition, and its changed lines."""
     head = safe(f"{_SIGNS[item['action']]} {item['kind']} {item['name']}")
     console.print(Text(head, style="bold"))
     if item["action"] == "replaced":
@@ -536,7 +532,7 @@ def _as_defined(item: Mapping[str, Any], model: Any) -> Any:
 
 
 def _tagged(short: Any, whole: Any) -> Any:
-    """Add `type` again to objects: it was removed with the default values, but is required."""
+    """Add the required field `type` to objects again: it was removed with the default values."""
     if isinstance(short, list):
         return [_tagged(*each) for each in zip(short, whole, strict=True)]
     if not isinstance(short, dict):

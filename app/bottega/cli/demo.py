@@ -1,14 +1,14 @@
-"""The demo: starts a server, defines a team over HTTP, runs it, and shows it.
+"""The demo, which starts a server, defines a team over HTTP, runs the team, and shows the run.
 
-*learning*: 48 similar tasks; a success check judges each task. The lead agent does not know the
-right order of its sub-agents. A run is a success only if the sub-agents first collected the facts,
-then wrote the text, then checked the text.
+*learning*: 48 similar tasks; a success check judges each task. The lead agent does not know in
+which order to call its sub-agents. A run is a success only if the sub-agents first collected the
+facts, then wrote the text, then checked the text.
 
-*support*: a chat with a refund that waits for a person, even over restarts. The data folder has
-the session's name; all other data is in the database.
+*support*: a chat with a refund that waits for a person, even over restarts. A file in the data
+folder has the session's name; all other data is in the database.
 
-The server is a separate process, so that Ctrl-C reaches only the demo. The server ends with the
-demo, even if the demo is killed.
+The server is a separate process, so that Ctrl-C reaches only the demo. The server ends when the
+demo ends, even if the demo is killed.
 """
 
 import asyncio
@@ -104,9 +104,9 @@ def learn(server: RemoteServer, scenario: Scenario) -> int:
 
 
 def _one(server: RemoteServer, scenario: Scenario, number: int, topic: str) -> _Done:
-    """Run one task, and wait for the verdict of its success check."""
     task = scenario.task.format(topic=topic)
-    # One user per topic, because a pattern contains a domain only if tasks of three users had it.
+    # Each topic has its own user, because a pattern contains a domain only if three users had tasks
+    # of this domain.
     body = {**scenario.run, "input": task, "user": topic, "metadata": _ABOUT}
     where = f"/v1/runs/{server.create('/v1/runs', body)['id']}"
     run = _until(server, where, lambda found: found["ended_at"] is not None)
@@ -125,7 +125,6 @@ def _one(server: RemoteServer, scenario: Scenario, number: int, topic: str) -> _
 
 
 def _night(server: RemoteServer, done: Sequence[_Done]) -> None:
-    """Run the maintenance of memory, and show the patterns."""
     for each in done:
         _until(server, f"/v1/runs/{each.run_id}/learning", _is_over)
     job = server.create("/v1/memory/maintenance", {})
@@ -155,7 +154,6 @@ def _is_over(found: Mapping[str, Any]) -> bool:
 def _until(
     server: RemoteServer, path: str, is_met: Callable[[Mapping[str, Any]], bool]
 ) -> dict[str, Any]:
-    """Poll a path until its body meets a condition; return the body."""
     began = monotonic()
     while monotonic() - began < _RUN_PATIENCE_S:
         found: dict[str, Any] = server.get(path)
@@ -189,7 +187,7 @@ _AGAIN = "bottega demo --resume"
 def run(
     settings: Settings, url: str, scenario: Scenario, log: IO[str], *, resume: bool, keep: bool
 ) -> int:
-    """Start a server that logs to ``log``, and run the demo as a client; return the exit status.
+    """Start a server with the log file ``log``, run the demo as a client; return the exit status.
 
     Raises:
         NotFoundError: there is no chat to resume.
@@ -200,7 +198,7 @@ def run(
     is_chat, learns = scenario.agents is SUPPORT.agents, scenario.agents is LEARNING.agents
     session = _session(settings, resume=resume) if is_chat else ""
     scopes: tuple[Scope, ...] = ("admin",) if learns else ("run", "define", "approve")
-    good_for = timedelta(days=1)  # lifetime of the key, in case the demo cannot remove it
+    good_for = timedelta(days=1)  # lifetime of the key, in case the demo cannot remove the key
     made = operator.temporary_key(url, name="demo", good_for=good_for, scopes=scopes)
     variables = {}
     with contextlib.ExitStack() as stack:
@@ -230,14 +228,13 @@ def run(
 
 
 def _serve_command(settings: Settings) -> str:
-    """Return the command that serves the demo's database."""
     if settings.database_url is not None:
         return "bottega serve"
     return f"BOTTEGA_DATA_DIR={quote(str(settings.data_dir))} bottega serve"
 
 
 def show(server: RemoteServer, scenario: Scenario, serve: str) -> int:
-    """Run the team, show its work and the command ``serve``; return the exit status."""
+    """Run the team, show its work, and name the command ``serve``; return the exit status."""
     run = server.create("/v1/runs", scenario.run)
     _console.print(
         f"[dim]POST {server.address}/v1/runs → run {run['id']}[/]", highlight=False, soft_wrap=True
@@ -262,7 +259,7 @@ def show(server: RemoteServer, scenario: Scenario, serve: str) -> int:
 
 
 def talk(server: RemoteServer, scenario: Scenario, session: str) -> int:
-    """Define the support desk; begin a chat, or continue the last chat; return the exit status."""
+    """Define the support desk; begin or continue a chat; return the exit status."""
     _define(server, scenario)
     _, user = open_session(server, session, USER)
     people = People(server, _errors, asks=True, tools={"refund": _refund})
@@ -284,7 +281,6 @@ def _refund(arguments: Mapping[str, Any]) -> str:
 
 
 def _define(server: RemoteServer, scenario: Scenario) -> None:
-    """Create the team, or update the team of an older demo; keep the user's own definitions."""
     for agent in scenario.agents:
         path = f"/v1/agents/{agent['name']}"
         try:
@@ -306,7 +302,6 @@ def _define(server: RemoteServer, scenario: Scenario) -> None:
 
 
 def _session(settings: Settings, *, resume: bool) -> str:
-    """Return the name of the last chat's session, or store and return a new name."""
     folder = data_folder(settings.data_dir)
     place = folder / "demo-support-session"
     if resume:
@@ -336,7 +331,7 @@ def _write(place: Path, text: str) -> None:
 
 @contextmanager
 def _entered(context: AbstractAsyncContextManager[T]) -> Iterator[T]:
-    """Enter an asynchronous context from code without an event loop."""
+    """Enter an asynchronous context manager from code without an event loop."""
     with asyncio.Runner() as runner:
         value = runner.run(context.__aenter__())
         try:
@@ -349,11 +344,6 @@ def _entered(context: AbstractAsyncContextManager[T]) -> Iterator[T]:
 def _serving(
     settings: Settings, url: str, variables: Mapping[str, str], log: IO[str]
 ) -> Iterator[str]:
-    """Run ``bottega serve`` during the block; yield its address.
-
-    Raises:
-        UnavailableError: the server did not start; the server's own output has the reason.
-    """
     ours, theirs = socket.socketpair()
     with listen(settings) as listener, ours:
         with theirs:

@@ -1,4 +1,4 @@
-"""``bottega doctor``: checks of everything that the service needs; errors with hints."""
+"""Checks of ``bottega doctor``: all that the service needs; each error has a hint."""
 
 import asyncio
 import platform
@@ -54,7 +54,7 @@ _KEYS = "SELECT DISTINCT substr(value, 1, 8) FROM secrets WHERE value IS NOT NUL
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Result of a check; ``hint`` says what to do if the check failed."""
+    """Result of a check; ``hint`` says what the operator can do if the check failed."""
 
     name: str
     ok: bool
@@ -97,7 +97,7 @@ def explain(error: BaseException) -> tuple[str, str | None]:
                 f"{name}: {first['msg']}",
                 "correct this setting; `bottega settings` lists all settings",
             )
-        case asyncpg.RaiseError():  # an error of our SQL, whose text contains the hint
+        case asyncpg.RaiseError():  # an error that our SQL raised, whose text contains the hint
             return one_line(cause.args[0], 500), None
         case asyncpg.InsufficientPrivilegeError():
             return said, "use the login that owns the database; `bottega doctor` shows its rights"
@@ -214,7 +214,7 @@ async def _of_database(settings: "Settings", url: str) -> AsyncIterator[Check]:
         schema = await _schema(url)
         yield schema
         yield await _roles(session, server["login"])
-        # A login that never migrates needs only the roles.
+        # A database login that never migrates needs only the roles.
         rights = found("rights", f"{server['login']} may migrate")
         if not rights.ok and schema.ok:
             served = f"{server['login']} may serve; `bottega migrate` needs the database's owner"
@@ -240,7 +240,7 @@ async def _missing_extension(session: "asyncpg.Connection", database: str) -> Ch
 
 
 async def _refusal(session: "asyncpg.Connection", script: str) -> "asyncpg.PostgresError | None":
-    """Run a part of `bottega migrate` and roll it back; return the error, or ``None``."""
+    """Run a part of `bottega migrate`, and roll back all changes; return the error, or ``None``."""
     import asyncpg
 
     attempt = session.transaction()
@@ -305,7 +305,6 @@ async def _of_session(
 
 
 def _room(settings: "Settings", size: str) -> Check:
-    """Check the disk of the embedded database."""
     from bottega.db.embedded import data_folder
 
     folder = data_folder(settings.data_dir)
@@ -316,7 +315,6 @@ def _room(settings: "Settings", size: str) -> Check:
 
 
 async def _writes(session: "asyncpg.Connection", size: str) -> Check:
-    """Check that the database can write a megabyte."""
     import asyncpg
 
     from bottega.db.engine import TRY_TO_WRITE
@@ -400,7 +398,7 @@ async def _object_store(settings: "Settings") -> Check:
 
 
 async def _objects_in_database(settings: "Settings") -> Check:
-    """Return the check that shows which share of the database stored bodies use."""
+    """Return the check of the share of the database's size that stored bodies take."""
     from bottega.db.connect import connect
 
     assert settings.database_url is not None
@@ -438,7 +436,7 @@ def _host_of(address: str) -> str:
 
 
 async def _model_server(name: str, base_url: str, key: SecretStr | None) -> Check:
-    """Request a server's list of models, at no cost; fail if the server refuses or is silent."""
+    """Request a server's list of models (at no cost); fail if the server refuses or is silent."""
     import httpx2
 
     headers = {} if key is None else {"authorization": f"Bearer {key.get_secret_value()}"}

@@ -1,6 +1,6 @@
 """Decisions of the person at the terminal on calls that wait for people.
 
-:func:`follow` shows a run to its end, and asks the person for decisions.
+:func:`follow` shows a run to its end, and asks the person at the terminal for decisions.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ _LONGEST_VALUE = 2000
 _APPROVE = "Approve? y or n (a comment may follow), e to edit the arguments: "
 
 
-class Undecided(Exception):  # noqa: N818 (no error: the person leaves)
-    """Signal that nobody here decides and the call waits; the text is a command for a decision."""
+class Undecided(Exception):  # noqa: N818 (not an error: the person leaves)
+    """Signal that a call waits because nobody here decides; the text is a command to decide."""
 
     def __init__(self, interrupt: Mapping[str, Any]) -> None:
         how = {
@@ -42,7 +42,7 @@ class People:
 
     Attributes:
         console: output for all texts except the answer.
-        asks: false if there is no person to ask, as in a script.
+        asks: false if there is no person at the terminal, as in a script.
         tools: functions that execute calls of client tools, by name; other calls are refused.
         read: function that reads a line after a prompt, see :func:`ask`.
     """
@@ -54,13 +54,13 @@ class People:
     read: Reader = field(default_factory=lambda: ask)
 
     def decide(self, interrupt_id: str, *, ours: bool) -> None:
-        """Let the person decide on a call, unless somebody has decided already.
+        """Let the person at the terminal decide on a call, unless somebody has decided already.
 
         Args:
             ours: true: this process started the run, so it must execute or refuse client tools.
 
         Raises:
-            Undecided: there is no person to ask, or the person left; the call still waits.
+            Undecided: nobody is at the terminal, or the person left; the call still waits.
             RemoteError: the server was not reached, or failed.
         """
         interrupt = self.server.get(f"/v1/interrupts/{interrupt_id}")
@@ -96,7 +96,6 @@ class People:
         return {"answer": value_for(interrupt["schema"], text)} if text.strip() else None
 
     def _approval(self, interrupt: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Ask for an approval; ``None``: the person typed no decision."""
         word, _, comment = self.read(_APPROVE).strip().partition(" ")
         about = {"comment": comment.strip()} if comment.strip() else {}
         match word.lower():
@@ -127,7 +126,7 @@ class People:
 
 
 def resolve(server: RemoteServer, interrupt_id: str, decision: Mapping[str, Any]) -> Any:
-    """Send a decision; return the interrupt, on which somebody else may have decided earlier.
+    """Send a decision; return the interrupt, which may have somebody else's earlier decision.
 
     Raises:
         RemoteError: the decision does not fit the interrupt, or the server was not reached.
@@ -138,11 +137,11 @@ def resolve(server: RemoteServer, interrupt_id: str, decision: Mapping[str, Any]
     except RemoteError as error:
         if error.code not in ("resolved", "expired", "cancelled"):
             raise
-        return server.get(path)  # also after our own repeated request
+        return server.get(path)  # the decision may also be our own first request's
 
 
 def value_for(schema: Mapping[str, Any] | None, text: str) -> Any:
-    """Return a typed answer as text or, if the schema allows no text, parsed as JSON."""
+    """Return a typed answer as text; if the schema allows no text, parse the answer as JSON."""
     wanted = schema or {}
     choices = wanted.get("enum", ())
     kinds = wanted.get("type", None if choices else "string")
@@ -196,7 +195,7 @@ def _written(value: Any) -> str:
 
 
 def ask(prompt: str, text: str = "") -> str:
-    """Read a line as :func:`read_line` does, but discard input from before the prompt.
+    """Read a line like :func:`read_line`, but discard input that was typed before the prompt.
 
     A line that was typed for another purpose must not approve a call.
     """
@@ -206,7 +205,7 @@ def ask(prompt: str, text: str = "") -> str:
 
 
 def read_line(prompt: str, text: str = "") -> str:
-    """Read a line from standard input, after a prompt that is never written to a pipe.
+    """Read a line from standard input after a prompt; do not write the prompt to a pipe.
 
     Args:
         text: first part of the line, which the person can edit on a terminal.
@@ -248,14 +247,14 @@ INTERRUPTED = 130
 def follow(
     events: RunEvents, show: Callable[[Event], None], people: People, *, ours: bool = True
 ) -> None:
-    """Show events until the run is over.
+    """Show the run's events until the run is over.
 
     Args:
         ours: true: this process started the run.
 
     Raises:
-        Undecided: the run waits for people, and nobody here decides.
-        RemoteError: the run can no longer be followed.
+        Undecided: the run waits for people, and nobody at this terminal decides.
+        RemoteError: the server no longer lets this process follow the run.
     """
     for event in events:
         show(event)

@@ -1,16 +1,17 @@
 """Parent process that starts, restarts and replaces API and worker processes on one machine.
 
 The parent is a separate program, ``python -m bottega.cli.processes PLAN``. The parent imports
-little of the standard library and nothing of the service, so it uses only 15 MB, and errors of the
-service cannot end it. The parent owns the listening socket, so that no connection is refused while
-a child restarts. The parent also owns the lock that keeps the embedded PostgreSQL running.
+little of the standard library and nothing of the service, so the parent uses only 15 MB of memory,
+and errors of the service cannot end the parent. The parent owns the listening socket, so that no
+connection is refused while a child restarts. The parent also owns the lock that keeps the embedded
+PostgreSQL running.
 
 Each child has a socket to the parent. The child writes a byte when it works, and a second byte when
-it is ready. When the parent's end of the socket is closed, the child ends, so no child outlives a
-killed parent.
+it is ready. When the parent closes its socket or is killed, the child ends, so no child outlives
+the parent.
 
-SIGHUP replaces the children one after the other. A new child starts while the old child runs. When
-the new child is ready, the old child gets SIGHUP, finishes its work, and ends.
+SIGHUP replaces the children one after the other. A new child starts while the old child still runs.
+When the new child is ready, the old child gets SIGHUP, finishes its work, and ends.
 """
 
 import contextlib
@@ -46,7 +47,7 @@ class Child:
         name: name in the log.
         arguments: arguments for the ``bottega`` command.
         pid: id of the child's first process, if the process already runs.
-        link: descriptor of the socket to the process.
+        link: file descriptor of the socket to the process.
     """
 
     name: str
@@ -62,13 +63,14 @@ class Plan:
     Attributes:
         children: processes that the parent keeps running.
         announcement: text for standard error when all children work.
-        listener: descriptor of the listening socket, for all children.
+        listener: file descriptor of the listening socket, which all children share.
         metrics: name of the variable for a process's name, and the folder with the metrics of all
             processes; ``None``: each process has only its own metrics. A restarted process
-            continues the counters of its name.
-        database: folder of the embedded database, and descriptor of its lock.
+            continues the counters of the process that had the same name.
+        database: folder of the embedded database, and file descriptor of the database's lock.
         logs_json: true: the log has lines of JSON.
-        ends_with_terminal: true: SIGHUP ends the parent if the terminal was closed.
+        ends_with_terminal: true: SIGHUP ends the parent if the terminal was closed (otherwise
+            SIGHUP replaces the children).
     """
 
     children: Sequence[Child]
@@ -80,7 +82,7 @@ class Plan:
     ends_with_terminal: bool = False
 
     def execute(self) -> None:
-        """Replace this program by the parent process; this function never returns."""
+        """Replace this program by the parent's program; this function never returns."""
         inherited = [self.listener, *(child.link for child in self.children if child.link)]
         if self.database is not None:
             inherited.append(self.database[1])
@@ -102,8 +104,8 @@ class _Process:
     """A running child.
 
     Attributes:
-        said: number of bytes that the child has written; 1: it works; 2: it is ready.
-        is_heard: true: the child may write more bytes.
+        said: number of bytes that the child has written; 1: the child works; 2: it is ready.
+        is_heard: true: the parent still reads the child's socket.
         due: time at which the child is killed; ``None``: it may continue.
     """
 
@@ -123,8 +125,6 @@ class _Process:
 
 @dataclass(slots=True)
 class _Slot:
-    """A child with its current process, and the process that will replace it."""
-
     child: Child
     current: _Process | None = None
     successor: _Process | None = None
@@ -135,7 +135,7 @@ class _Slot:
 
 @dataclass(slots=True)
 class Supervisor:
-    """The parent of the plan's processes, until SIGINT or SIGTERM."""
+    """The parent process, which keeps the plan's processes running until SIGINT or SIGTERM."""
 
     plan: Plan
     _slots: list[_Slot] = field(default_factory=list)
@@ -149,8 +149,7 @@ class Supervisor:
     def run(self) -> int:
         """Keep the children running; return the exit status.
 
-        If a child ends before it worked, end all children, and return the exit status of this
-        child.
+        If a child ends before it has worked, end all children, and return this child's exit status.
         """
         signals = _signals()
         self._slots = [_Slot(child) for child in self.plan.children]
@@ -167,7 +166,7 @@ class Supervisor:
         return self._status
 
     def _wait(self, signals: socket.socket) -> None:
-        """Wait for signals and for bytes from children, until the next restart or kill is due."""
+        """Wait for signals and for bytes from children, or until a restart or kill is due."""
         links = {each.link: each for each in self._running.values() if each.is_heard}
         due = self._due_times()
         wait_s = max(0.0, min(due) - monotonic()) if due else None
@@ -214,7 +213,6 @@ class Supervisor:
                     self._pause(slot, lived_s=0.0)
 
     def _replace_next(self) -> None:
-        """Continue the replacement of the children, one after the other."""
         if self._stopping:
             return
         if self._reload_wanted and self._announced and not self._to_replace:
@@ -245,13 +243,12 @@ class Supervisor:
         return True
 
     def _give_up(self, slot: _Slot, why: str) -> None:
-        """Stop the replacement; children without a successor keep running."""
+        """Stop replacing children; children without a successor keep running."""
         self._log("error", "process.not_replaced", process=slot.child.name, error=why)
         slot.successor = None
         self._to_replace.clear()
 
     def _reap(self) -> None:
-        """Handle ended processes, and kill processes that should have ended."""
         now = monotonic()
         for process in self._running.values():
             if process.due is not None and now >= process.due:
@@ -284,7 +281,7 @@ class Supervisor:
                 self._restart(slot, process, status)
 
     def _restart(self, slot: _Slot, process: _Process, status: int) -> None:
-        """Restart a child after a pause; if it never worked, stop all children (see the log)."""
+        """Restart a child after a pause; stop all children if the child never worked."""
         if self._stopping:
             return
         if not slot.worked:
@@ -302,10 +299,6 @@ class Supervisor:
         slot.start_at = monotonic() + slot.pause_s
 
     def _start(self, slot: _Slot) -> _Process | None:
-        """Start and return a process for a slot.
-
-        ``None``: there are too many processes, or too little memory.
-        """
         child = slot.child
         metrics = next(
             name
@@ -339,7 +332,6 @@ class Supervisor:
         return process
 
     def _log(self, level: str, event: str, **fields: Any) -> None:
-        """Write a line in the form of :mod:`bottega.logs`."""
         if self.plan.logs_json:
             entry = {"event": event, "level": level, "timestamp": stamp(), **fields}
             _write(json.dumps(entry))
@@ -354,7 +346,7 @@ def _works(slot: _Slot) -> bool:
 
 
 def spawn(command: Sequence[str], environment: dict[str, str]) -> int:
-    """Start a process that does not get a terminal's Ctrl-C; return the process id."""
+    """Start a process that does not get the terminal's Ctrl-C; return the process's id."""
     nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
     return os.posix_spawn(
         command[0], list(command), environment, file_actions=[nothing], setsid=True, setsigmask=()
@@ -362,14 +354,13 @@ def spawn(command: Sequence[str], environment: dict[str, str]) -> int:
 
 
 def forget_gauges(name: str, folder: str) -> None:
-    """Remove the gauges of an ended process; the counters stay."""
+    """Remove an ended process's gauges from the metrics; the process's counters stay."""
     for path in glob.glob(os.path.join(glob.escape(folder), f"gauge_live*_{glob.escape(name)}.db")):
         with contextlib.suppress(FileNotFoundError):
             os.remove(path)
 
 
 def _signals() -> socket.socket:
-    """Return a socket that delivers the numbers of received signals."""
     ours, theirs = socket.socketpair()
     for each in (ours, theirs):
         each.setblocking(False)
@@ -401,11 +392,12 @@ def _write(line: str) -> None:
 
 
 class ParentLink:
-    """A child's link to its parent, which reports readiness and ends the child with the parent.
+    """A child's link to its parent, which reports that the child is ready and ends the child.
 
     Args:
-        descriptor: descriptor of the child's end of the socket.
-        patience_s: seconds after the parent's end until this process is killed if it still runs.
+        descriptor: file descriptor of the child's socket to the parent.
+        patience_s: if this process still runs this number of seconds after the parent's end, it is
+            killed.
     """
 
     def __init__(self, descriptor: int, patience_s: float) -> None:

@@ -15,7 +15,7 @@ _SHARED = {"metadata": _MARK, "memory_scope": "tenant"}
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A team with a coordinator, and its task.
+    """A team with a coordinator, and the team's task.
 
     Attributes:
         task: input of the run.
@@ -56,7 +56,7 @@ def _team(
 
     Args:
         specialists: description and system message of each specialist, by name.
-        answers: texts that a successful answer of the lead must contain.
+        answers: texts that the lead's answer must contain to count as a success.
     """
     texts = {**specialists, coordinator: (description, system_message)}
     agents: list[dict[str, Any]] = [

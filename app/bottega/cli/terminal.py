@@ -72,7 +72,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 def listen(settings: "Settings") -> socket.socket:
-    """Bind the port. Call this function before you start other parts of the service.
+    """Bind the port. Call this function before you start any service.
 
     Raises:
         UnavailableError: ``port_taken``.
@@ -90,7 +90,7 @@ def listen(settings: "Settings") -> socket.socket:
 
 @contextmanager
 def database(settings: "Settings") -> Iterator[str]:
-    """Yield the URL of the configured or embedded database; the embedded one is migrated first."""
+    """Yield the URL of the configured or embedded database; migrate the embedded database first."""
     with used_database(settings) as (url, _):
         yield url
 
@@ -114,11 +114,11 @@ def database_as_it_is(settings: "Settings") -> Iterator[str]:
 
 @contextmanager
 def used_database(settings: "Settings") -> Iterator[tuple[str, tuple[str, int] | None]]:
-    """Yield the same URL as :func:`database`, and folder and lock of an embedded server."""
+    """Yield the same URL as :func:`database`, and the folder and the lock of an embedded server."""
     if settings.server_url is not None:
         yield settings.server_url, None
         return
-    # Before the event loop handles signals, a signal must also stop the embedded server.
+    # A signal must stop the embedded server, even before the event loop handles signals.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     from bottega.db import embedded, migrate
@@ -131,7 +131,7 @@ def used_database(settings: "Settings") -> Iterator[tuple[str, tuple[str, int] |
 
 @contextmanager
 def _with_folder(folder: Path) -> Iterator[None]:
-    """Add the embedded server's folder to an error about the database."""
+    """Add the folder of the embedded database server to an error about the database."""
     try:
         yield
     except UnavailableError as error:
@@ -143,7 +143,7 @@ def _with_folder(folder: Path) -> Iterator[None]:
 
 
 def store_bootstrap_key(settings: "Settings", url: str) -> None:
-    """Store ``BOTTEGA_BOOTSTRAP_KEY`` as a key, if it is set and the key is new."""
+    """Store ``BOTTEGA_BOOTSTRAP_KEY`` as a key, if the setting is set and the key is new."""
     if settings.bootstrap_key is None:
         return
     from bottega.tenants import operator
@@ -166,11 +166,12 @@ def print_rows(
 ) -> None:
     """Print rows as a table; in a pipe, tabs separate the columns, and there is no header.
 
-    A table may be wider than the terminal.
+    The printed table may be wider than the terminal.
 
     Args:
         names: header of each column.
-        prose: names of the columns with long texts, which may be wrapped; others are never wrapped.
+        prose: names of the columns with long texts, which may be wrapped; all other columns are
+            never wrapped.
     """
     if not sys.stdout.isatty():
         for row in rows:
@@ -200,7 +201,8 @@ encoded.
 def safe(value: Any) -> Any:
     """Replace each unsafe character in the texts of a JSON value. Pure.
 
-    One character replaces each, so offsets stay correct; a carriage return becomes a space.
+    One character replaces each unsafe character, so offsets stay correct; a carriage return becomes
+    a space.
     """
     match value:
         case str():

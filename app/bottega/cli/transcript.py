@@ -1,4 +1,4 @@
-"""A run as text: the agent's words as they arrive, and a line for each other event."""
+"""A run as text: the agent's words when they arrive, and a line for each event of another kind."""
 
 import json
 import sys
@@ -30,7 +30,7 @@ class Spent:
     Attributes:
         tokens: input and output tokens.
         amount: US dollars.
-        complete: false if some tokens have no known price.
+        complete: false if the price of some tokens is unknown.
     """
 
     tokens: int = 0
@@ -75,9 +75,9 @@ class AgentWork:
     """Work of the run's own agent, of a called sub-agent, or of an asynchronous task.
 
     Attributes:
-        depth: number of agents above this agent.
-        is_task: true if this is an asynchronous task; an event of the task shows its end, not an
-            event of the agent.
+        depth: number of agents between the run and this agent.
+        is_task: true if this is an asynchronous task; the end is shown at the task's final event,
+            not at the agent's final event.
     """
 
     agent: str
@@ -99,7 +99,7 @@ class ActivityView:
     work: dict[str | None, AgentWork] = field(default_factory=dict)
 
     def describe(self, event: Event) -> str | None:
-        """Describe an event in a line of text; ``None``: the event is not shown."""
+        """Describe an event in a line of text; ``None``: this view does not show the event."""
         kind, data = event["type"], event["data"]
         if kind == "agent.started":
             return self._start(event)
@@ -116,25 +116,17 @@ class ActivityView:
         return _line(kind, data, agent) or _notice(kind, data, agent)
 
     def depth(self, task_id: str | None) -> int:
-        """Return the number of agents above a task's agent."""
+        """Return the number of agents between the run and a task's agent."""
         work = self.work.get(task_id)
         return work.depth if work else 0
 
     def _start(self, event: Event) -> str | None:
-        """Record an agent's start, and describe it.
-
-        ``None`` for tasks, because the event of a task's slot described the start.
-        """
         work = self.work.get(event["task_id"])
         if work is None:
             work = self._add(event, event["agent"])
         return None if work.is_task else f"{work.agent} starts"
 
     def _node(self, event: Event) -> str | None:
-        """Describe the work of a graph's node.
-
-        ``None`` for agent nodes, because the agent's own events follow, with the node's name.
-        """
         kind, data = event["type"], event["data"]
         if kind == "node.skipped":
             return f"{data['node']} is skipped: {data['reason']}"
@@ -173,7 +165,6 @@ def _name(task: SubagentDispatched) -> str:
 
 
 def _line(kind: str, data: dict[str, Any], agent: str) -> str | None:
-    """Describe an event of an agent's work."""
     match kind:
         case "subagent.dequeued":
             waited = SubagentDequeued.of(data).waited_ms / 1000
@@ -198,7 +189,6 @@ AWAITED = {"children": "its child runs", "model": "its model", "time": "its next
 
 
 def _notice(kind: str, data: dict[str, Any], agent: str) -> str | None:
-    """Describe an event that delays an agent."""
     match kind:
         case "warning":
             return f"warning: {data['message']}"
@@ -217,7 +207,6 @@ def _notice(kind: str, data: dict[str, Any], agent: str) -> str | None:
 
 
 def _end(work: AgentWork, event: Event) -> str | None:
-    """Describe the end of an agent's work once; for a task, the event of the task is its end."""
     of_task = event["type"].startswith("subagent.")
     if work.is_task is not of_task or work.is_over:
         return None
@@ -236,8 +225,8 @@ def _end(work: AgentWork, event: Event) -> str | None:
 class Transcript:
     """Writer of a run's events.
 
-    If ``out`` is a terminal, it gets the words of the run's own agent as they arrive. Otherwise it
-    gets only the answer, so that a pipe contains only the answer.
+    If ``out`` is a terminal, ``out`` gets the words of the run's own agent when they arrive.
+    Otherwise ``out`` gets only the answer, so that a pipe contains only the answer.
 
     Attributes:
         notes: output for lines about tools, other agents and errors.
@@ -272,7 +261,7 @@ class Transcript:
         )
 
     def end(self, run: dict[str, Any]) -> None:
-        """Write the error or, if it was not written yet, the answer; then the cost."""
+        """Write the run's error, or the answer if it was not written yet; then the cost."""
         output = text_of(run["output"])
         if output.strip() and output.strip() != self._written.strip():
             self._write(output)
@@ -297,7 +286,7 @@ class Transcript:
                 self._end_line()
 
     def _catch_up(self) -> None:
-        """Write the words that were not written yet; if the model began again, write all words."""
+        """Write the model's new words; if the model began again, write all words."""
         if not self._words.startswith(self._written):
             self.note("(the model begins again)")
             self._written = ""
@@ -315,7 +304,7 @@ class Transcript:
 
 
 def text_of(content: Any) -> str:
-    """Return the content of a message or run as text; for a DAG, each answer with its agent."""
+    """Return the content of a message or run as text; for a DAG, all agents' answers."""
     match content:
         case None:
             return ""
@@ -335,7 +324,6 @@ def summary(run: dict[str, Any]) -> str:
 
 
 def _short(arguments: Any) -> str:
-    """Return a call's arguments on one line."""
     if not isinstance(arguments, dict):
         return ""
     text = json.dumps(arguments, ensure_ascii=False)

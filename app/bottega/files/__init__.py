@@ -1,1 +1,1 @@
-"""Files for models. A file comes from an upload, from a run's input or from a tool."""
+"""Files for models. The source of a file is an upload, a run's input or a tool."""

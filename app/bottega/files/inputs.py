@@ -1,4 +1,4 @@
-"""Input of runs: checks the files in the input, and stores the data in the input as files."""
+"""Input of runs: this module checks files in the input, and stores data in the input as files."""
 
 import asyncio
 import binascii
@@ -44,15 +44,15 @@ class StoredInput:
     """A run's input in the form that is stored.
 
     Attributes:
-        input: the input, with a file's id in place of each part's data.
-        made: ids of the new files with the parts' data.
+        input: the input, in which file ids have replaced the data of parts.
+        made: ids of the new files, which have the data of parts.
     """
 
     input: Any
     made: set[UUID] = field(default_factory=set)
 
     def keep(self, accepted: RunInput) -> None:
-        """Protect an accepted input's new files from removal. Other new files are removed."""
+        """Keep the new files of an accepted input; otherwise :func:`stored_input` removes them."""
         self.made -= set(files_of(accepted))
 
 
@@ -64,9 +64,9 @@ async def stored_input(
     owner: Owner,
     pointer: str = "/input",
 ) -> AsyncIterator[StoredInput]:
-    """Check an input, store its data as files, and yield the stored input to the request.
+    """Check an input, store the input's data as files, and yield the input in its stored form.
 
-    If the request is refused, the new files are removed.
+    If the request fails, the new files are removed.
 
     Args:
         owner: owner of the run and of the files in the input. New files belong to the owner's
@@ -75,7 +75,7 @@ async def stored_input(
 
     Raises:
         InvalidInputError: ``unknown_file``, ``file_too_large``, ``wrong_media_type`` or
-            ``bad_data``; the error's ``pointer`` leads to the part of the input.
+            ``bad_data``; the error's ``pointer`` locates the wrong part of the input.
         LimitedError: ``file_quota``.
     """
     if not any(parts_of(asked)):
@@ -145,7 +145,6 @@ class _Storing:
         ]
 
     async def _known(self, asked: RunInput) -> dict[str, Mapping[str, Any]]:
-        """Return the rows of an input's files by the JSON Pointers of the input's parts."""
         named = {at: UUID(str(part["file"])) for at, part in parts_of(asked) if part.get("file")}
         if not named:
             return {}
@@ -192,7 +191,6 @@ class _Storing:
 
 
 def _stored(part: Mapping[str, Any], row: Mapping[str, Any] | None) -> Part:
-    """Return a part in its stored form. ``row`` is the row of the part's file."""
     if part["type"] == "text":
         return Part("text", text=part["text"])
     if row is None:
@@ -224,21 +222,19 @@ class RunFiles:
         return await self.store.load(self.tenant_id, file)
 
     async def stored(self, call: ToolCall, result: ToolResult) -> ToolResult:
-        """Store a tool result's data as files. Return the new result, or an error result.
+        """Store the data in a tool's result as files. Return the new result, or an error result.
 
         Raises:
-            Exception: the database was unavailable for a minute.
+            Exception: the database was unavailable for more than a minute.
         """
         try:
             parts = [await self._part(part) for part in result.parts]
-        except DatabaseAwayError:  # end the attempt: a model cannot act on this
+        except DatabaseAwayError:  # end the attempt, because a model cannot correct this error
             raise
         except (InvalidInputError, LimitedError, UnavailableError) as error:
             text = f"its answer could not be stored: {error.detail}"
             return error_result(call, text, error.code)
-        except (
-            Exception
-        ) as error:  # even an error of the database: a tool's answer must not end the run
+        except Exception as error:  # even a database error must not end the run
             if is_transient(error):
                 raise
             logger.exception("tool.result_not_stored", tool=call.name)
@@ -262,7 +258,6 @@ class RunFiles:
         )
 
     async def _add(self, data: bytes, origin: FileOrigin) -> dict[str, Any] | UnavailableError:
-        """Store a file. Return the file's row, or the error of an unavailable object store."""
         try:
             return await self.store.add(self.tenant_id, data, origin)
         except DatabaseAwayError:

@@ -1,8 +1,9 @@
 """Files of tenants: rows in the database, and their bytes in the object store.
 
-A file's bytes are stored in pieces: objects of equal size. So an upload needs memory for one piece
-only, and a part of a file can be read alone. The keys of pieces are claimed before the pieces are
-written. A piece that belongs to no row an hour later is deleted, even if the process was killed.
+A file's bytes are stored in pieces, which are objects of equal size. So an upload needs memory for
+one piece only, and a part of a file can be read alone. The keys of pieces are stored as claimed
+before the pieces are written. A piece that belongs to no file an hour after this claim is deleted,
+even if the process was killed.
 
 This module also lists and deletes files for API requests, and deletes unused files.
 """
@@ -75,7 +76,7 @@ class FileQuota:
 
 @dataclass(frozen=True, slots=True)
 class FileOrigin:
-    """The source of a file, and what the file belongs to.
+    """The source of a file, and the session or run to which the file belongs.
 
     Attributes:
         session_id: the session that the file belongs to. The file is deleted with this session.
@@ -91,7 +92,7 @@ class FileOrigin:
 
 
 class Owner(NamedTuple):
-    """User and session of a run, if any. The run may use the files of this user and session.
+    """User and session of a run, if any. The run may use all files of this user and this session.
 
     Attributes:
         run_id: id of the run; ``None`` for a new run.
@@ -138,7 +139,8 @@ class FileStore:
             yield writer
         finally:
             if not writer.kept:
-                # If this deletion fails, the pieces are deleted when their keys' claim expires.
+                # If this deletion fails, the pieces are deleted when the claim of their keys
+                # expires.
                 with suppress(UnavailableError):
                     await self.objects.delete(writer.keys)
 
@@ -155,14 +157,14 @@ class FileStore:
         return dict(row)
 
     async def discard(self, tenant_id: UUID, ids: Iterable[UUID]) -> None:
-        """Delete files that nothing refers to. Ignore files that are already deleted."""
+        """Delete new files to which no run refers. Ids of files that do not exist are ignored."""
         async with self._acting(tenant_id) as connection:
             await connection.execute(_DISCARD, tenant_id, list(ids))
 
     async def use(
         self, tenant_id: UUID, ids: list[UUID], owner: Owner
     ) -> dict[UUID, Mapping[str, Any]]:
-        """Record that a run uses files. Return, by id, the rows that the run's owner may use."""
+        """Record that a run uses files. Return the rows of the files that it may use, by id."""
         async with self._acting(tenant_id) as connection:
             rows = await connection.fetch(_USE, tenant_id, sorted(set(ids)), *owner)
         return {row["id"]: dict(row) for row in rows}
@@ -298,7 +300,7 @@ class FileWriter:
         }
         quota = self._store.quota
         sent = to_json(new).decode()
-        self.kept = True  # before the commit, whose answer may get lost
+        self.kept = True  # set before the commit, because the response to a commit may get lost
         async with self._store._acting(self._tenant_id) as connection:
             try:
                 over = await connection.fetchval(
@@ -392,7 +394,6 @@ async def page(
 
 
 def _of(table: Table, place: ColumnElement[Any], tenant_id: UUID, user: str) -> Select[Any]:
-    """Return a query for files of a user's sessions or runs. ``place``: column with their ids."""
     its = lateral_rows(
         files, and_(files.c.tenant_id == tenant_id, place == table.c.id), *files.c.keys()
     )
@@ -447,13 +448,13 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FileRetention:
-    """Background work that deletes unused files. Several processes may do this work at once."""
+    """Background work that deletes unused files; several processes may do it concurrently."""
 
     pool: asyncpg.Pool
     clock: Clock = utcnow
 
     async def delete_unused(self) -> float:
-        """Delete all unused files. Return the seconds until the next call: infinite."""
+        """Delete all unused files. Return infinity: the next call is never due at a fixed time."""
         before = self.clock() - KEPT
         place = FIRST_PLACE
         while due := await self.pool.fetch(_UNUSED, before, *place, _AT_ONCE):

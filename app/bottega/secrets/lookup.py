@@ -1,4 +1,4 @@
-"""Look-up of secret values: first the tenants' stored secrets, then the environment."""
+"""Look-up of secret values: first among the tenant's stored secrets, then in the environment."""
 
 import asyncio
 import contextlib
@@ -51,10 +51,11 @@ Stored = Mapping[str, StoredSecret]
 
 
 class _Known(Redactor):
-    """A tenant's secrets in this process, with the redactor that removes them from texts.
+    """A tenant's secrets in this process, and the redactor that removes these secrets from texts.
 
     Attributes:
-        until: values that the redactor removes, each with the time at which it stops doing so.
+        until: values that the redactor removes from texts, with the time until which it removes
+            each value.
         tenant: the tenant's name; ``None``: not read yet.
     """
 
@@ -77,8 +78,8 @@ class SecretRules:
         environment: reads the operator's secrets from the environment.
         hosts: returns the hosts of an operator's secret, by tenant and name; ``None``: not set.
         allowed: returns the private hosts and networks that requests may reach.
-        is_open: returns true if the server has no API keys; then any host may get an operator's
-            secret without hosts.
+        is_open: returns true if the server has no API keys; in this case any host may get an
+            operator's secret for which no hosts are set.
     """
 
     keyring: Callable[[], Keyring | None]
@@ -89,7 +90,7 @@ class SecretRules:
 
 
 class SecretLookup:
-    """The secrets of all tenants; this reads a tenant's secrets at first use and after changes.
+    """The secrets of all tenants; a tenant's secrets are read at first use and after each change.
 
     Args:
         read: returns the rows of a tenant's stored secrets.
@@ -104,8 +105,8 @@ class SecretLookup:
         self._rules = rules
         self._read = read
         self._ticks = ticks
-        # Use weak references: a run may use a redactor for hours, and during this time no second
-        # redactor of the run's tenant may exist.
+        # Use weak references: while a run uses its tenant's redactor, perhaps for hours, no second
+        # redactor of this tenant may exist.
         self._known: WeakValueDictionary[UUID, _Known] = WeakValueDictionary()
         self._of_names: WeakValueDictionary[str, _Known] = WeakValueDictionary()
         self._lately: LRUCache[UUID, _Known] = LRUCache(_MOST_TENANTS)
@@ -120,7 +121,7 @@ class SecretLookup:
     async def run(self) -> None:
         """Read changed secrets until cancelled, so that this process redacts them at once.
 
-        The method also drops values that were replaced or deleted some time ago.
+        The method also drops values of secrets that were replaced or deleted some time ago.
         """
         while True:
             with contextlib.suppress(TimeoutError):
@@ -132,18 +133,19 @@ class SecretLookup:
                 if known.read_at == -math.inf:
                     try:
                         await self.stored(tenant_id)
-                    except Exception:  # the next use reads the secrets again, and reports the error
+                    except Exception:  # the next use reads again, and reports the error
                         log.exception("secrets.read_failed")
 
     def redactor(self, tenant_id: UUID) -> Redactor:
         """Return the redactor of the tenant's secrets that this process has read.
 
-        A redactor in use follows changes of secrets, and has no secrets of other tenants.
+        While a redactor is in use, it gets all changes of the tenant's secrets. It has no secrets
+        of other tenants.
         """
         return self._of(tenant_id)
 
     async def known(self, tenant_id: UUID, tenant: str) -> Redactor:
-        """Read all secrets of a tenant; return its redactor, see :meth:`redactor`.
+        """Read all secrets of a tenant; return the tenant's redactor, see :meth:`redactor`.
 
         Args:
             tenant: name of the tenant.
@@ -171,21 +173,20 @@ class SecretLookup:
         return known
 
     def _tell(self, known: _Known) -> None:
-        """Set the values that a redactor removes: the current values and those of the last 30 s."""
         now = self._ticks()
         present = set() if known.stored is None else set(_values(known.stored))
         if known.tenant is not None:
             present |= set(self._environment().values(known.tenant))
         until = {each: at for each, at in known.until.items() if at > now or each in present}
-        # Replaced or deleted values are still removed for some time, because servers may repeat
-        # them.
+        # Values that were replaced or deleted are removed from texts for some more time, because
+        # servers may repeat these values.
         until |= dict.fromkeys(present, now + 30.0)
         if until.keys() != known.until.keys():
             known.keep(until)
         known.until = until
 
     async def state(self, tenant_id: UUID | None, *, fresh: bool = False) -> object:
-        """Return an object that changes whenever a secret of the tenant or the environment changes.
+        """Return an object that differs after each change of the tenant's or environment's secrets.
 
         Args:
             tenant_id: ``None``: consider only the environment's secrets.
@@ -199,10 +200,11 @@ class SecretLookup:
     async def stored(self, tenant_id: UUID, *, fresh: bool = False) -> Stored:
         """Return a tenant's stored secrets.
 
-        While the database is unavailable, earlier values stay valid; if there are none, this waits.
+        While the database is unavailable, the values from the last read stay valid; without a last
+        read, this method waits.
 
         Args:
-            fresh: read the secrets now, even if no change is known.
+            fresh: read the secrets from the database, even if no change was reported.
         """
         known = self._of(tenant_id)
         asked_at = self._ticks()
@@ -312,7 +314,6 @@ class SecretLookup:
         return StoredSecret(row["version"], tuple(from_json(row["hosts"])), value)
 
     def _forget(self, tenant: str | None) -> None:
-        """Mark a tenant's secrets as changed; ``None``: the secrets of all tenants."""
         changed = [*self._known.values()] if tenant is None else [self._known.get(UUID(tenant))]
         for known in changed:
             if known is not None:

@@ -1,6 +1,6 @@
-"""Stored secrets of tenants: store, list, read, delete, and encrypt secrets with another key.
+"""Stored secrets of tenants: store, list, read, delete, and encrypt again with a new key.
 
-A change notifies the processes with values in memory, see :mod:`bottega.secrets.lookup`.
+A change notifies all processes that have secrets in memory, see :mod:`bottega.secrets.lookup`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -103,7 +103,7 @@ async def delete(
     """Delete a secret's value; its name and version stay.
 
     Raises:
-        NotFoundError: there is no such secret.
+        NotFoundError: the tenant has no secret of this name.
         VersionConflictError: ``if_version`` is not the current version.
     """
     await _one_at_a_time(tx, tenant_id)
@@ -137,7 +137,7 @@ class Resealed(NamedTuple):
 
     Attributes:
         last: the last secret of the page; ``None``: this was the last page.
-        changed: number of secrets that were encrypted with another key than the first one.
+        changed: number of secrets that were encrypted with a different key than the first key.
         unreadable: number of secrets that no key can decrypt.
     """
 
@@ -152,7 +152,7 @@ async def seal_again(
     """Encrypt a page of all tenants' secrets with the first key; versions do not change.
 
     Args:
-        tx: a transaction with access to all tenants.
+        tx: a transaction that may access the rows of all tenants.
         after: the last secret of the previous page.
     """
     own = tuple_(_rows.tenant_id, _rows.name)
@@ -177,7 +177,7 @@ async def seal_again(
 
 
 async def _one_at_a_time(tx: AsyncConnection, tenant_id: UUID) -> None:
-    """Lock the tenant's secrets, so that concurrent changes cannot exceed the limits."""
+    """Lock the tenant's secrets, so that concurrent changes together cannot exceed the limits."""
     lock = func.hashtextextended(f"secrets {tenant_id}", 0)
     await tx.execute(select(func.pg_advisory_xact_lock(lock)))
 
@@ -197,7 +197,6 @@ async def _refuse_excess(tx: AsyncConnection, tenant_id: UUID, *, is_new: bool) 
 
 
 def _refuse_other(name: str, version: int | None, if_version: int | None) -> None:
-    """Refuse a change if the current version is not ``if_version``; None: there is no secret."""
     if if_version in (None, version):
         return
     current = "deleted or was never stored" if version is None else f"at version {version}"
@@ -216,7 +215,7 @@ def _named(tenant_id: UUID, name: str) -> ColumnElement[bool]:
 
 
 def refuse_stored(name: str, hosts: Iterable[str], url: str, allowed: AllowList) -> None:
-    """Refuse to send a stored secret to a URL of another host, or unencrypted over a network.
+    """Refuse to send a stored secret to a host that is not allowed, or unencrypted over a network.
 
     Args:
         hosts: hosts that may get the secret.
@@ -245,8 +244,9 @@ def refuse_environment(
     """Refuse to send a secret of the operator's environment to a URL.
 
     Args:
-        hosts: hosts of the secret in ``BOTTEGA_SECRET_HOSTS``; ``None``: there is no such entry.
-        may_be_unset: true: a secret without an entry may be sent to any host.
+        hosts: hosts of the secret in ``BOTTEGA_SECRET_HOSTS``; ``None``: the setting has no entry
+            for the secret.
+        may_be_unset: true: a secret without an entry in the setting may be sent to any host.
 
     Raises:
         InvalidInputError: ``secret_host_unset``, ``secret_not_for_host``.
@@ -269,10 +269,10 @@ def refuse_environment(
 
 
 def as_compared(host: str) -> str:
-    """Return a host's name or address in the form for comparisons.
+    """Return a host's name or address in the form in which hosts are compared.
 
     Raises:
-        InvalidInputError: the text is neither a name nor an address.
+        InvalidInputError: the text is neither a host name nor an address.
     """
     address = host_address(host)
     return host.removesuffix(".") if address is None else str(address)

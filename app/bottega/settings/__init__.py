@@ -1,4 +1,7 @@
-"""Settings. Each of the three entry points reads the settings once and passes them as arguments."""
+"""Settings.
+
+Each of the three entry points reads the settings once and passes the settings on as arguments.
+"""
 
 import ipaddress
 import os
@@ -114,7 +117,7 @@ _Text = Annotated[str, StringConstraints(max_length=8192, pattern=r"^[^\x00]*$")
 
 
 class StdioServer(BaseModel):
-    """A program that is an MCP server on its standard input and output."""
+    """A program that acts as an MCP server over its standard input and output."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
 
@@ -139,7 +142,7 @@ class StdioServer(BaseModel):
 
     @property
     def secrets(self) -> list[str]:
-        """Values of variables whose names suggest secrets."""
+        """Values of environment variables whose names suggest secrets."""
         return [value.get_secret_value() for name, value in self.env.items() if is_credential(name)]
 
 
@@ -543,7 +546,8 @@ class Settings(BaseSettings):
             "0.5, recency 0.2, success 0.15, accesses 0.1 and domain 0.05.",
         ),
     ]
-    # Settings of asynchronous sub-agents. An agent's own limits may lower the limits of a parent.
+    # Settings of asynchronous sub-agents. The limits in an agent's definition may be lower than
+    # these limits per parent.
     subagent_max_concurrent: Annotated[
         _Count,
         Field(
@@ -840,7 +844,7 @@ class Settings(BaseSettings):
 
     @property
     def operator_providers(self) -> Mapping[str, KnownProvider]:
-        """The operator's providers by name, for references in agents."""
+        """The operator's providers by name, to which agents may refer."""
         found = {
             each.name: KnownProvider(
                 None, each.dialect, each.models, each.headers, each.base_url, each.prices
@@ -900,7 +904,7 @@ class Settings(BaseSettings):
 
     @property
     def lease_s(self) -> float:
-        """Seconds that a lease lasts after a report: two thirds of ``takeover_s``."""
+        """Seconds for which a report extends a worker's lease: two thirds of ``takeover_s``."""
         return self.takeover_s / 1.5
 
     @property
@@ -919,7 +923,7 @@ def keyring(settings: Settings, folder: Path | None = None) -> "Keyring | None":
     """Return the keys that seal tenants' secrets; ``None``: there are no keys.
 
     Args:
-        folder: folder of the embedded database; a key in this folder comes last.
+        folder: folder of the embedded database; a key in this folder is the last of the keys.
 
     Raises:
         DataFolderError: the key in the folder cannot be read.
@@ -940,10 +944,10 @@ def secrets() -> TenantSecrets:
 
 
 def unknown_variables(environment: Iterable[str]) -> list[str]:
-    """Return the names of variables that look like settings, but are none.
+    """Return the names of environment variables that look like settings, but are no settings.
 
-    Variables of Kubernetes are left out: for a service ``bottega-api`` it sets
-    ``BOTTEGA_API_SERVICE_HOST`` and others.
+    Variables that Kubernetes sets for a service ``bottega-api``, such as
+    ``BOTTEGA_API_SERVICE_HOST``, are left out.
     """
     names = {f"BOTTEGA_{name.upper()}" for name in Settings.model_fields} | _OTHER_VARIABLES
     return sorted(
@@ -960,7 +964,7 @@ def redactor(settings: Settings) -> Redactor:
     Raises:
         InvalidInputError: see :class:`TenantSecrets`.
     """
-    addresses = (  # only parts of these URLs are secret
+    addresses = (  # of these URLs, only the passwords are secret
         *("database_url", "database_admin_url", "listen_url", "nats_url"),
     )
     values = [getattr(settings, name) for name in Settings.model_fields if name not in addresses]
@@ -980,7 +984,7 @@ def redactor(settings: Settings) -> Redactor:
 
 
 def _passwords(address: str) -> set[str]:
-    """Return the passwords in a URL, as written and decoded; the rest of the URL is not secret."""
+    """Return the passwords in a URL, as written and decoded; the URL's rest is not secret."""
     options = [(name, quoted or plain) for name, quoted, plain in _OPTION.findall(address)]
     users = {user for user, _ in _LOGIN.findall(address)}
     users |= {value for name, value in options if name == "user"}

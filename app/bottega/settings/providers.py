@@ -63,7 +63,7 @@ def _is_address(url: str) -> str:
 
 
 def is_endpoint(url: str) -> str:
-    """Check a URL that is used unchanged and must not have a secret in its query.
+    """Check a URL that is used unchanged, and whose query must not have a secret.
 
     Raises:
         PydanticCustomError: the URL is not http(s), has a fragment, or has a secret.

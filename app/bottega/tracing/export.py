@@ -22,7 +22,7 @@ _users = 0
 
 
 def is_wanted(environment: Mapping[str, str]) -> bool:
-    """Return true if environment variables name an exporter of spans or an endpoint for spans."""
+    """Return true if the environment variables name an exporter or an endpoint for spans."""
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
     exporter = environment.get(_EXPORTER, "").strip().lower()
@@ -51,7 +51,6 @@ def exporting() -> Iterator[None]:
 
 
 def _open() -> Any:
-    """Start the export; return the tracer provider, or log a warning and return ``None``."""
     try:
         from bottega.tracing import otlp
     except ImportError as error:
@@ -70,7 +69,6 @@ def _open() -> Any:
 
 
 def _close(provider: Any) -> None:
-    """Send the last spans; wait at most 5 s for a collector that does not answer."""
     closing = threading.Thread(target=provider.shutdown, name="last-spans", daemon=True)
     closing.start()
     closing.join(5.0)  # maximum wait for the last spans

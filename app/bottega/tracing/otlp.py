@@ -1,7 +1,7 @@
-"""Export of spans with OTLP. Only this module imports OpenTelemetry: for sampling and sending.
+"""Export of spans with OTLP. Only this module imports OpenTelemetry, for sampling and for sending.
 
-This module's spans are plain data. OpenTelemetry's own objects and encoder need seven times as much
-CPU (75 µs per span, not 11 µs), because they build a protobuf message for each attribute. Most
+This module's spans are plain data. OpenTelemetry's own objects and encoder need 75 µs of CPU time
+per span instead of 11 µs, because OpenTelemetry builds a protobuf message for each attribute. Most
 attributes are the same in many spans, so this module encodes a repeated attribute only once.
 """
 
@@ -82,7 +82,7 @@ class Encoder:
     """Encodes the spans of one process.
 
     Args:
-        resource, scope: protobuf messages that describe the program of the spans.
+        resource, scope: protobuf messages that describe the program that made the spans.
         longest: maximum number of characters of an attribute's value; ``None``: no limit.
     """
 
@@ -214,7 +214,7 @@ class _Span(SpanData):
             self.about[ERROR] = error
             self.failed = True
         self.ended_ns = clock.now_ns()
-        self._processor.on_end(self)  # type: ignore[arg-type]  # it only reads the context
+        self._processor.on_end(self)  # type: ignore[arg-type] # on_end only reads the context
 
 
 class _Tracer:
@@ -252,8 +252,7 @@ class _Tracer:
         ids: Ids | None,
         link: Ids | None,
     ) -> tuple[Trace, bool, dict[str, Any]]:
-        """Ask the sampler about a span that has no parent span in this process."""
-        # The context is empty, because the library's current span is none of our spans.
+        # Start with an empty context, because the library's current span is not one of our spans.
         context, flags = Context(), 0
         if parent is not None:
             number, flags = int(parent.traceparent[3:35], 16), int(parent.traceparent[53:55], 16)
@@ -292,7 +291,7 @@ def _links(ids: Ids | None) -> Sequence[Link]:
 
 
 class _Exporter(SpanExporter):
-    """Sends our spans with OpenTelemetry's exporter: to its endpoint, with its retries and TLS."""
+    """Sends our spans with OpenTelemetry's exporter, which knows endpoint, retries and TLS."""
 
     def __init__(self, resource: Resource) -> None:
         self._sending = OTLPSpanExporter()
@@ -306,8 +305,8 @@ class _Exporter(SpanExporter):
         )
 
     def export(self, spans: Sequence[Any]) -> SpanExportResult:
-        # The method is private, because the public method would encode again; pyproject.toml limits
-        # the version.
+        # Call the library's private method, because the public method would encode again;
+        # pyproject.toml limits the library's version.
         bodies = self._encoder.requests(spans)
         sent = [self._sending._client.export(body).success for body in bodies]
         return SpanExportResult.SUCCESS if all(sent) else SpanExportResult.FAILURE
@@ -317,9 +316,9 @@ class _Exporter(SpanExporter):
 
 
 def opened(takes_texts: bool) -> tuple[BatchSpanProcessor, Tracer]:
-    """Start a thread that sends spans; return the queue, which also ends the thread, and a tracer.
+    """Start a thread that sends spans; return its queue, which also ends the thread, and a tracer.
 
-    The length of the queue is limited; while the queue is full, new spans are dropped.
+    The queue's length is limited; while the queue is full, new spans are dropped.
     """
     about = {"service.version": __version__}
     if not os.environ.get("OTEL_SERVICE_NAME"):

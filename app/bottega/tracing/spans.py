@@ -58,7 +58,7 @@ class Ids(NamedTuple):
     """Ids of a span that are known before the span begins.
 
     Attributes:
-        trace: id of the trace; it is used only if the span has no parent.
+        trace: id of the trace, for a span that has no parent.
     """
 
     trace: int
@@ -69,7 +69,7 @@ class Recorded(Protocol):
     """A span in the tracing library.
 
     Attributes:
-        trace: trace context of the span, for the work below it.
+        trace: trace context of the span, for spans below this span.
         is_recorded: false: the trace is not sampled.
     """
 
@@ -140,7 +140,7 @@ class Span:
         if self._ended:
             return
         self._ended = True
-        try:  # noqa: SIM105  # `suppress` costs as much as all the rest
+        try:  # noqa: SIM105 # `suppress` costs as much time as the rest of this method
             trace_context.current.reset(self._before)
         except ValueError:  # the span ends in another context than the context in which it began
             pass
@@ -167,9 +167,9 @@ def begin(
 
 
 def ids_of(run_id: UUID, attempt: int, traceparent: str | None) -> Ids:
-    """Return the ids of an attempt's span; the span of the next attempt links to it.
+    """Return the ids of an attempt's span, to which the span of the next attempt links.
 
-    The ids are computed from the run, because an attempt may die before it stores them.
+    The ids are computed from the run's id, because an attempt may die before it stores any id.
     """
     known = trace_context.trace_id(traceparent)
     trace = run_id.int if known is None else int(known, 16)
