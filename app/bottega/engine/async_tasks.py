@@ -1,4 +1,4 @@
-"""Asynchronous sub-agents of a run, which the journal records and which resume after a crash."""
+"""Asynchronous sub-agents of a run. The journal records their tasks, which resume after a crash."""
 
 import asyncio
 from collections import Counter, defaultdict
@@ -35,7 +35,7 @@ class ResumedTasks:
     """The unfinished tasks of a resumed run.
 
     A task is dispatched again when the task's parent repeats the call that dispatched the task. If
-    the parent or the run ends before this repetition, this class writes the task's end.
+    the parent or the run ends before the parent repeats the call, this class writes the task's end.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ResumedTasks:
         self._left = dict.fromkeys(restored.unfinished())
 
     def resume(self) -> None:
-        """Write an event that a task is queued again, for each task that has no child run."""
+        """Write a ``subagent.resumed`` event for each task that has no child run."""
         for task_id in self._left:
             if self._restored[task_id].params.spread:
                 continue
@@ -90,7 +90,7 @@ class ResumedTasks:
         return TaskPlace(task_id, self._replay.task(task_id).parent_id, agent, len(above) - 1)
 
 
-# Task $4 looks up tasks below it. If $4 is NULL, the root agent looks up any task.
+# The query reads only tasks below task $4. If $4 is NULL, the query reads any task of the run.
 _LOOK_UP = """
 WITH RECURSIVE up AS (
     SELECT t.id AS task, t.parent_id FROM tasks t
@@ -115,8 +115,8 @@ class SubagentRuntime:
     """State for asynchronous sub-agents that all runs of a worker share.
 
     Attributes:
-        plugins: objects whose functions are called before each dispatch and after each end.
-        totals: counters of this worker since its start.
+        plugins: objects whose functions are called before a task's dispatch and after its end.
+        totals: counters of the worker's tasks since the worker's start.
         children: the child runs that the worker's runs await.
     """
 
@@ -126,12 +126,12 @@ class SubagentRuntime:
     children: ChildRuns
 
     def serves(self, run: ClaimedRun) -> bool:
-        """Check if a run uses asynchronous sub-agents, or if plugins see its synchronous calls."""
+        """Check if a run uses asynchronous sub-agents, or if plugins see its sub-agent calls."""
         seen = any(map(sees_dispatches, self.plugins))
         return run.uses_subagents or run.parent_task is not None or seen
 
     def load(self, runs: int) -> Load:
-        """Return the current load of this worker. ``runs``: number of runs under way."""
+        """Return the current load of this worker."""
         registry, scheduler = self.registry, self.registry.scheduler
         options = scheduler.options
         idle = {"running": 0, "parked": 0, "queued": 0}
@@ -182,7 +182,7 @@ async def running_subagents(
     pool: asyncpg.Pool,
     is_suspended: Callable[[], bool],
 ) -> AsyncIterator[None]:
-    """Execute a run's asynchronous sub-agents, which end with the block.
+    """Execute a run's asynchronous sub-agents during the block. Stop them after the block.
 
     Args:
         is_suspended: returns true if the block ends because the run is suspended.
@@ -244,7 +244,7 @@ def _restore_files(
     restored: RestoredTasks,
     ends: Iterable[ChildEnd],
 ) -> None:
-    """Restore the files from the parent run, from earlier attempts and from child runs."""
+    """Restore a run's files from the parent run, from earlier attempts and from child runs."""
     give_files(swarm, run)
     for end in ends:
         for path, text in end.files.items():
@@ -278,7 +278,7 @@ class JournalListener(Listener):
 
     def on_event(self, handle: SubagentHandle, event: str, data: dict[str, Any]) -> None:
         if event == "output_chunk":
-            return  # subscribers get the chunk as llm.delta
+            return  # subscribers get the chunk as an llm.delta frame
         final = handle.status.is_final
         if event == "status_changed" and final and handle.status is not SubagentStatus.COMPLETED:
             self._stopped(handle)
@@ -293,7 +293,7 @@ class JournalListener(Listener):
         tasks.write(tasks.place_at(handle.path, handle.agent_name), kind, data)
         if kind in ENDS:
             self._resumed.ended(handle.task_id)
-            if handle.running is not None:  # the task's calls may end after the task
+            if handle.running is not None:  # the task's model calls may end after the task
                 handle.running.add_done_callback(lambda _: self._recorder.looks_if_it_waits())
         self._recorder.looks_if_it_waits()
 
@@ -304,7 +304,6 @@ class JournalListener(Listener):
         self._recorder.tasks.add(call.query, EventType.SUBAGENT_BACKPRESSURE, {**about, **data})
 
     def _ended(self, handle: SubagentHandle, data: dict[str, Any]) -> dict[str, Any]:
-        """Return a task's end with the answer, or with a reference to the answer's event."""
         if (usage := self._recorder.child_usage.pop(handle.task_id, None)) is not None:
             data = data | {"usage": usage.to_dict()}
         if handle.status is not SubagentStatus.COMPLETED:
@@ -315,13 +314,13 @@ class JournalListener(Listener):
         return data | {"output": handle.final_output}
 
     def _stopped(self, handle: SubagentHandle) -> None:
-        """Write the ends of the task's stopped queries: a stopped query writes no end."""
+        """Write the ends of the task's queries, because a stopped query writes no end."""
         error = {"code": handle.error_code or "failed", "message": handle.error or ""}
         self._recorder.tasks.stopped(handle.path, error)
 
 
 def _dispatched(handle: SubagentHandle) -> dict[str, Any]:
-    """Return the data with which a resumed run dispatches the task again."""
+    """Return the event data from which a resumed run dispatches the task again."""
     call = current_call.get()
     return {
         "call": handle.path[-1][0],
@@ -341,7 +340,7 @@ def _dispatched(handle: SubagentHandle) -> dict[str, Any]:
 async def _look_up(
     pool: asyncpg.Pool, journal: Journal, ids: Sequence[UUID], asking: UUID | None
 ) -> dict[UUID, dict[str, Any]]:
-    """Return results of ``poll_subagent`` for tasks that are not in memory, from their rows."""
+    """Read the rows of tasks that are not in memory. Return their results for ``poll_subagent``."""
     tenant_id = journal.tenant_id
     async with acting_as(pool, tenant_id) as connection:
         rows = await connection.fetch(_LOOK_UP, tenant_id, journal.run_id, list(ids), asking)

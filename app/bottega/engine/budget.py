@@ -1,12 +1,12 @@
 """Daily budgets of tenants in tokens and money, for all model calls of a process.
 
 A process reserves slices of a budget in the database, so that few model calls need a query. A slice
-counts as used until the process returns the slice. If a process dies and no longer renews its
-slice, the slice counts as spent. A process that cannot report its usage reports the usage later.
-While the database cannot be read, model calls wait.
+counts as used until the process gives back the slice. If a process dies and no longer renews its
+slice, the slice counts as spent. While the database is away, a process keeps its unreported usage
+and reports the usage later. Model calls that need a new slice wait.
 
-The operator does not pay for a tenant's own model servers, so that calls of these servers count
-only for the run's budgets.
+Calls of a tenant's own model servers count only towards the run's budgets, because the operator
+does not pay for these calls.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ class _Day(NamedTuple):
 
 
 class DayAccount(Account):
-    """A worker's share of a daily budget. The share's limit is the sum of the worker's slices."""
+    """A worker's account for a daily budget. The limit is what the worker has reserved."""
 
     def __init__(
         self, draw: Draw, slice_: int, unit: Unit = TOKENS, whose: str = "the tenant's"
@@ -88,7 +88,7 @@ class DayAccount(Account):
 
     @property
     def held(self) -> int:
-        """Unspent amount of this account's slices."""
+        """Amount that this worker has reserved and not yet spent."""
         return max(0, (self.limit or 0) - self.spent)
 
     @property
@@ -97,7 +97,7 @@ class DayAccount(Account):
 
     @property
     def is_idle(self) -> bool:
-        """True if no run uses the account, it holds no slice, and all is reported."""
+        """True if no run uses the account, it has no slice, and all its spending is reported."""
         return not (self.runs or self.held or self.reserved) and self.is_reported
 
     @property
@@ -106,7 +106,7 @@ class DayAccount(Account):
 
     @property
     def may_grow(self) -> bool:
-        """True if other workers have slices of the budget, which may be returned."""
+        """True if other workers have slices of the budget, which these workers may give back."""
         return self._others > 0
 
     def used_up(self, more: int) -> str:
@@ -116,7 +116,7 @@ class DayAccount(Account):
         )
 
     async def fill(self, amount: int) -> None:
-        """Reserve a larger slice if less than ``amount`` is left. Wait for the database."""
+        """Reserve a larger slice if less than ``amount`` is left. Retry until that succeeds."""
         self._used_at = monotonic()
         while (self.left or 0) < amount:
             async with self._lock:
@@ -127,10 +127,10 @@ class DayAccount(Account):
             await asyncio.sleep(_ASK_AGAIN_S)
 
     async def changed(self) -> None:
-        """Wait until a call releases its reservation or another worker may have returned a slice.
+        """Wait until a call releases its reservation or another worker may have given back a slice.
 
-        If this worker has no call under way, it first returns its own slice, so that two workers
-        with too small slices for their next calls do not wait for each other.
+        If this worker has no call under way, this worker first gives back its own slice. So two
+        workers whose slices are too small for their next calls do not wait for each other.
         """
         wait_s = None
         if self.may_grow:
@@ -142,14 +142,14 @@ class DayAccount(Account):
                 await super().changed()
 
     async def report(self) -> None:
-        """Report the spending. Return the slice if no run uses the account."""
+        """Report the spending to the database. If no run uses the account, give back the slice."""
         async with self._lock:
             wanted = self.held if self.runs else 0
             if self.spent != self._reported or self.held != wanted:
                 await self._sync(wanted)
 
     async def tend(self) -> None:
-        """Return an idle slice, renew a slice in time, and report the spending of ended runs."""
+        """Give back an idle slice, renew an expiring slice, and report what ended runs spent."""
         async with self._lock:
             now = monotonic()
             is_left = not (self.runs or self.reserved)
@@ -161,7 +161,6 @@ class DayAccount(Account):
                 await self._sync(self.held)
 
     async def _is_synced(self, wanted: int) -> bool:
-        """Exchange the slice for a new slice. Return false if the database is away."""
         try:
             await self._sync(wanted)
         except asyncpg.ForeignKeyViolationError:  # the tenant is deleted
@@ -183,7 +182,7 @@ class RunAccounts:
     """The budgets that pay for a run's model calls.
 
     Attributes:
-        day: the accounts of daily budgets, until the run is over.
+        day: the accounts of daily budgets; empty after the end of the run.
         all: the accounts of daily budgets and of the run's own budgets.
     """
 
@@ -201,13 +200,13 @@ class RunAccounts:
         return any(account.limit is not None for account in self.all)
 
     def pay(self, usage: Usage) -> None:
-        """Charge the usage of a model call in this attempt to the run's and the day's accounts."""
+        """Charge a model call of this attempt to the run's budgets and to the daily budgets."""
         self.paid_before(usage)
         for account in self.day:
             account.spend(usage)
 
     def paid_before(self, usage: Usage) -> None:
-        """Charge the usage of an earlier attempt to the run's accounts."""
+        """Charge usage that already counts towards daily budgets to the run's budgets."""
         for account in self._own:
             account.spend(usage)
 
@@ -249,7 +248,7 @@ class TenantAccount:
 
     Attributes:
         run_id, name: see :class:`_Call`.
-        wait_s: longest wait for the budget, in seconds.
+        wait_s: maximum number of seconds for which a call waits for the tenant's daily budget.
     """
 
     budgets: "DayBudgets"
@@ -287,10 +286,10 @@ class TenantAccount:
 
 
 class DayBudgets:
-    """Daily accounts of the tenants whose model calls this process makes.
+    """The daily accounts of all tenants for which this process makes model calls.
 
     Args:
-        limits: daily limits of a tenant (``tokens_per_day``, ``cost_per_day``); ``None``: none.
+        limits: each tenant's ``tokens_per_day`` and ``cost_per_day``; ``None``: no limit.
     """
 
     def __init__(self, pool: asyncpg.Pool, limits: Mapping[str, int | None]) -> None:
@@ -326,7 +325,7 @@ class DayBudgets:
         return account
 
     def release(self, accounts: Iterable[DayAccount]) -> None:
-        """Release accounts. :meth:`run` reports the accounts' spending within seconds."""
+        """Release accounts that :meth:`open` returned. :meth:`run` reports their spending."""
         for account in accounts:
             account.runs -= 1
 
@@ -353,14 +352,14 @@ class DayBudgets:
         return TenantAccount(self, tenant_id, run_id, name, _WAIT_S)
 
     def count(self, call: _Call, usage: Usage) -> None:
-        """Add a call's usage to the run's usage, and to daily usage that has no account."""
+        """Add a call's usage to the usage that :meth:`show` stores."""
         if call.run_id is None and (call.is_own or len(self._limits) == len((TOKENS, DOLLARS))):
-            return  # the accounts have the usage, or the server is the tenant's own
+            return  # the daily accounts have the usage, or the tenant pays
         before = self._to_show.get(call)
         self._to_show[call] = usage if before is None else before + usage
 
     async def show(self) -> None:
-        """Store the added usage. After a failure, the next call stores the rest."""
+        """Store usage that :meth:`count` added. After a failure, the next call stores the rest."""
         for call in list(self._to_show):
             usage = self._to_show.pop(call, None)
             if usage is None:
@@ -378,7 +377,7 @@ class DayBudgets:
                 logger.warning("usage.not_stored", error=str(error) or type(error).__name__)
 
     async def run(self) -> None:
-        """Return or renew slices, report spending, and drop idle accounts, until cancelled."""
+        """Give back or renew slices, report spending, and drop idle accounts, until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_S)
             await self.show()
@@ -395,7 +394,7 @@ class DayBudgets:
 
     @asynccontextmanager
     async def kept(self, services: Services) -> AsyncIterator["DayBudgets"]:
-        """Call :meth:`run` during the block. After the block, report the rest of the spending."""
+        """Call :meth:`run` during the block. After the block, report all unreported spending."""
         try:
             async with services.running(budgets=self.run):
                 yield self

@@ -76,7 +76,7 @@ class AgentDependencies:
     configure: tuple[ConfigureAgent, ...] = ()
 
     def helped(self, helper: BaseAgent) -> None:
-        """Call the plugins' functions for a helper, which has no definition."""
+        """Call the plugins' functions with a helper and an empty definition."""
         for configure in self.configure:
             configure(helper, {})
 
@@ -88,7 +88,7 @@ class Team:
     Attributes:
         agents: only the root agent; in a DAG, one agent for each node of the graph.
         graph: the run's own copy of the graph; ``None``: the run has no DAG.
-        rules: the rules that decide in a DAG; ``None``: the run has no DAG.
+        rules: the rules that decide which nodes of a DAG run; ``None``: the run has no DAG.
         nodes: definitions of the DAG's nodes, by name.
         numbers: positions of the DAG's nodes in topological order, by name.
         warnings: (code, message) pairs.
@@ -106,17 +106,17 @@ class Team:
 
 @dataclass(frozen=True, slots=True)
 class CompiledTeam:
-    """The agents of runs with equal definitions, which are built and checked only once.
+    """Agents that are built and checked once, for all runs with equal definitions.
 
     Attributes:
         members: all agents of the run; sub-agents come first.
         tools: tools that send secrets.
         roots: see :attr:`Team.agents`.
-        callers: stand-in agents with a tool, by the name of a DAG's node that is no agent.
+        callers: stand-in agents for a DAG's nodes that are no agents, by the node's name.
         rules, nodes, numbers: see :class:`Team`.
         subgraphs: the teams of sub-graphs, by node.
-        definitions, providers, mcp_servers, structure: definitions from which the team was built:
-            of the agents, of the tenant's model servers and MCP servers, and of the graph.
+        definitions, providers, mcp_servers, structure: the definitions of agents, model servers,
+            MCP servers and the graph, from which the team was built.
     """
 
     definitions: Definitions
@@ -191,7 +191,7 @@ class CompiledTeam:
     def gives_answer(self, name: str) -> bool:
         """Return true if the output of this node or root agent is an answer of the run.
 
-        If a node has elements, an element's output is only a part of the node's answer.
+        If a node has elements, an element's output is only one item of the node's answer.
         """
         is_answering = self.rules is None or name in self.rules.answering
         return is_answering and "for_each" not in self.nodes.get(name, ())
@@ -203,7 +203,7 @@ class CompiledTeam:
 
 
 def _of_patterns(agents: Sequence[BaseAgent]) -> Iterator[tuple[str, str]]:
-    """Yield warnings about regular expressions in schemas that the service cannot check."""
+    """Yield a warning for each regular expression in a schema that the service cannot check."""
     for agent in agents:
         places = [f"output_schema{at}" for at in agent.output.unchecked] if agent.output else []
         for tool in agent.registered_tools:
@@ -229,7 +229,7 @@ def _recall(
 async def compiled(
     run: ClaimedRun, dependencies: AgentDependencies, *, with_async: bool
 ) -> CompiledTeam:
-    """Build agents from a run's definitions. A large team is built without blocking other runs.
+    """Build agents from a run's definitions. While a large team is built, other runs continue.
 
     Args:
         with_async: true if asynchronous sub-agents are supported.
@@ -258,7 +258,7 @@ async def _compiled(
     if run.mode == "dag" and graph is not None and content is not None:
         rules = GraphRules.of(content)
         if content is not run.graph:
-            rules = replace(rules, is_plain=False)  # the log gets the nodes' events
+            rules = replace(rules, is_plain=False)  # the log gets the events of the graph's nodes
         nodes = {name_of_node(node): node for node in content["nodes"]}
         numbers = {name: index for index, name in enumerate(graph.get_topological_order())}
         names = {name: agent for name in numbers if (agent := rules.nodes[name].agent) is not None}
@@ -315,7 +315,6 @@ def _own_caller(
 def _callers(
     run: ClaimedRun, nodes: Mapping[str, Mapping[str, Any]], dependencies: AgentDependencies
 ) -> dict[str, BaseAgent]:
-    """Return stand-in agents for the nodes that are no agents, by node."""
     return {
         name: _caller(run, name, node, dependencies)
         for name, node in nodes.items()
@@ -326,7 +325,7 @@ def _callers(
 def _caller(
     run: ClaimedRun, name: str, node: Mapping[str, Any], dependencies: AgentDependencies
 ) -> BaseAgent:
-    """Return a stand-in agent for a node that is no agent. The log has no name of this agent."""
+    """Return a stand-in agent for a node that is no agent. The log does not name this agent."""
     caller = BaseAgent("")
     caller.agent_name, caller.agent_id = "", name
     if (tool := node.get("tool")) is not None:
@@ -345,7 +344,7 @@ def _sending(agent: BaseAgent) -> Iterator[HttpTool]:
 
 @dataclass(slots=True)
 class _Place:
-    """Cache entry for a team's newest version. One run builds the team while other runs wait."""
+    """Cache entry for a team's newest version. One run builds the team; other runs wait."""
 
     filling: asyncio.Lock = field(default_factory=asyncio.Lock)
     team: CompiledTeam | None = None
@@ -355,7 +354,7 @@ class _Place:
         return 1 if self.team is None else self.team.size
 
     def holds(self, run: ClaimedRun) -> CompiledTeam | None:
-        """Return the team if the run's definitions are equal to the team's definitions."""
+        """Return the cached team if the run has the same definitions as the team; else ``None``."""
         team = self.team
         if team is None or team.definitions != run.agents or team.structure != run.graph:
             return None
@@ -416,9 +415,9 @@ class Teams:
 
 
 def _approve_others(agent: BaseAgent, own: set[int], approval: ApprovalPort) -> None:
-    """Set the agent's approval rule on plugins' tools without a rule.
+    """Set the agent's approval rule on those tools of plugins that have no approval rule.
 
-    The tools are copied, because runs share them.
+    The tools are copied, because runs share an agent's tools.
     """
     for index, tool in enumerate(agent.registered_tools):
         if id(tool) not in own and tool.approval is None:
@@ -453,7 +452,6 @@ def _override(agent: BaseAgent, definition: Mapping[str, Any], changed: Mapping[
 def _set_schema(
     schema: Mapping[str, Any] | None, roots: Mapping[str, BaseAgent], team: CompiledTeam
 ) -> None:
-    """Set the answer's schema in the agents that give the run's answer."""
     if schema is None:
         return
     for name, agent in roots.items():
@@ -483,7 +481,7 @@ def _tools(
 
 
 def _restore(graph: SharedMemoryGraph, session_base: Sequence[Mapping[str, Any]]) -> None:
-    """Restore the publications of the session's earlier runs. Ignore unknown nodes."""
+    """Restore what agents published in earlier runs of the session. Ignore unknown nodes."""
     for row in session_base:
         published = {**row["details"], "content": row["content"], "version": row["version"]}
         published["timestamp"] = row["published_at"]

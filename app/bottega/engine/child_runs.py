@@ -1,7 +1,7 @@
-"""Child runs, which are tasks of a run that any worker may execute as separate runs.
+"""Child runs: any worker may execute a task of a run as a separate run.
 
 One statement stores, cancels or reads many child runs. A child run gets budgets, agents and files
-from its task, and returns the task's result.
+from its task. The child run's end is the task's end.
 """
 
 import asyncio
@@ -75,7 +75,7 @@ class _New:
     """A child run that is not stored yet.
 
     Attributes:
-        is_sent: true if the statement that stores the child run has begun.
+        is_sent: true if the SQL statement that stores the child run has begun.
         on_stored: function that is called after the child run has been stored.
     """
 
@@ -88,7 +88,7 @@ class _New:
 class ChildRuns:
     """The child runs that this worker awaits.
 
-    One statement stores all new child runs of a parent run. One statement reads all ends.
+    One SQL statement stores all new child runs of a parent run.
 
     Args:
         nats: source of the runs' live text; ``None``: the database is the source.
@@ -105,7 +105,7 @@ class ChildRuns:
         self._wake = asyncio.Event()
 
     def resting(self) -> int:
-        """Return the number of this worker's runs that await child runs."""
+        """Return how many of this worker's runs wait for child runs."""
         return len({parent.run_id for parent, _ in self._awaited.values()})
 
     def end_of(
@@ -121,9 +121,10 @@ class ChildRuns:
 
         Args:
             new: JSON from which ``add_children`` creates the child run.
-            told: messages to the child run by id, as JSON. The child run ignores messages that it
-                has already received.
-            on_stored: called after the child run was stored and, if it is over, its end was read.
+            told: JSON messages to the child run, by message id. The child run ignores repeated
+                messages.
+            on_stored: called after the child run was stored and, if it had already ended, its end
+                was read.
             on_ended: called after the child run's end.
 
         Raises:
@@ -141,7 +142,7 @@ class ChildRuns:
             return await future
 
         ending = asyncio.ensure_future(end())
-        # A callback is needed: a coroutine that is cancelled at once never begins.
+        # Code in the coroutine would not run if the coroutine were cancelled at once.
         ending.add_done_callback(lambda _: self._forget(run_id, future, asked))
         return ending
 
@@ -172,7 +173,7 @@ class ChildRuns:
             self._wake.set()
 
     async def texts(self, tenant_id: UUID, ids: Sequence[UUID]) -> dict[UUID, str]:
-        """Return, by child run, the last part of the present model call's live text."""
+        """Return the end of the present model call's live text, by child run."""
         if self._nats is not None:
             found = await asyncio.gather(*(self._nats.text_of(tenant_id, each) for each in ids))
             return {each: texts.get(None, "") for each, texts in zip(ids, found, strict=True)}
@@ -187,14 +188,14 @@ class ChildRuns:
         return {row["run_id"]: _end(row["status"], row["ending"]) for row in rows}
 
     def note_end(self, run_id: UUID) -> None:
-        """Record a child run's end, so that :meth:`run` reads the end if a run awaits it."""
+        """Record that an awaited child run has ended, so that :meth:`run` reads the end."""
         if run_id in self._awaited:
             self._ended.add(run_id)
             self._wake.set()
 
     async def run(self) -> None:
-        """Store child runs, cancel child runs and read their ends, until cancelled."""
-        self._wake.set()  # a failed call may have left requests
+        """Store and cancel child runs, and read the ends of child runs, until cancelled."""
+        self._wake.set()  # an earlier call that failed may have left requests
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -217,7 +218,7 @@ class ChildRuns:
                     if is_transient(error):
                         raise
                     logger.exception("child_runs.not_stored", run_id=str(parent.run_id))
-                    self._fail(some, error)  # other parents' child runs must continue
+                    self._fail(some, error)  # the child runs of other parents must still be stored
 
     async def _add_some(self, parent: ParentRun, ids: Sequence[UUID]) -> None:
         sent = {run_id: self._new[run_id] for run_id in ids if run_id in self._new}
@@ -231,7 +232,7 @@ class ChildRuns:
             return
         for run_id, one in sent.items():
             one.stored.set()
-            self._stored.append(one.on_stored)  # called after the ends are read
+            self._stored.append(one.on_stored)  # _read_ends calls it
             self._new.pop(run_id, None)
         self._ended |= set(known) & self._awaited.keys()
 
@@ -252,7 +253,7 @@ class ChildRuns:
                 await connection.execute(_CANCEL, tenant_id, ids)
         for run_id in cancelled:
             del self._cancelled[run_id]
-        # A cancelled child run that no worker executes has ended at once.
+        # The cancellation itself has ended those child runs that no worker executed.
         self._ended |= cancelled.keys() & self._awaited.keys()
 
     async def _read_ends(self) -> None:
@@ -315,7 +316,7 @@ _LEAST_TOKENS = 2_000
 
 
 class Spreading:
-    """Executor of one run's tasks as child runs."""
+    """Executor of the tasks of one run. Each task is executed as a child run."""
 
     def __init__(self, children: ChildRuns, recorder: JournalRecorder, run: ClaimedRun) -> None:
         self._children = children
@@ -334,8 +335,8 @@ class Spreading:
         """Execute a task as a child run: see :class:`bottega.subagents.swarm.RemoteRuns`.
 
         After a crash, messages that the child run may not have received are sent again. After a
-        cancellation of the task, wait for the child run's end for at most :data:`_CANCELS_S`, so
-        that the task's part of the budgets is reserved until the end.
+        cancellation of the task, this method waits at most :data:`_CANCELS_S` for the child run's
+        end. So the task's budgets stay reserved until the child run has ended.
         """
         recorder, run_id = self._recorder, self.id_of(handle.task_id)
         known = recorder.journal.known
@@ -385,7 +386,7 @@ class Spreading:
             error = EventError(outcome.error_code or str(outcome.status), outcome.error)
             answered = outcome.output or "" if is_done else error
             parts.child_ended(work.agent, handle.task_id, handle.prompt, answered)
-        if end.outcome.output == "":  # the caller reads a sentence instead of an empty text
+        if end.outcome.output == "":  # the task's caller reads a sentence instead of an empty text
             return replace(end, outcome=replace(end.outcome, output=EMPTY))
         return end
 
@@ -416,7 +417,7 @@ class Spreading:
 
     async def tell(self, handle: SubagentHandle, message_id: str, text: str) -> bool:
         if handle.task_id not in self._begun:
-            return True  # the child run gets the message at its start
+            return True  # the message is sent when the child run starts
         run_id, content = self.id_of(handle.task_id), encoded(text, self._recorder.journal.known)
         return await self._children.tell(self._run.tenant_id, run_id, message_id, content)
 
@@ -433,10 +434,10 @@ class Spreading:
                 self._texts[run_id] = text
 
     async def ends_of(self, tasks: Mapping[UUID, UUID | None]) -> dict[UUID, ChildEnd]:
-        """Return the ends of child runs that are over, by task. Cancel the other child runs.
+        """Return the ends of tasks' child runs, by task. Cancel the child runs that have not ended.
 
         Args:
-            tasks: the child run of each task; ``None``: the child run that this run created.
+            tasks: the id of the child run, by task; ``None``: the child run that this run created.
         """
         runs = {run_id or self.id_of(task_id): task_id for task_id, run_id in tasks.items()}
         ends = await self._children.ends(self._run.tenant_id, list(runs)) if runs else {}
@@ -446,7 +447,7 @@ class Spreading:
 
     @asynccontextmanager
     async def _parts(self, handle: SubagentHandle) -> AsyncIterator[tuple[int | None, int | None]]:
-        """Reserve a task's part of the budgets above. Yield the part in tokens and in money."""
+        """Reserve the task's share of the parent's budgets. Yield the share as tokens and money."""
         day = set(map(id, self._recorder.accounts.day))  # child runs use these themselves
         above = [account for account in handle.parent.accounts if id(account) not in day]
         others = self._with_parts[handle.parent]
@@ -461,7 +462,7 @@ class Spreading:
 
 
 class ElementRuns:
-    """Executor of the elements of one run's nodes as child runs."""
+    """Executor of the elements of a run's nodes. Each element is executed as a child run."""
 
     def __init__(self, children: ChildRuns, recorder: JournalRecorder, run: ClaimedRun) -> None:
         self._children = children
@@ -472,7 +473,7 @@ class ElementRuns:
         self._under_way: set[Path] = set()
 
     def are_limited(self, path: Path) -> bool:
-        """Return true if budgets limit the elements of the node at a path."""
+        """Return true if a budget limits the elements of the node at a path."""
         return any(account.limit is not None for account in self._accounts(path))
 
     def _accounts(self, path: Path) -> list[Account]:
@@ -490,7 +491,7 @@ class ElementRuns:
             limit: maximum number of the node's elements that run at the same time.
 
         Raises:
-            BudgetExhaustedError: the budgets have too little left for the element.
+            BudgetExhaustedError: too little of the budgets is left for the element.
             FencedError: another worker executes the run.
         """
         recorder, run = self._recorder, self._run
@@ -551,7 +552,7 @@ class ElementRuns:
 async def parts_of(
     above: Sequence[Account], sharers: int, own: int | None
 ) -> AsyncIterator[tuple[int | None, int | None]]:
-    """Reserve a part of budgets. Yield the part in tokens and in billionths of a dollar.
+    """Reserve a share of budgets. Yield the share in tokens and in billionths of a dollar.
 
     Args:
         sharers, own: see :func:`part_of`. ``own`` is in tokens.
@@ -574,16 +575,16 @@ async def parts_of(
 
 
 async def part_of(accounts: Sequence[Account], unit: Unit, own: int | None, sharers: int) -> int:
-    """Return a task's part of budgets: the task's own budget, or an equal part of the rest.
+    """Return a task's share of budgets: the task's own budget, or an equal share of what is left.
 
-    Wait while other tasks' parts leave too little.
+    If too little is left because other tasks have reserved shares, wait until a task ends.
 
     Args:
         own: the task's own budget; ``None``: the task has no budget.
-        sharers: number of tasks that share the rest now, including this task.
+        sharers: number of tasks among which the rest is divided, including this task.
 
     Raises:
-        BudgetExhaustedError: too little is left, and no other task has a part that it may return.
+        BudgetExhaustedError: too little is left, and no other task has a share to give back.
     """
     least = _LEAST_TOKENS if unit is TOKENS else 1
     while True:
@@ -600,16 +601,17 @@ async def part_of(accounts: Sequence[Account], unit: Unit, own: int | None, shar
 
 
 def unread_text(known: str, text: str) -> str:
-    """Return the new part of a text that was also read earlier. Pure.
+    """Return the part of a text that was added after an earlier reading of the text. Pure.
 
     Args:
-        known, text: the text's last :data:`LONGEST_END` characters at the earlier and at this
-            reading. If ``text`` does not contain the end of ``known``, all of ``text`` is new.
+        known, text: the last :data:`LONGEST_END` characters of the text: ``known`` from the earlier
+            reading, ``text`` from this reading. If ``text`` does not contain the end of ``known``,
+            all of ``text`` is new.
     """
     if text.startswith(known):
         return text[len(known) :]
     sought = known[-LONGEST_END // 10 :]
-    if len(known) == len(sought):  # too short to be found for certain
+    if len(known) == len(sought):  # a short text may occur twice
         return text
     _, found, new = text.partition(sought)
     return new if found else text
@@ -622,7 +624,7 @@ def _cost(billionths: int | None) -> dict[str, Any] | None:
 def agent_of_task(
     agent: BaseAgent, run: ClaimedRun, configure: Callable[[BaseAgent], object]
 ) -> BaseAgent:
-    """Return the agent of a child run's task.
+    """Return the agent that executes a child run's task.
 
     Args:
         agent: the agent that does the task, or the agent whose helper does the task.
@@ -638,7 +640,7 @@ def agent_of_task(
 
 
 def give_files(swarm: Swarm, run: ClaimedRun) -> None:
-    """Give a child run the files that its parent shared at the task's dispatch."""
+    """Give a child run the files that the parent run shared when the parent dispatched the task."""
     for path, content in (run.parent_task or {}).get("files", {}).items():
         swarm.context.restore(path, content)
 

@@ -1,4 +1,4 @@
-"""A claimed run, and all data that a worker needs to execute the run or hand it back."""
+"""A claimed run, with all data that a worker needs to execute the run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -30,36 +30,39 @@ class ClaimedRun:
     Attributes:
         tenant: the tenant's name.
         attempt: number of the attempt, which the fence checks; 1 for the first claim.
-        last_seq: ``seq`` of the newest event, which the claim wrote.
-        carried_seq: last ``seq`` that was copied from a repeated run; 0: no events were copied.
+        last_seq: ``seq`` of the run's newest event; the claim wrote this event.
+        carried_seq: ``seq`` of the last event that was copied from the repeated run; 0: none was
+            copied.
         started_at: the run's first start, by the database's clock.
         quiet_s: seconds from the run's acceptance to this claim; ``None``: not the first claim.
         timeout_s: seconds from the first start to the deadline.
         remaining_s: seconds from this claim to the deadline; may be negative.
-        crashes: number of attempts whose worker died.
+        crashes: number of the run's attempts that ended because the worker died.
         is_cancelled: true if a client requested to cancel the run.
         cancelled_tasks: ids of tasks that a client requested to cancel.
-        given: texts by node name. The node publishes the text and is not executed.
-        task_root: the id from which the ids of the run's tasks are derived.
+        given: texts by node name. A node with such a text publishes the text and is not executed.
+        task_root: id of a run, from which the ids of the run's tasks are derived.
         mode: ``orchestrated`` or ``dag``.
         input: a text, or messages with ``role`` and ``content``.
         agent: name of the root agent; ``None`` for a DAG.
-        pins: versions of the agents' and the graph's definitions.
-        overrides: ``{agent: {"params": {…}}}``. A run's parameters are merged with the agent's.
+        pins: versions of the definitions that the run uses.
+        overrides: ``{agent: {"params": {…}}}``. The run's parameters are merged with the agent's
+            parameters.
         output_schema: JSON Schema of the answer; ``None``: the agent's own schema.
         demands: the run's ``goals``, ``constraints`` and ``success_criteria``.
-        agents: pinned definitions of all agents, by name. Before :meth:`with_definitions`, only the
-            definition of a draft is here.
+        agents: pinned definitions of all agents, by name. Before :meth:`with_definitions`, the
+            field has only the definition of a draft.
         providers: pinned definitions of the tenant's own model servers, by name.
         operators: names of the operator's model servers that the run uses.
         mcp_servers: pinned definitions of the agents' MCP servers, by name.
         graph_name: name of the run's graph; ``None``: the run has no graph.
-        graph: pinned definition of the graph, with the sub-graphs' definitions.
+        graph: pinned definition of the graph, which contains the definitions of sub-graphs.
         graph_pins: versions of the graph and its sub-graphs.
         session_id: id of the run's session; ``None``: the run belongs to no session.
         session_base: publications of the session's earlier runs: rows of ``session_memory``.
-        in_conversation: true if the run reads the conversation; false: only publications.
-        base: the run of the previous turn; ``None``: the run is the first turn.
+        in_conversation: true if the run reads the session's conversation; false: the run reads only
+            the session's publications.
+        base: id of the run that was the previous turn; ``None``: the run is the first turn.
         user: the end user's name in the customer's product.
         principal: the API key or user that started the run.
         traceparent, tracestate: trace context of the request for the run; ``None``: no trace.
@@ -67,9 +70,10 @@ class ClaimedRun:
         token_budget: number of tokens that the run may spend; ``None``: no limit.
         cost_budget: maximum cost (``amount``, ``currency``); ``None``: no limit.
         memory: ``off``, ``read`` or ``full``.
-        salt: the tenant's salt for random assignments.
+        salt: the tenant's salt for the pseudo-random assignment of runs to experiments.
         messages: number of messages that were sent to the run.
-        assigned_as: id of the run whose assignment is used: the first run of a series of retries.
+        assigned_as: id of the run whose assignment to experiments this run uses: the first run of a
+            series of retries.
         parent_task: for a child run: the parent run's task that the child run does.
     """
 
@@ -148,7 +152,7 @@ class ClaimedRun:
         return cls(**{each.name: values[each.name] for each in fields(cls)})
 
     def with_definitions(self, definitions: Mapping[Pin, dict[str, Any]]) -> Self:
-        """Return the run with its pinned definitions."""
+        """Return the run together with the definitions that the run has pinned."""
         kinds = ("agent", "graph", "provider", "mcp_server")
         found: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
         found["agent"] |= self.agents
@@ -179,17 +183,17 @@ class ClaimedRun:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds from the first start to this claim."""
+        """Seconds from the run's first start to this claim."""
         return self.timeout_s - self.remaining_s
 
     @property
     def claimed_at(self) -> datetime:
-        """Time of this claim by the database's clock, which is also the clock of events."""
+        """Time of this claim by the database's clock. Events have times by the same clock."""
         return self.started_at + timedelta(seconds=self.elapsed_s)
 
     @property
     def first(self) -> str:
-        """Name of the root agent; in a DAG, name of the graph."""
+        """Name of the root agent or, in a DAG, of the graph."""
         name = self.agent or self.graph_name
         assert name is not None
         return name
@@ -212,7 +216,7 @@ class ClaimedRun:
 
     @property
     def own_task(self) -> UUID | None:
-        """Id of the parent run's task that a child run does."""
+        """For a child run: the id of the parent run's task that the child run does."""
         return None if self.parent_task is None else UUID(self.parent_task["task_id"])
 
     @property
@@ -225,14 +229,14 @@ class ClaimedRun:
 
 
 class ClaimReader:
-    """Reader of claimed runs and of the definitions that these runs pinned."""
+    """Reader of claimed runs and of the runs' pinned definitions."""
 
     def __init__(self, pool: asyncpg.Pool) -> None:
         self._pool = pool
         self._definitions = PinnedDefinitions(pool)
 
     async def read(self, rows: Sequence[asyncpg.Record]) -> list[ClaimedRun]:
-        """Return the runs of a claim. A run that cannot be read ends with an error."""
+        """Return the runs of a claim. If a run cannot be read, end the run with an error."""
         runs = [run for row in rows if (run := await self._decoded(row)) is not None]
         pins = {pin for run in runs for pin in run.pins}
         definitions = await persist(lambda: self._definitions.get(pins))
@@ -242,7 +246,7 @@ class ClaimReader:
         key = row["tenant"], row["run"], row["attempt"]
         try:
             return ClaimedRun.decoded(*key, row["claim"])
-        except Exception:  # another worker could not read this claim
+        except Exception:  # a later claim could not be read either
             logger.exception("run.unreadable", run_id=str(row["run"]))
             await self._pool.execute(_GIVE_UP, *key, _UNREADABLE)
             return None
@@ -254,12 +258,12 @@ async def hand_back(
     cause: str,
     wait: Mapping[str, Any] | None = None,
 ) -> None:
-    """Hand a claimed run back to the queue. Retry while the database is away.
+    """Hand a claimed run back to the queue. While the database is away, retry.
 
     Args:
-        cause: the reason for another attempt: ``drain``, ``crash``, ``message``, ``model``,
-            ``children``, ``time`` or ``interrupt``.
-        wait: the event that ends the run's wait; see the SQL function ``begin_wait``.
+        cause: the reason why the run needs a new attempt: ``drain``, ``crash``, ``message``,
+            ``model``, ``children``, ``time`` or ``interrupt``.
+        wait: what the run waits for; see the SQL function ``begin_wait``.
     """
     fence = run.tenant_id, run.run_id, run.attempt
     waits = None if wait is None else to_json(wait).decode()

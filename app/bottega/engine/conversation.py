@@ -1,7 +1,7 @@
-"""Conversations: a run is a turn, and its agents read the messages of earlier turns.
+"""Conversations: a run is a turn, and the run's agents read the messages of earlier turns.
 
-The messages of a turn are read from the log of the turn's run. The run's row has the size of the
-turn, so that only turns that fit into a prompt are read.
+The messages of a turn are read from the log of the turn's run. The row of a turn's run has the size
+of the turn, so that a run reads only turns that fit into a prompt.
 """
 
 from collections import defaultdict
@@ -46,7 +46,7 @@ logger = structlog.get_logger(__name__)
 
 
 def end_of(response: AssistantResponse, answer_seq: int | None) -> End:
-    """Return the end of a run from the root's response. Pure."""
+    """Return the end of a run, derived from the response of the run's root agent. Pure."""
     if not response.is_answer:
         failure = response.error or ""
         error = {"code": response.error_code or "agent_failed", "message": failure}
@@ -73,7 +73,7 @@ def broken(
     """Return the end of a run that raised an error.
 
     Args:
-        timeout_s: the run's timeout, if it has expired.
+        timeout_s: the run's timeout in seconds; ``None``: the timeout has not expired.
     """
     if timeout_s is not None and isinstance(error, TimeoutError):
         detail = f"the run took longer than its timeout_s of {timeout_s:g} s"
@@ -91,13 +91,14 @@ def said(answer: str | None) -> list[StandardMessage]:
 
 
 def turn_messages(turn: TaskReplay, answer: str | None) -> list[StandardMessage]:
-    """Return the messages of an agent's turn that follow the question. Pure.
+    """Return the messages that follow the question in an agent's turn. Pure.
 
     The messages are the model's messages with tool calls, the results of these calls, the user's
     messages between the calls, and the final answer. Rejected answers are left out.
 
     Args:
-        answer: the final answer; ``None``: the model's last message without calls.
+        answer: the final answer; ``None``: the model's last message without tool calls is the
+            answer.
     """
     drafts = {
         number: with_distinct_ids(call.answer)
@@ -149,10 +150,10 @@ class PastTurns:
     Attributes:
         number: number of the run's turn, counted from 1.
         first: number of the first turn in the prompt.
-        tokens: size of the prompt's turns in tokens.
+        tokens: size of the turns that are in the prompt, in tokens.
         histories: messages of the prompt's turns by agent, sorted from old to new.
-        gists: summaries of turns before ``first``, by the turn's number, sorted from old to new.
-        read: returns the text of a turn before ``first``, by the turn's number.
+        gists: summaries of the turns before turn ``first``, by turn number, sorted from old to new.
+        read: returns the text of a turn before turn ``first``; its argument is the turn's number.
     """
 
     number: int
@@ -179,7 +180,7 @@ class PastTurns:
         return "\n".join(lines)
 
     def ended(self, end: End, agents: Mapping[str, BaseAgent], run: ClaimedRun) -> End:
-        """Return a run's end. Add the run's turn to the end if the run is completed."""
+        """Return a run's end. If the run is completed, add the run's turn to the run's end."""
         if end.status is not RunStatus.COMPLETED:
             return end
         tokens = max(_LEAST, *map(self._own_tokens, agents.values()))
@@ -213,7 +214,7 @@ async def conversation_of(pool: asyncpg.Pool, run: ClaimedRun, most: int) -> Pas
     Wait while the database is away.
 
     Args:
-        most: maximum number of tokens of all earlier turns in a prompt.
+        most: maximum size, in tokens, of all earlier turns in a prompt together.
     """
     if run.base is None:
         return PastTurns(1, 1, 0, {}, {})
@@ -242,7 +243,7 @@ async def _before(pool: asyncpg.Pool, run: ClaimedRun, most: int) -> PastTurns:
 
 
 async def _text_of_turn(pool: asyncpg.Pool, run: ClaimedRun, most: int, number: int) -> str | None:
-    """Return an earlier turn's text with at most ``most`` / 2 tokens; ``None``: no such turn."""
+    """Return the text of turn ``number``, cut to ``most`` / 2 tokens; ``None``: no such turn."""
     row = await persist(lambda: pool.fetchrow(_TURN, run.tenant_id, run.base, number))
     if row is None:
         return None
@@ -255,19 +256,19 @@ async def _text_of_turn(pool: asyncpg.Pool, run: ClaimedRun, most: int, number: 
 
 
 def _is_read(row: Mapping[str, Any], most: int) -> bool:
-    """Return true if a turn is read from the log. The log of a very large turn is not read."""
     return bool(row["tokens"] <= most // 2 and row["events"] <= _MOST_EVENTS)
 
 
 async def _replays(
     pool: asyncpg.Pool, run: ClaimedRun, runs: Sequence[UUID]
 ) -> dict[UUID, RunReplay]:
-    """Return the replays of runs, with the answers of the sub-agents."""
+    """Replay the logs of runs, with the texts of answers. Return the replays by run."""
     events: dict[UUID, list[Event]] = {run_id: [] for run_id in runs}
     asked: list[tuple[UUID, int]] = []
     for number, row in enumerate(await pool.fetch(_LINES, run.tenant_id, runs, run.mode == "dag")):
         run_id = row["run_id"]
-        # Lines have no seq, so each line gets a negative seq, to which no ``answer_seq`` refers.
+        # The query returns no seq. Each event gets a negative seq, to which no ``answer_seq``
+        # refers.
         event = event_of(run_id, -1 - number, run.started_at, row["line"])
         events[run_id].append(event)
         if (seq := event.data.get("answer_seq")) is not None:
@@ -285,7 +286,7 @@ async def _replays(
 def _messages(
     run: ClaimedRun, row: Mapping[str, Any], turn: RunReplay | None, most: int
 ) -> dict[str, list[StandardMessage]]:
-    """Return a turn's messages by agent. Without ``turn``: only the question and the answer."""
+    """Return a turn's messages by agent; if ``turn`` is ``None``, only question and answer."""
     asked = query_of(from_json(row["asked"]))
     question = [HumanMessage(content=asked)] if isinstance(asked, str) else asked
     answer = from_json(row["answer"]) if row["answer"] else None
@@ -300,7 +301,6 @@ def _messages(
 
 
 def _shortened(messages: Iterable[StandardMessage], most: int) -> list[StandardMessage]:
-    """Return messages with shortened texts. A text has at most a quarter of ``most`` tokens."""
     return [
         type(message)(content=summary_of(message.content, most // 4, estimated_tokens))
         for message in messages

@@ -62,7 +62,8 @@ class ActiveRun:
         cancelled: true if a client requested the run's cancellation.
         lost: true if another worker executes the run now.
         lease: the run's lease; ``None`` after the run has ended or was handed back.
-        is_leaving: true if the run is being handed back, so that a lost lease does not matter.
+        is_leaving: true if this worker is handing back the run, so that a lost lease does not
+            matter.
         recorder: the attempt's recorder; set when the attempt begins.
         wait: the reason for which this worker suspends the run; ``None``: no suspension.
         ending: exit stack that closes the attempt's resources.
@@ -87,12 +88,13 @@ class Executor:
         writer: stores the steps of all runs.
         teams: source of a run's agents.
         notifier: sends wake-ups to subscribers.
-        max_crashes: a run fails after this number of workers died while they executed the run.
+        max_crashes: number of crashes of workers after which the run that they executed fails.
         live_text: writer of the models' live text.
         secrets: tenants' secrets, which are removed from runs' logs; ``None``: no secrets.
         runtime: state of asynchronous sub-agents; ``None``: runs with such sub-agents fail.
         sources: memory of earlier runs.
-        on_run_finished: function of two booleans: an episode was stored; checks are due.
+        on_run_finished: function that is called after a run's end with two booleans: an episode was
+            stored; success checks are due.
         prompt_tokens: maximum size of a root agent's prompt in tokens.
         day_budgets: daily budgets of tenants; ``None``: there are no limits.
         files: store of all tenants' files; ``None``: runs have no files.
@@ -141,7 +143,7 @@ class Executor:
             entry.task.cancel()
 
     async def take(self, kind: str, run_ids: Collection[UUID]) -> set[UUID]:
-        """Deliver new messages or decisions to runs. Return the ids of the runs that got some.
+        """Deliver new messages or decisions to runs. Return the ids of the runs that received any.
 
         Args:
             kind: ``message`` or ``decision``.
@@ -162,20 +164,19 @@ class Executor:
         return set(open_here)
 
     def child_ended(self, run_id: UUID) -> None:
-        """Notify the parent run of a child run's end. Idempotent."""
+        """Tell the parent run that a child run has ended. Idempotent."""
         if self.runtime is not None:
             self.runtime.children.note_end(run_id)
 
     async def hand_back_waiting(self) -> None:
-        """Hand back the runs that only wait for a failing model, when this worker stops."""
+        """Called when this worker stops. Hand back the runs that only wait for a failing model."""
         await self.stopping.wait()
         for entry in self._under_way.values():
             self._hand_back_if_waiting(entry)
 
     def _hand_back_if_waiting(self, entry: ActiveRun) -> None:
-        """Hand back a run that only waits, if the wait is long enough or this worker stops.
-
-        If the wait is not long enough yet, call this method again when it is.
+        """Hand back a run that only waits, if the wait is long enough or this worker stops. If the
+        wait is still too short, call this method again when the wait is long enough.
         """
         is_over = entry.lease is None or entry.is_leaving
         if entry.recorder is None or is_over or entry.task.cancelling():
@@ -200,11 +201,11 @@ class Executor:
     async def execute(self, run: ClaimedRun) -> bool:
         """Execute a claimed run until the run ends, or until another worker executes it.
 
-        If this call is cancelled, the run is handed back to the queue, and the next worker resumes
-        it.
+        If this call is cancelled, this worker hands the run back to the queue, and the next worker
+        resumes the run.
 
         Returns:
-            False if the run's tenant has no due runs, so that no claim for this tenant is needed.
+            False if the run's tenant has no more due runs.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -234,7 +235,7 @@ class Executor:
             entry.is_leaving = True
             await self._hand_back(run, journal, None, "message")
         except asyncio.CancelledError:
-            if not entry.task.cancelling():  # only a part of the run was cancelled
+            if not entry.task.cancelling():  # only a call within the run was cancelled
                 await self._break(recorder, run, _SELF_CANCELLED)
             elif entry.lost:
                 entry.task.uncancel()
@@ -270,7 +271,7 @@ class Executor:
         entry: ActiveRun,
         earlier: ActiveRun | None,
     ) -> None:
-        if earlier is not None:  # the run was claimed again before its loss was noticed
+        if earlier is not None:  # claimed again before this worker noticed the loss
             _lose(earlier)
             await asyncio.wait([earlier.task])
         if self.secrets is not None:
@@ -326,7 +327,7 @@ class Executor:
     async def _hand_back(
         self, run: ClaimedRun, journal: Journal, wait: SuspendReason | None, cause: str
     ) -> None:
-        """Commit the current step. Then queue the run again, or suspend a run that must wait."""
+        """Commit the current step. Then queue the run again, or suspend the run if it must wait."""
         with contextlib.suppress(Exception):
             await journal.commit()
         await journal.close()
@@ -341,7 +342,6 @@ class Executor:
         await self._finish(recorder, run, broken(error, run.run_id, recorder.spent))
 
     async def _put_off(self, run: ClaimedRun, entry: ActiveRun) -> None:
-        """Queue the run for a later attempt. Retry until the database answers."""
         entry.is_leaving = True
         while True:
             try:
@@ -352,7 +352,6 @@ class Executor:
                     raise
 
     async def _end_tasks(self, recorder: JournalRecorder, run: ClaimedRun) -> None:
-        """End the asynchronous tasks of a run that ends before the tasks are resumed."""
         journal = recorder.journal
         unended = self.runtime is not None and recorder.swarm is None and run.uses_subagents
         if not journal.is_replayed and (unended or journal.episode is not None):
@@ -363,12 +362,11 @@ class Executor:
     async def _end_cancelled(self, recorder: JournalRecorder, run: ClaimedRun) -> None:
         await self._end_tasks(recorder, run)
         end = End(RunStatus.CANCELLED, stop_reason="cancelled", usage=recorder.spent)
-        # Another worker that claimed the run has seen the cancellation in its claim.
+        # If another worker has claimed the run, the claim told that worker about the cancellation.
         with contextlib.suppress(FencedError):
             await self._finish(recorder, run, end)
 
     async def _finish(self, recorder: JournalRecorder, run: ClaimedRun, end: End) -> None:
-        """Close the run's daily budgets. Then write the run's end."""
         await self._close_day_budgets(recorder)
         journal = recorder.journal
         if recorder.parts is not None and journal.episode is not None:
@@ -386,13 +384,12 @@ class Executor:
             await self.day_budgets.close(day)
 
     async def _go_on(self, recorder: JournalRecorder, run: ClaimedRun, entry: ActiveRun) -> None:
-        """Replay and execute the claimed run up to its final event."""
         journal = recorder.journal
         limit = asyncio.timeout(max(0.0, run.remaining_s))
         began = False
 
         def suspended() -> bool:
-            """Return true if the cancellation of this call does not end the run."""
+            """Return true if this worker stops the run and the run continues later."""
             return entry.lost or not (
                 entry.cancelled or limit.expired() or not entry.task.cancelling()
             )
@@ -422,7 +419,6 @@ class Executor:
             await self._finish(recorder, run, end)
 
     async def _work(self, recorder: JournalRecorder, run: ClaimedRun, entry: ActiveRun) -> End:
-        """Run the agents. Return the run's end."""
         tasks, ending = recorder.tasks, entry.ending
         session = None
         if self.mcp is not None and run.mcp_servers:
@@ -469,7 +465,6 @@ class Executor:
         return end if conversation is None else conversation.ended(end, team.agents, run)
 
     async def _replay(self, journal: Journal) -> None:
-        """Read the events that earlier attempts recorded."""
         if journal.has_earlier_steps:
             events = await log.read_all(self.pool, journal.tenant_id, journal.run_id)
             journal.resume(replay_run(events, journal.carried_seq), events)

@@ -1,13 +1,15 @@
 """Execution of a run's graph in DAG mode. Rules, not agents, decide which nodes run.
 
-A node starts after all its incoming edges are decided. Every agent gets the run's question and the
-answers of the nodes before. :mod:`bottega.graph.decisions` decides. This module executes nodes and
-records the decisions. A resumed run replays its nodes and does not change recorded decisions.
+A node starts when the rules have decided all of the node's incoming edges. Every agent gets the
+run's question and the answers of the nodes before its node. :mod:`bottega.graph.decisions` decides
+which nodes run. This module executes the nodes and records the decisions. A resumed run replays the
+recorded nodes and keeps the recorded decisions.
 
-A node that is a graph is executed in the same way, one level down. The graph's first nodes read the
-texts that the node received. Each execution of a node has a path and a name in the log. The id of
-the node's task is derived from the path. The name consists of the node, the number of the element
-(from 0) or turn (from 1), if any, and the inner node of a sub-graph, such as ``improve/2/draft``.
+A node that is a graph is executed in the same way, as a sub-graph. The first nodes of the sub-graph
+read the texts that the node received. Each execution of a node has a path and a name in the log.
+The id of the node's task is derived from the path. The name consists of the node, the number of the
+element (from 0) or turn (from 1), if any, and the inner node of a sub-graph, such as
+``improve/2/draft``.
 """
 
 import asyncio
@@ -94,8 +96,8 @@ class _Failure:
     """The failure of a try, with the names that a node's ``retry`` may list: codes, a status.
 
     Attributes:
-        code: the code of the tool's error or, without a tool, of the node's error.
-        node_code: the code of the node's error, if this is another code.
+        code: the code of the tool's error; if no tool was called, the code of the node's error.
+        node_code: the code of the node's error, if it differs from ``code``.
     """
 
     code: str
@@ -118,13 +120,13 @@ class LongList(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """Text that readers get instead of the list."""
+        """Text that replaces the list in prompts."""
         return as_text({**excerpt(self.text), "file": self.file})
 
 
 @dataclass(slots=True)
 class PartCount:
-    """Counter of a run's begun elements and turns. Each try counts."""
+    """Counter of the elements and turns that a run has begun. Each try counts."""
 
     begun: int = 0
 
@@ -148,11 +150,12 @@ class _Work:
 
     Attributes:
         name: name of the execution in the log.
-        query: query of the present try.
+
         question: question to the agent or to all agents of a sub-graph.
         received: texts that the node received from its sources.
-        item: the element; ``_WHOLE``: the node has no elements.
-        arguments: arguments of a tool; ``None``: other nodes' outputs determine the arguments.
+        item: the element; ``_WHOLE``: the execution is of a whole node.
+        arguments: arguments of a tool; ``None``: the arguments come from the outputs of other
+            nodes.
     """
 
     node: Mapping[str, Any]
@@ -174,13 +177,14 @@ class GraphRun:
         about: the run's ``input`` as text, and its ``metadata``.
         turns: earlier messages of the conversation in the run's input.
         title: the graph's name.
-        path, name: path and name of this graph in the run. The graph's name ends with a slash.
-        at_work: unfinished queries of all levels, by path.
-        begun: names in the log of all levels' unfinished nodes, by path.
-        parts: count of elements and turns at all levels.
+        path, name: path and name of this graph in the run. The name of a sub-graph ends with a
+            slash.
+        at_work: unfinished queries of the graph and all sub-graphs, by path.
+        begun: log names of the unfinished nodes of the graph and all sub-graphs, by path.
+        parts: counter for the elements and turns of the graph and all sub-graphs.
         elements: executor of elements as child runs; ``None``: child runs are not supported.
-        given: by name: texts that nodes publish without an execution.
-        long_lists: long lists, by the text that readers get instead of the list.
+        given: texts by node name; a node with such a text publishes the text without an execution.
+        long_lists: long lists, by the text that replaces the list in prompts.
 
     Attributes:
         responses: responses of the nodes that have ended.
@@ -209,11 +213,11 @@ class GraphRun:
     _under_way: dict[asyncio.Task[AssistantResponse], str] = field(default_factory=dict)
 
     async def run(self) -> End:
-        """Run the nodes, in parallel if the graph allows it. Return the run's end.
+        """Execute the graph's nodes, in parallel if the graph permits that. Return the run's end.
 
         Raises:
-            Exception: an error of the recorder, or a bug in a hook. Before the error, all
-                nodes under way are cancelled.
+            Exception: an error of the recorder, or a bug in a hook. Before this method raises the
+                error, it cancels all unfinished nodes.
         """
         self.recorder.loops.between = self._is_between
         for agent in self.team.agents.values():
@@ -254,7 +258,6 @@ class GraphRun:
         return found
 
     def _is_between(self) -> bool:
-        """Return true if a node is about to begin or has just ended."""
         opened, is_pausing = self.recorder.tasks.open, self.recorder.loops.is_pausing
         above = {path[:length] for path in self.at_work for length in range(len(path))}
         return any(
@@ -263,7 +266,6 @@ class GraphRun:
         )
 
     def _follow(self, decisions: list[Decision], group: asyncio.TaskGroup) -> None:
-        """Record the decisions, and start the decided nodes."""
         for decision in decisions:
             if isinstance(decision, EdgeDecided):
                 if not decision.taken:
@@ -316,7 +318,7 @@ class GraphRun:
         return Query(self.team.agents[name], (), self.recorder, path=(*self.path, (0, index)))
 
     def _ended(self, name: str, response: AssistantResponse) -> NodeEnd:
-        """Record a node's end. Return the facts that decide about the next nodes."""
+        """Record a node's end. Return the node's facts for the rules."""
         self.responses[name] = response
         is_failed = not is_answered(self._queries[name], response)
         self._note_part(name, response, is_failed=is_failed)
@@ -332,7 +334,6 @@ class GraphRun:
         return NodeEnd(name, is_failed=True)
 
     def _note_part(self, name: str, response: AssistantResponse, *, is_failed: bool) -> None:
-        """Add the work of an agent's node to the run's episode."""
         parts, agent, node = self.recorder.parts, self._agent_name(name), self.team.nodes[name]
         if parts is None or not agent or name in self.given:
             return
@@ -352,7 +353,7 @@ class GraphRun:
         parts.node_ended(part, rule)
 
     async def _execute(self, name: str, query: Query) -> AssistantResponse:
-        """Execute a node. Publish the node's output, unless its agent publishes."""
+        """Execute a node. Publish the node's output, unless the node's agent does so."""
         if (text := self.given.get(name)) is not None:
             return await self._give(name, query, text)
         node, kind = self.team.nodes[name], self._rules.nodes[name].type
@@ -373,7 +374,7 @@ class GraphRun:
         return response
 
     async def _with_tries(self, work: _Work) -> AssistantResponse:
-        """Execute a node or element, with the retries that the node permits."""
+        """Execute a node or an element. Retry after a failure as the node's ``retry`` permits."""
         retry: Mapping[str, Any] | None = work.node.get("retry")
         usage = AgentUsage()
         while True:
@@ -389,7 +390,6 @@ class GraphRun:
         return response.model_copy(update={"usage": usage})
 
     def _next_try(self, before: Query) -> Query:
-        """Return the query of the next try, with an agent without history of earlier tries."""
         return Query(
             _agent_of(before).fresh_copy(),
             (),
@@ -401,7 +401,7 @@ class GraphRun:
         )
 
     async def _pause(self, work: _Work, backoff_s: float) -> None:
-        """Wait until ``backoff_s`` have passed since the failure of the present try."""
+        """Wait until ``backoff_s`` seconds have passed since the present try failed."""
         query = work.query
         failed_at = self._graph_ended_at(work) if work.kind == "graph" else self._failed_at(query)
         if failed_at is not None:
@@ -412,7 +412,6 @@ class GraphRun:
                 await asyncio.sleep(backoff_s)
 
     def _failed_at(self, query: Query) -> datetime | None:
-        """Return the recorded time of the present try's failure; ``None``: no such record."""
         replay = self.recorder.journal.replay
         task_id = self.recorder.tasks.id_of(query)
         if len(tries := replay.task(task_id).tries) >= query.tries:
@@ -420,11 +419,9 @@ class GraphRun:
         return replay.tool_call(task_id, query.tries, "call").ended_at
 
     def _graph_ended_at(self, work: _Work) -> datetime | None:
-        """Return the recorded time of a sub-graph's last event in the present try."""
         return max((node.at for node in self._replayed_try(work)), default=None)
 
     def _replayed_in(self, work: _Work, turn: int, tries: int) -> Sequence[NodeReplay]:
-        """Return the recorded nodes of a sub-graph's turn and try."""
         known, prefix = self.recorder.journal.replay.nodes, _graph_name(work, turn, tries)
         names = [prefix + name_of_node(node) for node in work.node["definition"]["nodes"]]
         return [known[name] for name in names if name in known]
@@ -503,7 +500,7 @@ class GraphRun:
         execute: Callable[[_Work], Awaitable[AssistantResponse]],
         most: int,
     ) -> Mapping[int, AssistantResponse]:
-        """Execute at most ``most`` elements at once. After a fatal failure, begin no more."""
+        """Execute at most ``most`` elements at once. After a fatal failure, begin no element."""
         each, ended = work.node["for_each"], dict[int, AssistantResponse]()
         received = SharedMemoryGraph()  # elements only read this graph
         received.received = work.received
@@ -530,17 +527,17 @@ class GraphRun:
     async def _child_runs(
         self, runs: ElementRuns, name: str, work: _Work, items: Sequence[Any]
     ) -> Mapping[int, AssistantResponse]:
-        """Execute elements as child runs. Meanwhile the parent run may be suspended."""
+        """Execute elements as child runs. Meanwhile, the worker may suspend the parent run."""
         each, query = work.node["for_each"], work.query
         may_fail, most = each["on_error"] != "fail", len(items)
         if runs.are_limited(query.path):
-            most = each["concurrency"]  # each child run reserves a part of the budgets
+            most = each["concurrency"]  # each child run reserves a share of the budgets
         awaited = AwaitedRuns(len(items), most if may_fail else each["concurrency"])
         under_way: set[Path] = set()
 
         async def execute(element: _Work) -> AssistantResponse:
             path = element.query.path
-            del self.at_work[path]  # the child runs work, not the node's query
+            del self.at_work[path]  # the child run works, not the element's query
             under_way.add(path)
             response = await self._child_run(runs, name, element, awaited)
             under_way.discard(path)
@@ -551,7 +548,7 @@ class GraphRun:
             self.at_work[path] = element.query
             return response
 
-        await self.recorder.journal.commit()  # the node's start must be stored before child runs
+        await self.recorder.journal.commit()  # store the node's start before the child runs
         self.recorder.tasks.open[query] = None
         self.recorder.loops.child_runs[query] = awaited
         try:
@@ -561,7 +558,6 @@ class GraphRun:
             self.recorder.tasks.open.pop(query, None)
 
     def _received_characters(self, work: _Work) -> int:
-        """Return the number of characters of the texts that each element gets."""
         texts = [each.content for each in work.question if DEMANDS in each.metadata]
         texts += [each.content for each in work.received]
         texts += [self.long_lists[text].text for text in texts if text in self.long_lists]
@@ -606,7 +602,7 @@ class GraphRun:
         return _failed(code, outcome.error or code, end.usage)
 
     async def element(self, task: Mapping[str, Any]) -> End:
-        """Execute this child run's element, which belongs to a node of the parent run."""
+        """Called in a child run. Execute the element of the parent run's node."""
         *self._line, name = task["node"]
         for above in self._line:
             self.team = self.team.team_of(above)
@@ -647,7 +643,7 @@ class GraphRun:
         )
 
     def _known_list(self, name: str, work: _Work) -> AssistantResponse | None:
-        """Return the recorded output of a node's child runs; ``None``: no record."""
+        """Return a node's output if the log has the ends of its child runs; else ``None``."""
         replay = self.recorder.journal.replay
         node = replay.nodes.get(work.name)
         if node is None or node.usage is None:
@@ -665,7 +661,6 @@ class GraphRun:
     def _element(
         self, name: str, work: _Work, received: SharedMemoryGraph, number: int, item: Any
     ) -> _Work:
-        """Return the work for an element. The question is the element."""
         agent = self.team.agents[name].fresh_copy()
         agent.memory_graph = received
         path = (*work.query.path, (0, number))
@@ -685,11 +680,11 @@ class GraphRun:
     def _collected(
         self, on_error: str, ended: Mapping[int, AssistantResponse]
     ) -> AssistantResponse:
-        """Return the answer of a node with elements: the list of the outputs, in order."""
         usage = sum((each.usage for each in ended.values()), AgentUsage())
         failed = {number: end for number, end in sorted(ended.items()) if end.error is not None}
         if failed and on_error == "fail":
-            # Prefer a failed element to elements that were cancelled because of this failure.
+            # Report the failed element rather than elements that were cancelled because of the
+            # failure.
             first = min(failed, key=lambda n: (failed[n].error_code == CANCELLED["code"], n))
             code = failed[first].error_code or "agent_failed"
             return _failed(code, f"element {first}: {failed[first].error}", usage)
@@ -704,14 +699,13 @@ class GraphRun:
         return AssistantResponse(content=as_text(outputs), output_json=outputs, usage=usage)
 
     def _outputs(self) -> dict[str, Any]:
-        """Return, by name, the values to which nodes' references may lead."""
         outputs = {each: response.output_json for each, response in self.responses.items()}
         return outputs | {"run": self.about}
 
     # Graphs
 
     async def _run_graph(self, work: _Work) -> AssistantResponse:
-        """Run a node's graph. A loop runs in turns that read the previous turn's output."""
+        """Run a node's graph. In a loop, each turn reads the output of the turn before."""
         loop: Mapping[str, Any] | None = work.node.get("loop")
         most = _most_turns(work.node)
         usage, last = AgentUsage(), AssistantResponse()
@@ -770,7 +764,6 @@ class GraphRun:
     # Tries
 
     def _known_failure(self, query: Query) -> AssistantResponse | None:
-        """Return the recorded failure of this try; ``None``: no record."""
         if self._rules.is_plain:
             return None
         replay = self.recorder.journal.replay
@@ -790,7 +783,6 @@ class GraphRun:
         return _failed(failed.error["code"], failed.error["message"], usage)
 
     async def _ask(self, work: _Work) -> AssistantResponse:
-        """Run an agent or a graph within the node's timeout and budgets."""
         query, limit_s = work.query, work.node.get("timeout_s")
         execute = self._answer if work.kind == "agent" else self._run_graph
         accounts = self.recorder.accounts_of(query.path)
@@ -814,7 +806,6 @@ class GraphRun:
     async def _is_in_time(
         self, asked: "asyncio.Task[AssistantResponse]", work: _Work, limit_s: float
     ) -> bool:
-        """Wait for the end of a try. Return false if the timeout expires before the end."""
         path = work.query.path
         with self.recorder.loops.timed(path, limit_s - self._passed_s(work)) as clock:
             expired = asyncio.ensure_future(clock.expired.wait())
@@ -829,14 +820,16 @@ class GraphRun:
     def _may_stop(self, path: Path) -> bool:
         """Return true if there are nodes below the path, and all these nodes can be stopped.
 
-        A node that ended in an earlier attempt is only replayed, and cannot be stopped.
+        A node that ended in an earlier attempt is only replayed and cannot be stopped.
         """
         known, below = self.recorder.journal.replay.nodes, self._begun_below(path).values()
         is_open = (name not in known or known[name].status == "running" for name in below)
         return bool(below) and all(is_open)
 
     def _passed_s(self, work: _Work) -> float:
-        """Return the present try's seconds in earlier attempts, without waits for people."""
+        """Return the present try's duration in earlier attempts, in seconds, without waits for
+        people.
+        """
         recorder, query = self.recorder, work.query
         replay, task_id = recorder.journal.replay, recorder.tasks.id_of(query)
         if work.kind == "graph":
@@ -849,14 +842,13 @@ class GraphRun:
             if len(task.tries) != query.tries - 1:
                 return 0.0
             if task.tries and (began_at is None or began_at < task.tries[-1].at):
-                return 0.0  # no earlier attempt began the try
+                return 0.0  # no earlier attempt began this try
         if began_at is None:
             return 0.0
         people_s = replay.people_s(ids, began_at, recorder.claimed_at)
         return max(0.0, recorder.seconds_since(began_at) - people_s)
 
     def _replayed_try(self, work: _Work) -> list[NodeReplay]:
-        """Return the recorded nodes of a sub-graph's present try."""
         found: list[NodeReplay] = []
         for turn in range(1, _most_turns(work.node) + 1):
             if not (replayed := self._replayed_in(work, turn, work.query.tries)):
@@ -865,9 +857,9 @@ class GraphRun:
         return found
 
     def _known_stop(self, work: _Work) -> AssistantResponse | None:
-        """Return the failure of a sub-graph's try that timed out in an earlier attempt.
+        """Return the failure if an earlier attempt stopped this try of a sub-graph after a timeout.
 
-        The log has this failure in the ends of the inner nodes: ``stopped_by`` is the node's name.
+        The log has this failure only in the ends of the inner nodes, as ``stopped_by``.
         """
         found = self._replayed_try(work)
         if all(node.stopped_by != work.name for node in found):
@@ -883,7 +875,6 @@ class GraphRun:
         return _failed(TIMEOUT, _too_slow(work), usage)
 
     def _begun_below(self, path: Path) -> dict[Path, str]:
-        """Return the unfinished nodes below a path, sorted from deep to high."""
         paths = sorted((each for each in self.begun if _is_below(each, path)), key=len)
         return {each: self.begun[each] for each in reversed(paths)}
 
@@ -897,7 +888,8 @@ class GraphRun:
             await asyncio.wait([asked])
             recorder.tasks.stopped(query.path, error)
             return _failed(code, text, query.usage)
-        # One step records all ends before any other event, so that these ends are the try's end.
+        # One step records the ends of all inner nodes before any later event. Together these ends
+        # are the try's end in the log.
         for path, name in self._begun_below(query.path).items():
             recorder.tasks.stopped(path, error)
             place = recorder.tasks.place_at(path, name_of(self.at_work[path].agent))
@@ -978,10 +970,10 @@ class GraphRun:
         return _failed(code, "nobody answered in time"), _Failure(code)
 
     async def _publish(self, name: str, query: Query, text: str) -> None:
-        """Publish the answer of a node whose agent has not published the answer.
+        """Publish a node's answer if the node has no agent that publishes.
 
-        The log has the whole text of a long list. Readers get the list's head and tail, and a tool
-        that reads the rest.
+        The log has the whole text of a long list. Agents that depend on the node get the list's
+        head and tail, and a tool that reads the rest.
         """
         if text.strip():
             shown = text
@@ -999,7 +991,6 @@ class GraphRun:
             self.recorder.publications_ended(query)
 
     async def _give(self, name: str, query: Query, text: str) -> AssistantResponse:
-        """Publish a given text as a node's answer, without an execution of the node."""
         agent = _agent_of(query)
         is_agent = (
             self._rules.nodes[name].type == "agent" and "for_each" not in self.team.nodes[name]
@@ -1014,7 +1005,6 @@ class GraphRun:
         return response
 
     def _let_read(self, agent: BaseAgent) -> None:
-        """Give an agent a tool that reads long lists, if the agent received a long list."""
         graph = agent.memory_graph
         if not self.long_lists or graph is None or agent.agent_id is None:
             return
@@ -1048,7 +1038,6 @@ def _most_turns(node: Mapping[str, Any]) -> int:
 
 
 def _graph_name(work: _Work, turn: int, tries: int) -> str:
-    """Return a sub-graph's name in the log, which ends with a slash."""
     place = [work.name, *([str(turn)] if "loop" in work.node else ())]
     place += [f"try-{tries}"] if tries > 1 else []
     return f"{'/'.join(place)}/"
@@ -1104,13 +1093,13 @@ def end_of_graph(
 ) -> End:
     """Return the run's end, derived from the nodes' responses. Pure.
 
-    The output is the text of the only answering node, or the texts of several answering nodes by
-    name. After a failure that ends the run, the output has the texts of all finished nodes, and
-    partial texts of failed nodes. ``error`` has the names of the failed nodes. ``stop_reason`` is
-    the stop reason of the first failed node in topological order.
+    If one node answers, the output is the node's text. If several nodes answer, the output is their
+    texts by node name. After a failure that ends the run, the output has the texts of all finished
+    nodes, and partial texts of failed nodes. ``error`` has the names of the failed nodes.
+    ``stop_reason`` is the stop reason of the first failed node in topological order.
     """
     order = graph.get_topological_order()
-    # A sink's answer at the iteration limit counts as output, because no agent depends on it.
+    # A sink's answer at the iteration limit counts as output, because no agent depends on a sink.
     good = {name: responses[name] for name in order if course.statuses[name] == "completed"}
     ended = {name: responses[name] for name in order if name in responses}
     failed = {

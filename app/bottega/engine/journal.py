@@ -1,11 +1,14 @@
-"""The journal of a run under way. No external action may depend on an event that is not stored.
+"""The journal of a run that a worker executes.
 
-A step consists of all events since the last commit. One statement stores a step. A commit happens
+No external action may depend on an event that is not stored.
 
-- before an external action that depends on the step: a model call after an answer or a result, or a
-  call of a tool that is no sub-agent,
+A step consists of all events since the last commit. One SQL statement stores a step. A commit
+happens
+
+- before an external action that depends on the step: a model call after an answer or a tool result,
+  or a call of a tool (but not of a sub-agent),
 - at the end of the run,
-- and after ``COMMIT_AFTER_S`` at the latest, so that subscribers see the events.
+- and at most ``COMMIT_AFTER_S`` after an event, so that subscribers see the event.
 
 This module also makes the ids of the run's tasks, writes the tasks' events and rows, and ends
 stopped tasks.
@@ -81,9 +84,9 @@ class End:
         output: the answer, complete or not.
         output_json: the parsed answer, if the answer has a schema.
         answer_seq: ``seq`` of the event that has the answer.
-        turn: the turn of the conversation; ``None``: the run belongs to no conversation.
-        messages: number of messages to the run that the agent received.
-        files: by path: text of the files that a child run wrote.
+        turn: the run's turn of the conversation; ``None``: the run belongs to no conversation.
+        messages: number of users' messages that the run's agent received during the run.
+        files: texts of the files that a child run wrote, by path.
     """
 
     status: RunStatus
@@ -106,33 +109,33 @@ class RunObserver(QueryObserver):
     """
 
     def began(self) -> None:
-        """React to the beginning of the attempt."""
+        """Called when the attempt begins."""
 
     def earlier_events(self, events: Sequence[Event]) -> None:
-        """Receive the events of earlier attempts, before the first new event."""
+        """Called before the first new event, with the events of earlier attempts."""
 
     def event(self, event_type: str, task_id: UUID | None, agent: str | None, data: Data) -> None:
-        """Receive a new event of the log."""
+        """Called for each new event of the log."""
 
     def model_call_began(self, query: Query, target: ModelTarget | None, started: int) -> None:
-        """React to the start of a model call. ``started``: ``seq`` of ``llm.started``."""
+        """Called when a model call starts. ``started``: ``seq`` of the event ``llm.started``."""
 
     def model_call_ended(self, query: Query, outcome: AssistantMessage | BaseException) -> None:
-        """Receive the answer of a model call, or the exception that ended the call."""
+        """Called with the answer of a model call, or with the exception that ended the call."""
 
     def tool_call_began(self, call: CurrentCall, made: ToolCall, tool: ToolBase | None) -> None:
-        """React to the start of a tool call. ``tool``: ``None`` if there is no such tool."""
+        """Called when a tool call starts. ``tool``: ``None`` if the agent has no such tool."""
 
     def tool_call_ended(
         self, call: CurrentCall, tool: ToolBase | None, outcome: ToolResult | BaseException
     ) -> None:
-        """Receive the result of a tool call, or the exception that ended the call."""
+        """Called with the result of a tool call, or with the exception that ended the call."""
 
     def ended(self, end: End) -> None:
-        """React to the storage of the run's end."""
+        """Called after the run's end was stored."""
 
     def closed(self) -> None:
-        """React to the end of the attempt. The run may continue in another attempt."""
+        """Called when the attempt ends. The run may continue in a later attempt."""
 
 
 class RunEpisode(RunObserver):
@@ -180,7 +183,7 @@ class _OpenStep:
 
 
 class Journal:
-    """Writer of a run's log during one attempt. Only this attempt's worker may write.
+    """Writer of a run's log during one attempt. Only the worker of this attempt may write.
 
     Args:
         episode: builds the run's episode at the run's end; ``None``: no episode is stored.
@@ -191,11 +194,11 @@ class Journal:
 
     Attributes:
         replay: the record of earlier attempts.
-        is_replayed: true if ``replay`` has the events of all earlier attempts.
+        is_replayed: true if ``replay`` contains all events of earlier attempts.
         spent: usage of this attempt, by (agent, model, is_own). ``is_own``: the model's server is
             the tenant's own.
         finishing: true if the run's end is stored, or is being stored.
-        others_due: false if the tenant had no other due runs at the end of this run.
+        others_due: false if the tenant had no more due runs when this run ended.
     """
 
     def __init__(
@@ -245,7 +248,7 @@ class Journal:
         agent: str | None = None,
         depth: int | None = None,
     ) -> int:
-        """Add an event to the current step, unless the log has the event. Return its ``seq``."""
+        """Add an event to the current step, unless the log already has it. Return its ``seq``."""
         seen = self.replay.seen
         if seen and (known := seen.get(key_of(event_type, task_id, data))):
             return known
@@ -270,21 +273,21 @@ class Journal:
 
     @property
     def has_earlier_steps(self) -> bool:
-        """True if the log has steps of earlier attempts, copied steps or messages."""
+        """True if the log has events from before this attempt, such as copied steps or messages."""
         return self.attempt > 1 or self.carried_seq > 0 or self._has_messages
 
     def resume(self, replay: RunReplay, events: Sequence[Event]) -> None:
-        """Continue after the events that earlier attempts recorded."""
+        """Continue the log after the events that earlier attempts recorded."""
         self.replay, self.is_replayed = replay, True
         for observer in self.observers:
             observer.earlier_events(events)
 
     def is_new(self, seq: int) -> bool:
-        """Return true if this attempt wrote an event, so that it must also change rows."""
+        """Return true if this attempt wrote an event. Then this attempt must also change rows."""
         return seq > self._claimed
 
     def is_stored(self, seq: int) -> bool:
-        """Return true if an event is stored, so that subscribers can see it."""
+        """Return true if the database has stored the event with this ``seq``."""
         return seq <= self._stored
 
     def task(self, task_id: UUID, **fields: Any) -> None:
@@ -295,11 +298,11 @@ class Journal:
         """
         row = self._step.tasks.setdefault(task_id, {"id": task_id})
         if row.get("status") not in (None, RunStatus.QUEUED, RunStatus.CANCELLED):
-            row["began"] = True  # the row has only the step's last status
+            row["began"] = True  # a task's row gets only the last status of the step
         row.update(fields)
 
     def spend(self, agent: str, model: str, usage: Usage) -> None:
-        """Add the usage of a model call to the usage of this attempt."""
+        """Add a model call's usage to ``spent``."""
         key = agent, model, usage.is_own
         so_far = self.spent.get(key)
         self.spent[key] = usage if so_far is None else so_far + usage
@@ -312,14 +315,14 @@ class Journal:
         self._step.publications.append(fields)
 
     def hold(self) -> None:
-        """Store later events only together with the run's end.
+        """Store all later events only together with the run's end.
 
-        The later events are dropped if the run must first read a message.
+        If the run must first read a message, these events are dropped.
         """
         self._end = len(self._step.events), len(self._step.publications)
 
     async def commit_if_binding(self) -> None:
-        """Commit, unless all events of the step may wait. See :meth:`commit` for errors."""
+        """Commit the step if an action may depend on its events. See :meth:`commit` for errors."""
         if self._step.binding or self._writing.locked() or self._failure is not None:
             await self.commit()
 
@@ -341,10 +344,11 @@ class Journal:
                 await asyncio.shield(writing)
             finally:
                 while not writing.done():
-                    # A cancelled call also waits, because the answer says if the log has the step.
+                    # Even a cancelled call waits, because only the database's answer says if the
+                    # log has the step.
                     with contextlib.suppress(asyncio.CancelledError):
                         await asyncio.wait([writing])
-                writing.exception()  # else asyncio logs it if the caller was cancelled
+                writing.exception()  # read it, or asyncio logs the exception of a cancelled caller
                 self._wake(self.run_id)
 
     async def _append(self) -> None:
@@ -381,7 +385,6 @@ class Journal:
             self.others_due = others_due
 
     def _commit_soon(self) -> None:
-        """Store the step in the background, because the step has waited long enough."""
         self._commit_is_due = False
         self._background = asyncio.ensure_future(self._commit_quietly())
 
@@ -391,7 +394,7 @@ class Journal:
             self._writer.committed(self._commit_soon)
 
     async def _commit_quietly(self) -> None:
-        with contextlib.suppress(Exception):  # the next commit raises the same error
+        with contextlib.suppress(Exception):  # the next commit raises this error again
             await self.commit()
 
     async def close(self) -> None:
@@ -403,8 +406,8 @@ class Journal:
     async def finish(self, end: End) -> None:
         """Store the final event and the run's end together with the rest of the current step.
 
-        If the database refused a step with a lasting error, drop this step, so that the run can
-        end.
+        If the database refused an earlier step with a lasting error, drop the step, so that the run
+        can end.
 
         Raises:
             PendingRequestError: the run has an unread message, or a client requested its
@@ -427,7 +430,7 @@ class Journal:
             about = {"episode_id": episode["id"], "outcome": episode["outcome"]}
             self.add(EventType.EPISODE_STORED, about)
         self.add(FINAL_EVENT[end.status], data)
-        # The step gets its outcome now, because a waiting commit may already store the final event.
+        # Set the step's outcome now, because a commit that already waits may store the final event.
         self._step.outcome = {
             "episode": episode,
             "messages": end.messages,
@@ -457,11 +460,11 @@ class Journal:
             await self.commit()
 
     def checks(self, end: End) -> bool:
-        """Return true if the run's success checks are due after this end."""
+        """Return true if the run has success checks that must judge this end."""
         return self._has_checks and end.status is RunStatus.COMPLETED
 
     def _episode_at(self, end: End, episode: RunEpisode) -> dict[str, Any] | None:
-        """Return the run's episode; ``None`` after an error, because the run must end anyway."""
+        """Build the run's episode; ``None`` after an error, because the run must end anyway."""
         try:
             return episode.recorder.episode(
                 end.status,
@@ -490,13 +493,13 @@ CANCELLED = {"code": "cancelled", "message": "somebody cancelled this task"}
 
 @dataclass(frozen=True, slots=True)
 class TaskPlace:
-    """Position of a task in its run: columns of the task's row and of its events.
+    """Position of a task in its run, as the task's row and the task's events have it.
 
     Attributes:
         task_id: the task's id; ``None`` for the root, which has no row.
-        parent_id: id of the task above it; ``None`` for the root and its tasks.
-        agent: the agent's name in the log; empty for a node of a graph that is no agent.
-        depth: 0 for the root's tasks; ``None`` for the root.
+        parent_id: id of the parent task; ``None`` for the root and for the root's tasks.
+        agent: the agent's name in the log; empty for a graph's node that is no agent.
+        depth: number of tasks above the task; ``None`` for the root.
     """
 
     task_id: UUID | None
@@ -531,7 +534,7 @@ def row_change(event_type: str, data: Mapping[str, Any], seq: int) -> dict[str, 
             about = {"mode": "async", "attempt": 1, "metadata": task.metadata or None}
             return {"status": SubagentStatus.QUEUED, **kept, **about}
         case EventType.SUBAGENT_DEQUEUED | EventType.SUBAGENT_RESUMED:
-            begins = data["attempt"] == 1  # later attempts do not reset the task's time
+            begins = data["attempt"] == 1  # later attempts keep the task's start
             kept = {"timeout_ms": SubagentDequeued.of(data).timeout_ms} if begins else {}
             return {"status": SubagentStatus.QUEUED, "attempt": data["attempt"], **kept}
         case EventType.SUBAGENT_RETRIED:  # the failure did not end the task
@@ -552,11 +555,11 @@ def row_change(event_type: str, data: Mapping[str, Any], seq: int) -> dict[str, 
 
 
 def is_answered(query: Query, response: AssistantResponse) -> bool:
-    """Check if a query's response counts as an answer for its caller. Pure.
+    """Check if the query's caller may treat the response as an answer. Pure.
 
-    An agent at its limit of iterations may return a text. For a run, for the sink of a graph and
-    for an asynchronous task, this text is an answer. For a synchronous caller, and for agents that
-    depend on a node, this text is a failure.
+    An agent that reaches its iteration limit may return a text. For a run, a graph's sink and an
+    asynchronous task, this text is an answer. For a synchronous caller, and for agents that depend
+    on the node, this text is a failure.
     """
     if response.error is None or not response.is_answer:
         return response.error is None
@@ -568,16 +571,16 @@ def is_answered(query: Query, response: AssistantResponse) -> bool:
 
 
 class Tasks:
-    """The tasks of one run. Every query except the root's query is a task.
+    """The tasks of one run. Every query except the root agent's query is a task.
 
     Args:
-        root: the namespace of the tasks' ids: the id of this or of the repeated run.
+        root: id of this run or of the run that it repeats; namespace of the tasks' ids.
         cancelled: ids of the tasks that a client cancelled.
 
     Attributes:
         open: queries under way.
-        levels: paths that are no tasks: the root, and turns and elements of nodes. The value is the
-            path of the task above.
+        levels: paths that are no tasks (the root, and turns and elements of nodes). The value is
+            the path of the task that contains them.
     """
 
     def __init__(self, journal: Journal, root: UUID, cancelled: Collection[UUID] = ()) -> None:
@@ -616,7 +619,7 @@ class Tasks:
         return self._depth_of(above) + 1 if above else 0
 
     def add(self, query: Query, event_type: EventType, data: dict[str, Any]) -> int:
-        """Write an event of a query, and change its task's row. Return the event's ``seq``."""
+        """Write an event of a query, and change the task's row. Return the event's ``seq``."""
         if query.tries > 1 and event_type in _OF_TRY:
             data = {**data, "try": query.tries}
         return self.write(self.place_at(query.path, name_of(query.agent)), event_type, data)
@@ -624,7 +627,7 @@ class Tasks:
     def write(self, place: TaskPlace, event_type: EventType, data: dict[str, Any]) -> int:
         """Write an event of a task, and change the task's row. Return the event's ``seq``.
 
-        A node that is no agent has no row, so that only the event is written.
+        For a node that is no agent, only the event is written, because the node has no row.
         """
         seq = self.journal.add(
             event_type,
@@ -649,7 +652,7 @@ class Tasks:
     async def cancellable(
         self, path: Path, agent: AgentState, execute: Callable[[], Awaitable[T]]
     ) -> T | None:
-        """Run the task at ``path``. Return ``None`` after a cancellation, even before the start."""
+        """Run the task at ``path``. Return ``None`` if the task was cancelled."""
         task_id = self.id_at(path)
         assert task_id is not None
         if task_id not in self.cancelled:
@@ -663,7 +666,7 @@ class Tasks:
                     raise
             finally:
                 del self._asked[task_id]
-        if not self.stopped(path, CANCELLED):  # the task was cancelled before it started here
+        if not self.stopped(path, CANCELLED):  # cancelled before this worker started the task
             self._write_stopped(path, agent, AgentUsage(), CANCELLED)
         return None
 
@@ -675,11 +678,11 @@ class Tasks:
                 asked.cancel()
 
     def stopped(self, path: Path, error: Error) -> bool:
-        """Write the ends of a stopped task and its open sub-tasks. Return false if none is open."""
+        """Write the ends of a stopped task and its open sub-tasks; false: no task is open."""
         below = [query for query in self.open if query.path[: len(path)] == path]
         for query in sorted(below, key=lambda query: -query.depth):
             why = error if query.path == path else CANCELLED
-            if name_of(query.agent):  # not for a node that is no agent
+            if name_of(query.agent):  # a node that is no agent gets no end here
                 self._write_stopped(query.path, query.agent, query.usage, why, query.tries)
             del self.open[query]
         return bool(below)

@@ -1,11 +1,13 @@
-"""Live text of model calls, which the worker sends to the run's subscribers.
+"""Live text: the pieces of models' answers that the worker sends to the run's subscribers.
 
-Live text must cost little, because ``llm.completed`` has the complete answer. Each piece is
-appended to a list. Every 50 ms, the worker writes the new pieces of its calls, but the pieces of
-one call only every 100 ms. If a call ends before the first write, no text of the call is written.
+Live text must cost little, because the event ``llm.completed`` has the complete answer anyway. The
+worker collects the pieces of each call in a list. Every 50 ms, the worker writes the new pieces of
+its calls, but the pieces of one call only every 100 ms. If a call ends before the first write, the
+worker writes no text of the call.
 
-One insert writes the pieces into the table ``live_text``. If the operator has NATS, the pieces are
-sent to the run's subject instead. The run's watchers may then request the open calls' text again.
+One SQL statement writes the pieces of all calls into the table ``live_text``. If the operator has
+NATS, the worker sends the pieces to the run's NATS subject instead, and subscribers of the run may
+request the text of open calls again.
 """
 
 import asyncio
@@ -47,8 +49,9 @@ class CallText:
     """The live text of one model call.
 
     Attributes:
-        started: ``seq`` of the call's ``llm.started``, which subscribers must see first.
-        has_rows: true if some text was written.
+        started: ``seq`` of the call's ``llm.started``. Subscribers must see this event before the
+            text.
+        has_rows: true if the worker has written text of the call.
     """
 
     journal: Journal
@@ -78,7 +81,7 @@ class CallText:
         self._void = self.has_rows
 
     def take(self, now: float) -> tuple[int, str] | None:
-        """Return the offset and the text to write, if any."""
+        """Return the new text and its offset; ``None``: no text must be written now."""
         if not (self._pieces or self._void) or now < self._written_at + PER_CALL_S:
             return None
         if not self.journal.is_stored(self.started):
@@ -304,7 +307,6 @@ class LiveText:
             raise
 
     async def _clear(self) -> None:
-        """Delete the text of calls that ended some time ago."""
         now = monotonic()
         gone = [call for due, call in self._ended if due <= now]
         if not gone or now < self._clear_at:

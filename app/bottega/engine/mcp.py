@@ -1,6 +1,7 @@
 """MCP servers of tenants, built from definitions, and the servers' tools for a run's agents.
 
-A server may often report the progress of a call. The run's subscribers get only the newest report.
+A server may report the progress of a call many times. The run's subscribers get only the newest
+report.
 """
 
 import asyncio
@@ -58,7 +59,7 @@ class CallProgress:
 
     Attributes:
         clean: removes secrets from the server's texts.
-        started: time at which the call began.
+        started: monotonic time at which the call began, in seconds.
     """
 
     journal: Journal
@@ -77,7 +78,7 @@ class CallProgress:
     _written: str | None = None
 
     def report(self, progress: float, total: float | None, message: str | None) -> None:
-        """Store the server's report, which replaces an unwritten earlier report."""
+        """Store the server's report. It replaces an earlier report that was not written yet."""
         if not math.isfinite(progress):
             return
         said = None if message is None else self.clean(storable(message))[:LONGEST_MESSAGE]
@@ -90,7 +91,7 @@ class CallProgress:
         }
 
     def take(self, now: float) -> tuple[int, str] | None:
-        """Return the newest report's number and text, if the report must be written now."""
+        """Return number and text of the newest report; ``None``: no report is due now."""
         if self._newest is None or now < self._due_at:
             return None
         text, self._newest = to_json(self._newest).decode(), None
@@ -104,7 +105,7 @@ class CallProgress:
         return None if self._written is None else (self._number, self._written)
 
     def give_back(self, at: int, text: str) -> None:
-        """Drop a report that could not be written, because a newer report follows."""
+        """Drop the report that could not be written. A newer report follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,8 @@ class McpAccess:
         """Return a tenant's server. Each connection looks up the headers.
 
         Raises:
-            InvalidInputError: ``unknown_command``: the operator has removed the server's command.
+            InvalidInputError: ``unknown_command``, if the operator has removed the server's
+                command.
         """
         command = definition["command"]
         if command is not None and command not in self.commands:
@@ -169,19 +171,19 @@ _STALE = "SELECT note_stale_tools($1, $2, $3)"
 
 @dataclass(frozen=True, slots=True)
 class McpSession:
-    """The MCP connections of one attempt of a run, and the progress of these connections' calls."""
+    """The MCP connections of one attempt of a run, and the progress of the attempt's MCP calls."""
 
     connections: McpConnections
     tasks: Tasks
     live_text: LiveText | None
 
     def own(self, tool: ToolBase) -> ToolBase:
-        """Return a copy of a tool that uses this session's connections."""
+        """Return a copy of a tool. The copy uses the connections of this session."""
         return tool.within(self) if isinstance(tool, PinnedMcpTool) else tool
 
     @contextmanager
     def progress(self, call: CurrentCall, name: str, known: Redactor) -> Iterator[CallProgress]:
-        """Show a call's progress to subscribers during the block."""
+        """During the block, show the call's progress to the run's subscribers."""
         query = call.query
         parent = None if query.parent is None else self.tasks.id_of(query.parent)
         progress = CallProgress(
@@ -220,7 +222,7 @@ class McpSessions:
         return McpSession(connections, tasks, self.live_text)
 
     async def _changed(self, tenant_id: UUID, server: McpServer) -> None:
-        """Mark a server's stored tools as stale. After a failure, a later run tries again."""
+        """Mark a server's stored tools as stale. If that fails, a later run does it."""
         try:
             of_server = tenant_id, server.name, server.url
             await self.pool.execute(_STALE, *of_server, timeout=3.0)
@@ -238,12 +240,12 @@ async def _close(connections: McpConnections) -> None:
 
 
 class PinnedMcpTool(McpTool):
-    """A server's tool with a pinned schema. All runs with the same schema share the object."""
+    """A server's tool with a pinned schema. All runs with the same schema share this object."""
 
     session: McpSession | None = None
 
     def within(self, session: McpSession) -> Self:
-        """Return the tool with the session of a run's attempt."""
+        """Return a copy of the tool that uses the session of a run's attempt."""
         tool = copy(self)
         tool.session = session
         return tool
@@ -262,7 +264,7 @@ class PinnedMcpTool(McpTool):
 
 
 class Questions:
-    """Questions to people that a server asks during one call."""
+    """The questions that a server asks people during one tool call."""
 
     def __init__(
         self, call: CurrentCall, tool_call: ToolCall, clean: Redactor, server: str
@@ -274,7 +276,7 @@ class Questions:
         self._asked = 0
 
     async def ask(self, message: str, schema: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return people's answer; ``None`` if nobody answered or people cannot be asked."""
+        """Ask people, and return the answer; ``None``: no answer, or the question is refused."""
         self._asked += 1
         if self._asked > MOST_OF_CALL:
             return None
@@ -310,7 +312,7 @@ def mcp_tools(
     Args:
         definition: a :class:`McpToolDefinition` as a dict.
         pinned: pinned definition of the server.
-        server: returns the server for its name and definition.
+        server: returns the server for a name and a definition.
         agents: the agent's approval rule, as JSON.
     """
     checked = McpToolDefinition.model_validate(definition)

@@ -1,7 +1,7 @@
-"""Memory of earlier runs for a run's root agent, at the start and after failures.
+"""Memory of earlier runs, which a run's root agent gets at the start and after failures.
 
-The memory is written into the run's log as ``context.recalled``. A resumed or repeated run reads
-this memory from the log, without a new search.
+The run's log has this memory as events ``context.recalled``. A resumed or repeated run reads the
+memory from the log, without a new search.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ logger = structlog.get_logger(__name__)
 
 
 def run_facts(run: ClaimedRun) -> RunFacts:
-    """Return the facts about a claimed run before its start."""
+    """Return the facts about a claimed run that are known before the run's start."""
     return RunFacts(
         run.run_id,
         run.session_id,
@@ -82,7 +82,7 @@ def run_facts(run: ClaimedRun) -> RunFacts:
 
 
 def _silent(run: ClaimedRun) -> frozenset[str]:
-    """Return the agents of parts without full memory, whose work is not in the episode."""
+    """Return agents without full memory. The run's episode does not contain their work."""
     graphs = [] if run.graph is None else [run.graph, *(each for _, each in inner_of(run.graph))]
     modes = [(name, each.get("memory")) for name, each in run.agents.items()]
     modes += [(node.get("agent"), node.get("memory")) for each in graphs for node in each["nodes"]]
@@ -90,7 +90,7 @@ def _silent(run: ClaimedRun) -> frozenset[str]:
 
 
 def _with_mcp_tools(run: ClaimedRun, definition: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an agent's definition with its MCP servers' tools, marked as tools with effects."""
+    """Return an agent's definition that lists the single MCP tools, as tools with effects."""
     tools = definition.get("tools", ())
     found = [tool for tool in tools if tool["type"] == "mcp"]
     if not found:
@@ -104,7 +104,7 @@ def _with_mcp_tools(run: ClaimedRun, definition: Mapping[str, Any]) -> Mapping[s
 
 
 def _text_of(asked: str | Sequence[Mapping[str, Any]]) -> str | Sequence[Mapping[str, Any]]:
-    """Return a run's input. A text replaces each part that is no text."""
+    """Return a run's input as text. Other content, such as an image, becomes a short text."""
     if isinstance(asked, str):
         return asked
     return [{**message, "content": content_text(message["content"])} for message in asked]
@@ -118,11 +118,11 @@ async def use_memory(
     *,
     limit: int,
 ) -> None:
-    """Give a run's root agent a working memory with memory of the tenant's earlier runs.
+    """Give a run's root agent a working memory that contains memory of the tenant's earlier runs.
 
     Args:
         sources: memory of earlier runs; ``None``: no memory is retrieved.
-        limit: maximum number of tokens of a prompt.
+        limit: maximum size of a prompt, in tokens.
     """
     about = run_facts(run)
     assignment = Assignment(run.salt, run.assigned_as, learns=run.memory == "full")
@@ -156,7 +156,7 @@ async def use_memory(
 async def use_facts(
     agent: BaseAgent, run: ClaimedRun, journal: Journal, pool: asyncpg.Pool
 ) -> None:
-    """Give a root agent the facts about the run's user, if the agent's definition asks for facts.
+    """Give a root agent the facts about the run's user, if the agent's definition uses facts.
 
     The facts are written into the log, so that a resumed run has the same prompts.
     """
@@ -179,10 +179,11 @@ async def use_facts(
 def _goals(
     about: RunFacts, demands: Mapping[str, Sequence[str]], analysis: Mapping[str, Any] | None
 ) -> Goals:
-    """Return the analysis of a task for searches. The findings of the rules are not in prompts.
+    """Return the analysis of a task for memory searches.
 
     A field of the request replaces the same field of a model's analysis. A field of a model's
-    analysis replaces the same field of the rules' analysis.
+    analysis replaces the same field of the rules' analysis. Prompts do not contain the rules'
+    analysis.
     """
     goals = analyse(
         about.question,
@@ -197,7 +198,6 @@ def _goals(
 async def _analysis(
     about: RunFacts, journal: Journal, sources: MemorySources | None
 ) -> Mapping[str, Any] | None:
-    """Return a model's analysis of the task, if there is a model for analyses."""
     replay = journal.replay
     if replay.analysis is not None:
         known: Mapping[str, Any] = from_json(replay.analysis)
@@ -218,7 +218,7 @@ async def _analysis(
 
 
 class MemoryRetriever:
-    """Retriever of memory about earlier runs for one run's root agent."""
+    """Searches in the memory of earlier runs for the root agent of one run."""
 
     def __init__(
         self,
@@ -249,7 +249,7 @@ class MemoryRetriever:
             self._working.retrieve_from_episodic(map(Retrieved, shown, texts))
 
     def _know(self, given: Iterable[ContextReceived]) -> None:
-        """Record the patterns in used memory, so that no pattern is used twice."""
+        """Record which patterns the run already has, so that no pattern is used twice."""
         self._patterns.update(
             UUID(item.source.removeprefix(SOURCE))
             for item in given
@@ -257,13 +257,13 @@ class MemoryRetriever:
         )
 
     def result_of(self, given: Sequence[Mapping[str, Any]]) -> str:
-        """Return the result's label in metrics. ``nobody``: there is no user or session."""
+        """Return a metric's label: ``given``, ``nothing`` or ``nobody`` (no user or session)."""
         if _used(self._about, self._scope) == NO_USER:
             return "nobody"
         return "given" if any(data.get("content") for data in given) else "nothing"
 
     async def found(self) -> list[dict[str, Any]]:
-        """Return memory that may help this run, as event data: patterns, lessons and episodes."""
+        """Return patterns, lessons and episodes that may help this run, as event data."""
         if self._sources is None:
             return []
         patterns = partial(
@@ -298,7 +298,7 @@ class MemoryRetriever:
         return [*insight_events(insights[:MOST_INSIGHTS]), *map(episode_payload, hits)]
 
     async def _both(self, *asks: _Ask) -> list[dict[str, Any]]:
-        """Return, in order, the results that are in time. Write a warning for each late result."""
+        """Return the results of searches, in order. Write a warning for each failed search."""
         answers = await asyncio.gather(*map(_in_time, asks), return_exceptions=True)
         found: list[dict[str, Any]] = []
         for answer in answers:
@@ -330,7 +330,7 @@ class MemoryRetriever:
                 where=where,
                 domain=self._about.said("domain"),
             )
-        except Exception as error:  # the model must not see the database's message
+        except Exception as error:  # the model must not see the text of the database's error
             logger.warning("memory.unavailable", error=str(error))
             raise UnavailableError("the memory cannot be read now: go on without it") from error
         texts = [render_episode(hit.episode) for hit in found.hits if hit.relevant]
@@ -344,7 +344,8 @@ class MemoryRetriever:
         """Return help for a failed tool call of the root agent, as event data.
 
         Args:
-            failures: failures of this call and of asynchronous tasks. A replayed call ignores them.
+            failures: the failures of this call and of asynchronous tasks since the last call. A
+                replayed call ignores the failures.
         """
         helped = self._journal.replay.helped.get(call, {})
         given: Sequence[Mapping[str, Any]] = helped.get(tool_call_id, ())
@@ -361,7 +362,6 @@ class MemoryRetriever:
     async def _looked_up(
         self, sources: MemorySources, failures: Sequence[ToolFailure]
     ) -> list[Mapping[str, Any]]:
-        """Return help for several failures. Each source of help is used only once."""
         found: dict[str, Mapping[str, Any]] = {}
         for failure in failures:
             some = await self._helpful(sources, failure)
@@ -389,7 +389,8 @@ class MemoryRetriever:
     ) -> list[dict[str, Any]]:
         """Return episodes with a similar failure. Successful episodes come first.
 
-        If some of these episodes have a cure, return only the episodes with a cure.
+        If some of the episodes have a cure (a call that worked after the failure), return only
+        these.
         """
         found = await sources.episodes.similar_failures(
             self._journal.tenant_id, self._scope, signature, _READ
@@ -415,7 +416,7 @@ def _scope(about: RunFacts, *, shared: bool) -> Scope:
 
 
 def episode_payload(hit: Hit) -> dict[str, Any]:
-    """Return a found episode as event data, with the reason for its use."""
+    """Return an episode that a search found as event data, with the reason why it was found."""
     return {**episode_event(hit.episode, hit.score), "why": hit.why}
 
 

@@ -1,8 +1,9 @@
-"""Memory of a run's parts. A part is an agent node of the graph, or a sub-agent.
+"""Memory for a run's parts. A part of a run is an agent node of the graph, or a sub-agent.
 
-Before its first model call, a part gets the work of the same part in earlier runs of the run's
-scope. The log has this memory as ``context.recalled`` of the part's task, so that a resumed run has
-the same prompts without a search. At the run's end, the run's episode gets the work of each part.
+Before a part's first model call, the part gets memory of what the same part did in earlier runs.
+The log has this memory as events ``context.recalled`` of the part's task, so that a resumed run has
+the same prompts without a search. At the run's end, the work of each part is added to the run's
+episode.
 """
 
 import asyncio
@@ -37,8 +38,8 @@ from bottega.memory.prompts import Recalled
 from bottega.subagents.swarm import TaskOfQuery
 
 _PATIENCE_S = 2.0
-_MOST_SEARCHES = 200  # maximum number of searches in a run; more parts get no memory
-_MOST_CALLS = 8  # calls of a sub-agent from which one call is chosen
+_MOST_SEARCHES = 200  # maximum number of memory searches in a run
+_MOST_CALLS = 8  # maximum number of remembered calls of a sub-agent
 
 _Given = list[dict[str, Any]]
 """Data of events ``context.recalled``."""
@@ -63,7 +64,7 @@ class RunParts(RunObserver):
         sources: memory of earlier runs; ``None``: no memory is retrieved.
 
     Attributes:
-        nodes: rules of agent nodes under way, by path.
+        nodes: rules of the agent nodes that are being executed, by path.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class RunParts(RunObserver):
         self._quiet: set[str | None] = set()  # nodes without full memory
 
     def of_node(self, graph: str, node: Mapping[str, Any]) -> PartRule:
-        """Return the rule of an agent node. A node without checks has its agent's checks."""
+        """Return the rule of an agent node. A node without own checks has its agent's checks."""
         rule = self._of_agent(f"{graph}/{name_of_node(node)}", node["agent"])
         own = "success_check" in node or "for_each" in node
         return rule._replace(
@@ -108,7 +109,7 @@ class RunParts(RunObserver):
     # Memory of earlier runs
 
     async def remember(self, query: Query) -> None:
-        """Give a query's agent the work of its part in earlier runs."""
+        """Give a query's agent memory of what the same part did in earlier runs."""
         rule, task_id = self._of_query(query), self._tasks.id_of(query)
         if rule is None or rule.memory == "off":
             return
@@ -140,7 +141,7 @@ class RunParts(RunObserver):
         """Return the memory for a part. A part makes only one search for each text.
 
         Args:
-            asked: the part's question, if it is not the run's question.
+            asked: the question to the part; empty: the question of the run.
         """
         text = "\n".join(filter(None, (self._question, asked)))
         key = rule.part, text
@@ -177,7 +178,7 @@ class RunParts(RunObserver):
     # What the parts do
 
     def node_ended(self, part: RunPart, rule: PartRule) -> None:
-        """Record the end of an agent node, which replaces the node's end in an earlier turn."""
+        """Record the end of an agent node. In a loop, the last turn's end replaces earlier ends."""
         if rule.memory != "full":
             self._quiet.add(part.node)
             return
@@ -212,7 +213,7 @@ class RunParts(RunObserver):
         calls.append(part)
 
     async def judged(self) -> list[RunPart]:
-        """Return the checked parts; of a sub-agent, its last failed call, or its last call."""
+        """Check the parts, and return one call of each: the last failed call, or the last call."""
         for part in [part for calls in self._ended.values() for part in calls]:
             alone = [each for each in part.checks if each["type"] in ALONE]
             if part.passed is None and part.output is not None and alone:
@@ -223,7 +224,6 @@ class RunParts(RunObserver):
 
 
 def _asked(query: Query) -> str:
-    """Return the question to a sub-agent."""
     if query.tool_call is None and isinstance(query.task, TaskOfQuery):
         return query.task.handle.prompt
     return next((each.content for each in query.messages if isinstance(each, HumanMessage)), "")

@@ -1,4 +1,4 @@
-"""Plugins: Python code that an operator installs with the service, found by entry points.
+"""Plugins: Python code that an operator installs with the service. Entry points name the plugins.
 
 A distribution registers an object in the group ``bottega.plugins``. The object may define
 
@@ -30,17 +30,18 @@ Configure = Callable[[BaseAgent, Mapping[str, Any]], None]
 
 
 def configure_agent() -> tuple[Configure, ...]:
-    """Return the ``configure_agent`` functions of all plugins, sorted by entry point name.
+    """Return the ``configure_agent`` functions of all plugins, in the order of entry point names.
 
     Raises:
-        InvalidInputError: a plugin cannot be loaded. The start fails, so that no run lacks hooks.
+        InvalidInputError: a plugin cannot be loaded. The service does not start, so that no run
+            lacks the plugin's hooks.
     """
     plugins = _defining("configure_agent")
     return tuple(_named(name, plugin.configure_agent) for name, plugin in plugins)
 
 
 def _named(name: str, configure: Configure) -> Configure:
-    """Wrap ``configure``, so that its errors and its hooks' errors contain the plugin's name."""
+    """Wrap ``configure``, so that errors of its code and its hooks contain the plugin's name."""
 
     def configured(agent: BaseAgent, definition: Mapping[str, Any]) -> None:
         before = {id(hook) for hooks in agent.hooks.values() for hook in hooks}
@@ -61,7 +62,7 @@ def _named(name: str, configure: Configure) -> Configure:
 
 
 def subagent_plugins() -> tuple[SubagentPlugin, ...]:
-    """Return the plugins that are called before and after tasks, sorted by entry point name.
+    """Return the plugins that define a function for tasks, sorted by entry point name.
 
     Raises:
         InvalidInputError: a plugin cannot be loaded, or is a guard without ``before_dispatch``.
@@ -93,7 +94,7 @@ def success_checks() -> dict[str, Callable[[Mapping[str, Any]], Any]]:
 
 
 def installed() -> set[str]:
-    """Return the entry point names of all plugins, without loading them."""
+    """Return the entry point names of all plugins. The plugins are not loaded."""
     return {entry.name for entry in _registered(tuple(sys.path))}
 
 
@@ -116,5 +117,4 @@ def _defining(*names: str) -> list[tuple[str, Any]]:
 
 @functools.cache
 def _registered(path: tuple[str, ...]) -> list[EntryPoint]:
-    """Return the plugins on an import path. The result is cached: the search reads many files."""
     return sorted(entry_points(group=GROUP), key=lambda entry: entry.name)

@@ -73,10 +73,10 @@ _AT_ONCE = 8
 class FairQueue:
     """Fair queue in which the runs of tenants take turns on the event loop.
 
-    The answers to a large fan-out may arrive at once. Without turns, the loop would process all
-    answers before a run of another tenant continues. With turns, only ``_AT_ONCE`` pieces of work
-    begin in each pass of the loop, and a tenant's second piece waits for other tenants' first
-    pieces.
+    The answers to a large fan-out may arrive at once. Without the queue, the event loop would
+    process all these answers before a run of another tenant continues. The queue lets only
+    ``_AT_ONCE`` pieces of work begin in each pass of the event loop, and a tenant's second piece
+    waits for the first pieces of other tenants.
     """
 
     def __init__(self) -> None:
@@ -104,8 +104,8 @@ class FairQueue:
             line = self._waiting.pop(tenant_id)
             turn = line.popleft()
             if line:
-                self._waiting[tenant_id] = line  # behind the other tenants
-            if not turn.done():  # a cancelled turn is done
+                self._waiting[tenant_id] = line  # behind the other waiting tenants
+            if not turn.done():  # done: the waiting call was cancelled
                 turn.set_result(None)
                 self._left -= 1
         if self._left < _AT_ONCE:
@@ -116,7 +116,7 @@ class MemoryLog:
     """Writer of publications and received context to a run's log.
 
     Args:
-        in_session: true if publications are also stored in the run's session.
+        in_session: true if the publications are also stored in the run's session.
 
     Attributes:
         names: names of sub-graphs' nodes, by the paths of the nodes' queries.
@@ -135,10 +135,10 @@ class MemoryLog:
         self._published[query] = publication
 
     def ended(self, query: Query, output: str | None, seq: int | None) -> None:
-        """Write the publication of a query that has ended, if the query published.
+        """Write the publication of an ended query, if the query's agent has published.
 
-        A publication with the answer's text only refers to the answer's event. The texts differ if
-        a QUERY_END hook later changed or rejected the answer.
+        If the published text is the answer's text, the event only refers to the answer's event. The
+        texts differ if a QUERY_END hook changed or rejected the answer later.
 
         Args:
             output: text of the answer; ``None``: the query failed.
@@ -160,7 +160,7 @@ class MemoryLog:
         self._answers.setdefault((source, published.content), written)
         is_inner = query.path in self.names
         if not self._in_session or is_inner or not self._journal.is_new(written):
-            return  # the session has a replayed publication already
+            return  # an earlier attempt has stored a replayed publication
         kept = published.to_dict()
         self._journal.publication(
             agent=published.agent_id,
@@ -176,7 +176,7 @@ class MemoryLog:
             self._tasks.add(query, EventType.MEMORY_INJECTED, self._about(query, item) | data)
 
     def recalled(self, query: Query, items: Sequence[tuple[MemoryItem, float | None]]) -> None:
-        """Write a query's recalled context, with the cosine similarity of each found item."""
+        """Write the memory items that a query recalled, with each item's cosine similarity."""
         for item, score in items:
             data = {} if score is None else {"score": score}
             self._tasks.add(query, EventType.CONTEXT_RECALLED, self._about(query, item) | data)
@@ -192,24 +192,24 @@ class MemoryLog:
         return f"{name.rpartition('/')[0]}/{item.source_id}"
 
     def _about(self, query: Query, item: MemoryItem) -> dict[str, Any]:
-        """Return a memory item's data, with a reference to the text if the log has the text."""
+        """Return a memory item's data. If the log has the item's text, only refer to the text."""
         data: dict[str, Any] = {"source": item.source_id, "version": item.version}
         if item.metadata:
             data["metadata"] = dict(item.metadata)
         return data | self._text(_of_run(self._source(query, item)), item.content)
 
     def _text(self, source: str, content: str) -> dict[str, Any]:
-        """Return a text, or a reference to an event with this text from the same source.
+        """Return a text, or a reference to an event with this text from the same node.
 
-        The reference never leads to an equal text of another node, because a fork that executes the
-        other node again would lose the text.
+        An equal text of a different node gets no reference, because a fork that executes the
+        different node again would lose the text.
         """
         seq = self._answers.get((source, content))
         return {"content": content} if seq is None else {"answer_seq": seq}
 
 
 def _of_run(name: str | None) -> str:
-    """Return the run's node in a full name: ``draft`` for ``draft/2/write``."""
+    """Return the first node of a full name: ``draft`` for ``draft/2/write``."""
     return (name or "").partition("/")[0]
 
 
@@ -223,10 +223,11 @@ def storable_result(result: ToolResult) -> ToolResult:
 def heard_in(
     history: Sequence[StandardMessage], logged: dict[str, ToolResult]
 ) -> dict[str, dict[str, str]]:
-    """Return the field ``results`` of ``llm.started``: tool messages that differ from the log.
+    """Return ``results`` for ``llm.started``: the tool messages that differ from the log.
 
     Args:
-        logged: results in the log since the last model call, by tool call. The function empties it.
+        logged: the log's tool results since the last model call, by tool call. The function empties
+            ``logged``.
     """
     found: dict[str, str] = {}
     for message in reversed(history):
@@ -243,7 +244,7 @@ _FAILED_ENDS = (EventType.SUBAGENT_FAILED, EventType.SUBAGENT_TIMEOUT)
 
 
 class FailedTasks(RunObserver):
-    """Failures of asynchronous tasks for which memory was not searched yet."""
+    """Observer that collects failures of asynchronous tasks, for searches in memory."""
 
     def __init__(self) -> None:
         self._failed: dict[str, ToolError] = {}
@@ -263,26 +264,26 @@ _MOST_FAILURES = 3
 
 
 class JournalRecorder(Recorder):
-    """Recorder that makes the calls of a run's agents and records or replays these calls.
+    """Recorder that makes the model and tool calls of a run's agents, or replays recorded calls.
 
     Args:
         fair: queue in which this worker's tenants take turns.
         day: accounts of the tenant's daily budgets.
         live_text: writer of the models' live text.
         run_files: the run's access to files.
-        waits: called when a model call begins to wait for its next try, or when a tool has ended.
+        waits: called when the run may have begun to wait.
 
     Attributes:
         answer_seq: ``seq`` of the root's accepted answer; ``None``: no accepted answer yet.
-        answered: ``seq`` of asynchronous tasks' answers, by task.
+        answered: ``seq`` of the event with an asynchronous task's answer, by task.
         child_usage: usage of child runs, by task.
         accounts: budgets of the run and daily budgets of the tenant.
         node_accounts: budgets of a graph's nodes, by the paths of the nodes' queries.
         spent: usage of all agents of the run in all attempts.
-        spent_below: by a node's path: the part of ``spent`` that belongs to the node.
+        spent_below: the part of ``spent`` that a node has used, by the node's path.
         memory: writer of published and received texts.
         claimed_at: time of this attempt's claim.
-        lessons: memory that helps the root after failures; ``None``: the run has no memory.
+        lessons: memory for the root agent after failures; ``None``: the run has no memory.
         parts: memory of nodes and sub-agents; ``None``: the run has no memory.
     """
 
@@ -325,7 +326,8 @@ class JournalRecorder(Recorder):
         self.caller = Caller(run.run_id, run.tenant, run.user, run.session_id)
         self.claimed_at, self._began = run.claimed_at, monotonic()
         self._answers: dict[Key, int] = {}
-        # By query: the last answer with its seq, and the tool results since the last model call.
+        # By query: the last answer with the seq of its event; the tool results since the last model
+        # call.
         self._said: dict[Query, tuple[str | None, int]] = {}
         self._logged: dict[Query, dict[str, ToolResult]] = {}
 
@@ -384,7 +386,7 @@ class JournalRecorder(Recorder):
             super().answer_lost(query, known.lost)
             self.repeat(AgentUsage().plus(known.lost), known.lost, query.path)
         if known.answer is not None:
-            if not known.is_carried:  # the repeated run paid a copied answer
+            if not known.is_carried:  # the repeated run has paid for a copied answer
                 self.accounts.paid_before(known.answer.usage)
                 self._spend_of_node(query, known.answer.usage)
             self.count(query.path, usage_of(known.answer))
@@ -398,7 +400,7 @@ class JournalRecorder(Recorder):
                 return await self._recorded_call(query, partial(invoke, permit))
 
     def _admission(self, query: Query) -> AbstractAsyncContextManager[Permit | None]:
-        """Reserve the call's tokens, for an asynchronous task also in the task's own budget."""
+        """Reserve a model call in the budgets of the run, the day, the nodes and the task."""
         if query.task is not None:
             return query.admission()
         of_node = self.accounts_of(query.path)
@@ -446,8 +448,8 @@ class JournalRecorder(Recorder):
                 **served_by(call.target),
                 **({} if first_ms is None else {"first_token_ms": first_ms}),
                 "message": data_of(message),
-                # The state is stored as text, because the model's server needs the order of the
-                # keys.
+                # The vendor's state is stored as text, because the model server needs the order of
+                # its keys.
                 **({STATE: to_json(message.state).decode()} if message.state else {}),
                 "usage": message.usage.to_dict(),
                 "duration_ms": round((monotonic() - began) * 1000),
@@ -490,14 +492,14 @@ class JournalRecorder(Recorder):
         self.count(query.path, AgentUsage().plus(usage))
 
     def count(self, path: Path, usage: AgentUsage) -> None:
-        """Add usage at a path to the usage of the run and of the nodes above the path."""
+        """Add usage to the usage of the run and of the nodes on the path."""
         self.spent += usage
         for above in self.spent_below:
             if path[: len(above)] == above:
                 self.spent_below[above] += usage
 
     def _started(self, query: Query, about: dict[str, Any], target: ModelTarget | None) -> int:
-        # The live text of an asynchronous task is also the task's output.
+        # An asynchronous task's live text is also the task's output so far.
         output = {"beside": True} if query.task and not query.tool_call else {}
         return self.tasks.add(query, EventType.LLM_STARTED, about | output | served_by(target))
 
@@ -506,13 +508,13 @@ class JournalRecorder(Recorder):
         return next(filter(None, listeners), None)
 
     def repeat(self, usage: AgentUsage, paid: Usage, path: Path = ()) -> None:
-        """Add the usage of tasks that do not run again. ``paid``: the part that this run paid."""
+        """Add the usage of work that is not repeated. ``paid``: what this run paid for."""
         self.accounts.paid_before(paid)
         self.count(path, usage)
 
     def model_try_began(self, query: Query, target: ModelTarget) -> None:
         call = self._calls[query]
-        call.goes_on_at = 0.0  # the call waits no longer, even after a short pause
+        call.goes_on_at = 0.0  # the model call no longer waits
         if call.target != target:
             call.target = target
             about = {"call": query.model_calls, "attempt": self.journal.attempt}
@@ -542,7 +544,7 @@ class JournalRecorder(Recorder):
         return Failing(tries, max(0.0, self.seconds_since(since)))
 
     def seconds_since(self, at: datetime) -> float:
-        """Return the seconds since an event of an earlier attempt."""
+        """Return the seconds between an event of an earlier attempt and now."""
         return (self.claimed_at - at).total_seconds() + monotonic() - self._began
 
     async def tool_call(
@@ -603,8 +605,8 @@ class JournalRecorder(Recorder):
         known = self.known_call(query, tool_call)
         self.tasks.add(query, EventType.TOOL_STARTED, {**about, "arguments": tool_call.arguments})
         if isinstance(tool, SubAgentWrapper):
-            # Only the sub-agent's own calls are replayed. The sub-agent's result is not replayed,
-            # so that the sub-agent publishes.
+            # A sub-agent runs again with replayed calls. Its result is not replayed, so that it
+            # publishes again.
             path = (*query.path, (number, call.index))
             answered = await self.tasks.cancellable(path, tool.agent, execute)
             result = answered or error_result(tool_call, CANCELLED["message"], CANCELLED["code"])
@@ -625,7 +627,7 @@ class JournalRecorder(Recorder):
         return await self.interrupts.decision(query, tool_call, interrupt)
 
     async def _with_help(self, query: Query, tool_call: ToolCall, result: ToolResult) -> ToolResult:
-        """Return a tool's result for the root's model: an error gets help from memory."""
+        """Return a tool's result for the root's model. Memory adds help to an error."""
         if self.lessons is None or query.parent is not None or query.task is not None:
             return result
         failed = result.status is ToolStatus.ERROR
@@ -666,7 +668,7 @@ class JournalRecorder(Recorder):
         return None if published is None else published.at
 
     def version_of(self, query: Query) -> int | None:
-        """Return the recorded version of a publication: queries may now end in another order."""
+        """Return a publication's recorded version. In a replay, queries may end in a new order."""
         node = self.memory.node_of(query)
         known = self.journal.replay.versions.get(node)
         if known is None or (graph := query.agent.memory_graph) is None:

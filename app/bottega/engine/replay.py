@@ -1,13 +1,14 @@
-"""Reader of a run's log for all code that needs a run's recorded work. Pure.
+"""Replay of a run's log, for all code that needs the run's recorded work. Pure.
 
 :func:`replay_run` reads all or some events of a run, in order. The result has the work of each
 task: the model calls, the tool calls, and the messages that the task wrote and received. A resumed
-run is executed again with this result: the run uses recorded answers from the result, and writes no
-recorded event again. Sub-agents are executed again, too, with replayed calls, so that they end and
-publish as before. :func:`replay_tasks` derives the state of asynchronous tasks. The API makes
-prompts, messages, rounds and turns of conversations from the same result.
+run is executed again with this result: the run takes recorded answers from the result, and writes
+no recorded event again. Its sub-agents are also executed again, with replayed calls, so that they
+end and publish as before. :func:`replay_tasks` derives the state of asynchronous tasks. The API
+builds prompts, messages, rounds and turns of conversations from the same result.
 
-While a task waits for people, the task's clock and the clocks of waits for the task are stopped.
+While a task waits for people, the task's clock is stopped. Clocks of waits for the task are
+stopped, too.
 """
 
 from collections import defaultdict
@@ -127,7 +128,7 @@ Key = tuple[Any, ...]
 
 
 def key_of(event_type: str, task_id: UUID | None, data: Mapping[str, Any]) -> Key:
-    """Return the key of an event, which is the same in every attempt."""
+    """Return the key of an event. The key is the same in every attempt."""
     about = _ABOUT_OTHERS.get(event_type, _ABOUT)
     return (event_type, task_id, *(data.get(name) for name in about))
 
@@ -137,13 +138,13 @@ class ModelCallReplay:
     """A model call of a task.
 
     Attributes:
-        starts: events ``llm.started``: one event for each attempt and each model that was tried.
+        starts: the events ``llm.started``, one for each attempt and each model that was tried.
         answer, seq: the answer, and ``seq`` of the event with the answer.
-        is_carried: true if the answer was copied from another run, which paid the answer.
+        is_carried: true if the answer was copied from the repeated run, which paid for the answer.
         is_rejected: true if a check rejected the answer.
         failure: the error of the call's last try, if the call failed.
         failing: (number of failed tries, time of the first failed try); ``None``: no pause.
-        lost: usage of broken answers that this run paid.
+        lost: usage of broken answers for which this run paid.
     """
 
     starts: list[Event] = field(default_factory=list)
@@ -167,7 +168,7 @@ class ToolCallReplay:
 
     Attributes:
         answer: the sub-agent's answer, if the call's end refers to an answer.
-        decisions: people's decisions by the interrupt's kind: (interrupt's id, resolution).
+        decisions: people's decisions, as (interrupt's id, resolution), by the interrupt's kind.
         ended_at: time of the call's end or of the last decision on the call.
     """
 
@@ -179,7 +180,7 @@ class ToolCallReplay:
 
     @property
     def result(self) -> ToolResult | None:
-        """The recorded result of a tool; ``None`` for a sub-agent, or without a result."""
+        """The recorded result of a tool; ``None`` for a sub-agent or an unfinished call."""
         is_own = self.ended is not None and self.ended.answer_seq is None
         return result_of(self.ended) if is_own and self.ended is not None else None
 
@@ -202,12 +203,12 @@ class TaskReplay:
         output: the task's answer.
         dispatched, dequeued, ended: events of an asynchronous task.
         resumed: number of attempts that queued the task again.
-        last_try: index in ``said`` at which the present try begins.
+        last_try: index of the present try's first message in ``said``.
         usage: usage of the task's model calls, and of the child run that did the task.
-        paid: the part of ``usage`` that this run paid. The run that it repeats paid the rest.
-        is_received: true if the parent has read the task's outcome.
+        paid: the part of ``usage`` for which this run paid. The repeated run paid for the rest.
+            is_received: true if the parent has read the task's outcome.
         tries: events ``agent.completed`` and ``agent.failed`` of all tries.
-        status: the status in the task's row; ``None``: no status yet.
+        status: the status in the task's row; ``None``: the task has no status yet.
         began_at: time at which the present try began.
     """
 
@@ -253,7 +254,7 @@ class NodeReplay:
         usage: usage of the node's child runs.
         at, seq: time and ``seq`` of the node's last event.
         began_at: time of the node's first event.
-        stopped_by: the node above whose timeout stopped this node.
+        stopped_by: name of the outer node whose timeout stopped this node.
     """
 
     task_id: UUID | None
@@ -278,20 +279,20 @@ class RunReplay:
         seen: the ``seq`` of each event, by the event's key.
         tasks: tasks by id, in the order of their first events. The key ``None`` is the run's agent.
         texts: texts of answers, by the ``seq`` of the event with the text.
-        clocks: clocks of tasks and of waits for tasks.
-        versions: versions of each agent's publications, by task.
-        recalled: data of the memory that the root received at its start, in order.
-        helped: data of the memory that the root received after failed calls, by model call and tool
-            call, in order.
+        clocks: the clocks of tasks, and of calls that wait for tasks.
+        versions: versions of publications, by agent and task.
+        recalled: data of the memory that the root agent received at its start, in order.
+        helped: data of the memory that the root agent received after failed calls, in order, by
+            model call and tool call.
         analysis: a model's analysis of the task, as JSON.
         facts: data of the facts about the user; ``None``: no facts were recalled.
-        asked: number of the root's last started model call; 0: no call was started.
+        asked: number of the last model call that the root agent started; 0: no call was started.
         asked_people: true if a tool call has waited for people.
-        asks: the wait for people by the interrupt's id: (task, start, end or ``None``).
+        asks: the waits for people, as (task, start, end or ``None``), by the interrupt's id.
         questions: ids of the interrupts of MCP servers' questions.
-        messages_read: number of users' messages that the root received, without copied messages.
+        messages_read: number of users' messages that the root agent received in this run.
         writes: (task or ``None``, path, content) of written files, in order.
-        edges: by (source, target): true if the decided edge is taken, and false otherwise.
+        edges: the decided edges, by (source, target); true if the rules took the edge.
         nodes: started and skipped nodes by name, if the log has events of nodes.
         is_over: true if the run has ended.
     """
@@ -318,7 +319,7 @@ class RunReplay:
         self.is_over = False
 
     def task(self, task_id: UUID | None) -> TaskReplay:
-        """Return the work of a task, which is empty if the log does not have the task."""
+        """Return the work of a task. The work is empty if the log does not have the task."""
         return self.tasks.get(task_id, _NO_TASK)
 
     def model_call(self, task_id: UUID | None, call: int) -> ModelCallReplay:
@@ -330,7 +331,8 @@ class RunReplay:
     def has(
         self, event: AgentEvent, task_id: UUID | None, calls: int, tool_call_id: str | None
     ) -> bool:
-        """Return true if the log has the model call, tool call or end of a hook's event.
+        """Return true if the log has what a hook's event is about: a model call, a tool call or an
+        end.
 
         Args:
             calls: number of the query's model calls so far.
@@ -341,11 +343,11 @@ class RunReplay:
         if event is AgentEvent.QUERY_END:
             return any(key_of(kind, task_id, {}) in self.seen for kind in _QUERY_ENDS)
         if event in (AgentEvent.QUERY_START, AgentEvent.BEFORE_LLM_CALL):
-            calls += 1  # the event belongs to the next model call
+            calls += 1  # the hook's event belongs to the next model call
         return self.model_call(task_id, calls).answer is not None
 
     def reopen(self) -> None:
-        """Remove the root's end: after a new message, the root will end again."""
+        """Forget the root agent's end, because the agent continues after a new message."""
         for key in [key for key in self.seen if key[0] in _ROOT_ENDS and key[1] is None]:
             del self.seen[key]
         for versions in self.versions.values():
@@ -355,7 +357,7 @@ class RunReplay:
             root.published = None
 
     def line(self, task_id: UUID | None) -> list[UUID]:
-        """Return the ids of a task and of all tasks above, starting with the task."""
+        """Return the ids of a task, its parent task, and so on up to the root."""
         line = []
         while task_id is not None:
             line.append(task_id)
@@ -363,11 +365,11 @@ class RunReplay:
         return line
 
     def tasks_below(self, ids: Collection[UUID | None]) -> Iterator[UUID | None]:
-        """Yield the tasks ``ids`` and all tasks below them."""
+        """Yield the tasks ``ids`` and all their sub-tasks."""
         return (each for each in self.tasks if not set(self.line(each)).isdisjoint(ids))
 
     def people_s(self, ids: Collection[UUID | None], since: datetime, now: datetime) -> float:
-        """Return the seconds since ``since`` in which a task, or a task below it, asked people."""
+        """Return how many seconds tasks and their sub-tasks waited for people after ``since``."""
         below = set(self.tasks_below(ids))
         asks = [(began, end or now) for of, began, end in self.asks.values() if of in below]
         total, until = 0.0, since
@@ -379,7 +381,7 @@ class RunReplay:
     def child_runs(self) -> dict[UUID, UUID | None]:
         """Return the ids of finished tasks' child runs, by task.
 
-        For a task that ended in this run, the id is ``None``: it follows from the task's id.
+        If the task ended in this run, ``None`` replaces the id, which follows from the task's id.
         """
         found: dict[UUID, UUID | None] = {}
         for task_id, task in self.tasks.items():
@@ -409,8 +411,10 @@ def replay_run(
     """Return the replay of a run's log, or of some events of the log, in order.
 
     Args:
-        carried_seq: last ``seq`` that was copied from a repeated run; 0: no events were copied.
-        texts: by ``seq``: texts of answers in other events, to which these events refer.
+        carried_seq: ``seq`` of the last event that was copied from the repeated run; 0: none was
+            copied.
+        texts: by ``seq``: texts of answers to which the events refer and which are not in the
+            events.
     """
     replay = RunReplay(carried_seq, texts)
     for event in events:
@@ -418,7 +422,7 @@ def replay_run(
     return replay
 
 
-# Functions that process one type of event
+# Each function processes one type of event
 
 
 def _model_call_started(replay: RunReplay, task: TaskReplay, event: Event) -> None:
@@ -535,7 +539,7 @@ def _people_decided(replay: RunReplay, task: TaskReplay, event: Event) -> None:
 
 
 def _run_resumed(replay: RunReplay, task: TaskReplay, event: Event) -> None:
-    for each in replay.tasks.values():  # a task that waits again writes a new event
+    for each in replay.tasks.values():  # a task that waits again writes this event again
         if each.status == RunStatus.WAITING:
             each.status = RunStatus.RUNNING
 
@@ -649,13 +653,12 @@ _READERS: Mapping[str, Callable[[RunReplay, TaskReplay, Event], None]] = {
 
 
 def _is_write(completed: ToolEnded) -> bool:
-    """Check if a call wrote a file. An agent's own tool may have the same name."""
     result = completed.result
     return completed.name == "write_file" and isinstance(result, dict) and "written_chars" in result
 
 
 def _read_by(replay: RunReplay, task_id: UUID | None, completed: ToolEnded) -> list[UUID]:
-    """Return the caller's own tasks that have ended in the result of a poll or an await."""
+    """Return the caller's tasks that have ended, as a result of a poll or an await says."""
     result = completed.result
     if completed.name not in ("poll_subagent", _AWAIT) or not isinstance(result, dict):
         return []
@@ -679,11 +682,11 @@ def _usage_of_child_run(event: Event) -> AgentUsage | None:
 
 @dataclass(slots=True)
 class _Clock:
-    """A clock that counts from an event on, and that can be stopped.
+    """A clock that starts with an event, and that can be stopped.
 
     Attributes:
-        stood: seconds of all earlier stops.
-        since: beginning of the present stop; ``None``: the clock runs.
+        stood: seconds for which the clock was stopped before.
+        since: time at which the clock was stopped; ``None``: the clock runs.
     """
 
     began: datetime
@@ -691,7 +694,7 @@ class _Clock:
     since: datetime | None = None
 
     def stand(self, is_still: bool, at: datetime) -> None:
-        """Stop the clock, or start it again."""
+        """Stop the clock at a time, or start the clock again."""
         if self.since is not None and not is_still:
             self.stood += seconds(self.since, at)
             self.since = None
@@ -714,7 +717,7 @@ class _Await:
 
 
 class Clocks:
-    """The clocks of a run, which process the run's events in order."""
+    """The clocks of a run's tasks and waits. :meth:`observe` gets the run's events in order."""
 
     def __init__(self) -> None:
         self._statuses: dict[UUID, SubagentStatus] = {}
@@ -724,12 +727,12 @@ class Clocks:
         self._run_waits = False
 
     def ran(self, task_id: UUID, now: datetime) -> float | None:
-        """Return the seconds since a task got a slot; ``None``: the task never had a slot."""
+        """Return a task's running time in seconds; ``None``: the task never had a slot."""
         clock = self._tasks.get(task_id)
         return None if clock is None else clock.passed(now)
 
     def waits(self, now: datetime) -> dict[tuple[Any, ...], float]:
-        """Return the seconds that open waits have lasted, by (task, call, tool call)."""
+        """Return for how many seconds each open wait has lasted, by (task, call, tool call)."""
         return {key: each.clock.passed(now) for key, each in self._awaits.items()}
 
     def observe(self, event: Event) -> None:
@@ -786,7 +789,6 @@ class Clocks:
 
 
 def _await_of(arguments: Any, at: datetime) -> _Await:
-    """Return the wait of a call. The wait of a call with invalid arguments ends at once."""
     listed = arguments.get("task_ids")
     named = [*(listed if isinstance(listed, list) else []), arguments.get("task_id")]
     mode, quorum = arguments.get("mode"), arguments.get("quorum")
@@ -811,10 +813,10 @@ class RestoredTasks:
 
     Attributes:
         tasks: asynchronous tasks by id, in the order of dispatch.
-        over: tasks that do not run again, because they or a task above have finished.
+        over: tasks that do not run again, because the task or one of its parents has finished.
         usage: sum of the usage of the tasks in ``over``.
-        paid: the part of ``usage`` that this run paid. The run that it repeats paid the rest.
-        waits: seconds that each open wait has lasted, by (task, call, tool call).
+        paid: the part of ``usage`` for which this run paid. The repeated run paid for the rest.
+            waits: for how many seconds each open wait has lasted, by (task, call, tool call).
     """
 
     tasks: dict[UUID, RestoredTask]
@@ -832,11 +834,12 @@ def replay_tasks(
     now: datetime,
     of_children: Mapping[UUID, AgentUsage] = MappingProxyType({}),
 ) -> RestoredTasks:
-    """Return the state of a run's tasks, from which the run resumes.
+    """Return the state of a run's tasks, so that the run can resume.
 
     Args:
-        now: the present time by the database's clock, which is also the clock of events.
-        of_children: by task: usage of child runs, for cancelled tasks whose end has no usage.
+        now: the present time by the database's clock; events have times by the same clock.
+        of_children: usage of child runs, by task. It is used for cancelled tasks whose end has no
+            usage.
     """
     tasks = {task_id: task for task_id, task in replay.tasks.items() if task_id is not None}
     late = {
@@ -869,7 +872,7 @@ def replay_tasks(
 
 
 def _finished(replay: RunReplay, tasks: Mapping[UUID, TaskReplay]) -> dict[UUID, list[UUID]]:
-    """Map each topmost finished task to the task itself and all tasks below."""
+    """Return all tasks at or below a finished task, by the topmost finished task."""
     below: dict[UUID, list[UUID]] = {}
     for task_id in tasks:
         over = [each for each in replay.line(task_id) if replay.task(each).ended is not None]
@@ -889,8 +892,8 @@ def restored_task(
     """Return the state of an asynchronous task.
 
     Args:
-        ran: seconds since the task got a slot; ``None``: the task never had a slot.
-        usage, publications: for a finished task: sums for the task and all tasks below.
+        ran: the task's running time in seconds; ``None``: the task never had a slot.
+        usage, publications: for a finished task: sums for the task and its sub-tasks.
     """
     asked = SubagentDispatched.of(dispatched.data)
     begun = None if task.dequeued is None else SubagentDequeued.of(task.dequeued.data)
@@ -915,7 +918,8 @@ def restored_task(
         spent = Usage.from_dict(ended.token_usage)  # includes called agents
     return RestoredTask(
         params,
-        # If a child run does the task, the child run continues, and the task begins no new attempt.
+        # If a child run executes the task, the child run continues, and the task begins no new
+        # attempt.
         attempt=1 + task.resumed + (task.ended is None and not params.spread),
         waited=seconds(dispatched.at, now),
         remaining=remaining,
@@ -941,7 +945,7 @@ def _outcome(task: TaskReplay, event: Event) -> SubagentOutcome:
 
 
 def _publication(task: TaskReplay) -> Publication | None:
-    """Return a task's publication from the log, without later changes by hooks."""
+    """Return a task's publication as the log has it, before later changes by hooks."""
     if task.published is None:
         return None
     said: list[AssistantMessage | ToolMessage] = []
@@ -988,7 +992,7 @@ def data_of(message: AssistantMessage) -> dict[str, Any]:
 def _data_of_call(call: ToolCall) -> dict[str, Any]:
     data: dict[str, Any] = {"id": call.id, "name": call.name}
     if call.arguments:
-        data["arguments"] = deepcopy(call.arguments)  # a tool or hook may change the arguments
+        data["arguments"] = deepcopy(call.arguments)  # a tool or a hook may change its copy
     if call.malformed is not None:
         data["malformed"] = call.malformed
     return data
@@ -1002,7 +1006,7 @@ def answer_of(completed: LlmCompleted) -> AssistantMessage:
 
 
 def data_of_result(about: Mapping[str, Any], result: ToolResult) -> dict[str, Any]:
-    """Return the event data of a tool call's end. ``about``: data about the call."""
+    """Return the data of the event that ends a tool call. ``about``: data about the call."""
     error = tool_error_of(result)
     failure = None if error is None else error.data
     said = {"status": result.status, "result": result.result, "error": failure}

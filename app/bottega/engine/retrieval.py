@@ -31,14 +31,14 @@ from bottega.memory.text.summaries import EARLIER, summary_of
 
 MOST_PATTERNS = 3
 MOST_EPISODES = 5
-_MOST_PARTS, _PARTS_TOKENS = 2, 600  # parts of earlier runs for a node or sub-agent
+_MOST_PARTS, _PARTS_TOKENS = 2, 600  # limits for a node or sub-agent
 TRUST = {1: "imported", 2: "own run, read outside sources", 3: "own run"}
 _GIVEN = frozenset((Arm.USED, Arm.TRIAL))
-_TASK_TOKENS, _STEPS_TOKENS, _ERRORS_TOKENS = 80, 220, 60  # sections of an episode: below 2 KB
+_TASK_TOKENS, _STEPS_TOKENS, _ERRORS_TOKENS = 80, 220, 60  # of an episode: below 2 KB
 _LONGEST_NAME = 120
 _PINNED = "[lesson, pinned by a person]"  # first line of a lesson's text
 _FOR_ALL = "[lesson for all runs of this agent]"
-_LEAST_WORDS = 3  # minimum number of content words for a search in memory
+_LEAST_WORDS = 3  # minimum number of content words in a question for which memory is searched
 CURE = f"Worked after this failure in an {EARLIER}: "
 """Beginning of the first line of help. The call that worked follows."""
 
@@ -50,8 +50,8 @@ class Assignment:
     Attributes:
         salt: the tenant's salt.
         run: id of the first run in a series of retries, or of the run itself.
-        learns: true if the run is stored as an episode. If false, the run is in no experiment and
-            gets the validated patterns.
+        learns: true if the run is stored as an episode. Otherwise the run gets the validated
+            patterns and belongs to no experiment.
     """
 
     salt: UUID
@@ -59,7 +59,7 @@ class Assignment:
     learns: bool
 
     def order(self, pattern: Pattern) -> float:
-        """Return a pseudo-random rank that sorts equally promising candidates."""
+        """Return a pseudo-random number by which equally promising candidates are sorted."""
         return uniform(self.salt, self.run, pattern.key, pattern.version, "order")
 
 
@@ -85,7 +85,7 @@ def tells_a_topic(question: str) -> bool:
 
 
 def continues(run: ClaimedRun) -> bool:
-    """Check if a run continues a conversation of its session or of its input."""
+    """Check if a run continues a conversation, of its session or in its input."""
     if run.base is not None or isinstance(run.input, str):
         return run.base is not None
     roles = [message["role"] for message in run.input]
@@ -95,7 +95,7 @@ def continues(run: ClaimedRun) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """An applicable pattern, with the run's arm in the pattern's experiment."""
+    """A pattern that applies to a run, with the arm of the run in the pattern's experiment."""
 
     pattern: Pattern
     arm: Arm
@@ -113,7 +113,8 @@ def choose(
     A withheld validated pattern counts as one of the three patterns; a withheld candidate does not.
 
     Args:
-        matches, candidates: applicable validated patterns and candidates, best ones first.
+        matches, candidates: validated patterns and candidates that apply to the run, best ones
+            first.
     """
 
     def arm(match: Match) -> Arm:
@@ -137,7 +138,7 @@ async def patterns_for(
     *,
     but: frozenset[UUID] = frozenset(),
 ) -> list[dict[str, Any]]:
-    """Return the patterns that are assigned to a run, used or withheld, as event data.
+    """Return the patterns that a run uses or that are withheld from the run, as event data.
 
     Args:
         but: keys of patterns that the run already has.
@@ -203,7 +204,7 @@ def pinned_events(pinned: Iterable[Lesson]) -> list[dict[str, Any]]:
 
 
 def without_repeated_insights(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return event data without insights that repeat an earlier insight's sentence."""
+    """Return event data without the insights whose sentence an earlier insight already has."""
     kept: dict[str, dict[str, Any]] = {}
     for data in found:
         is_insight = data["source"].startswith(INSIGHT)
@@ -213,7 +214,7 @@ def without_repeated_insights(found: Iterable[dict[str, Any]]) -> list[dict[str,
 
 
 def episode_event(episode: Any, score: float = 0.0, cure: str = "") -> dict[str, Any]:
-    """Return an episode as event data. The text begins with the ``cure``: the call that worked."""
+    """Return an episode as event data. The text begins with the ``cure``, a call that worked."""
     text = render_episode(episode, cure)
     text = f"{CURE}{cure}\n{text}" if cure else text
     return context_recalled(f"{EPISODE}{episode.id}", text, score=round(score, 4))
@@ -225,7 +226,7 @@ def render_episode(episode: Any, cure: str = "") -> str:
     The text has at most 2 KB. If there are too many steps, steps in the middle are dropped: first
     successful steps, then failed steps. The first and the last line are trusted. The lines from the
     episode are indented and labelled, so that no such line can imitate a trusted line or a line of
-    this run. These lines have no ids and no addresses.
+    this run. The lines from the episode have no ids and no addresses.
 
     Args:
         cure: the call that the caller puts before this text. Steps with this call are dropped.
@@ -235,7 +236,7 @@ def render_episode(episode: Any, cure: str = "") -> str:
     if episode.instances > 1:
         head += f", {episode.instances} times"
     steps = summary.steps
-    if episode.trust > IMPORTED:  # the first line of our own summaries is only for searches
+    if episode.trust > IMPORTED:  # the first line is only for searches
         steps = steps.partition("\n")[2]
     why = episode.failed_because
     told = of_earlier_run(line for line in steps.splitlines() if not (cure and is_call(line, cure)))
@@ -250,7 +251,7 @@ def render_episode(episode: Any, cure: str = "") -> str:
 
 
 def part_events(found: Iterable[tuple[Hit, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Return at most two parts of earlier runs as event data, within the limit of tokens."""
+    """Return what a part did in at most two earlier runs, as event data, within a token limit."""
     given: list[dict[str, Any]] = []
     left = _PARTS_TOKENS
     for hit, part in found:
@@ -263,7 +264,6 @@ def part_events(found: Iterable[tuple[Hit, Mapping[str, Any]]]) -> list[dict[str
 
 
 def _as_episode(episode: Episode, part: Mapping[str, Any]) -> Episode:
-    """Return a part of an episode in the form of an episode, for rendering."""
     verdict, error = part["verdict"], part["error"]
     received = [f"received from {each['source']}: {each['content']}" for each in part["received"]]
     return replace(
@@ -287,13 +287,11 @@ def _as_episode(episode: Episode, part: Mapping[str, Any]) -> Episode:
 
 
 def _labelled(name: str, text: str, tokens: int) -> list[str]:
-    """Return a text of an episode as one labelled line; an empty list for an empty text."""
     short = " ".join(summary_of(without_identities(text), tokens).split())
     return of_earlier_run([f"{name}: {short}"]) if short else []
 
 
 def _end(episode: Any) -> str:
-    """Return a line with a run's end, outcome and the outcome's source (``-``: no source)."""
     code = (episode.result.get("error") or {}).get("code")
     if episode.outcome is Outcome.CANCELLED:
         status = RunStatus.CANCELLED
@@ -332,20 +330,21 @@ class FailureMemory(Protocol):
     async def failed(
         self, call: int, tool_call_id: str, failures: Sequence[ToolFailure]
     ) -> Sequence[Mapping[str, Any]]:
-        """Return help for a tool call as event data. ``failures`` may be empty."""
+        """Return help after a tool call, as event data. ``failures`` may be empty."""
 
     def take(self, given: Iterable[Mapping[str, Any]]) -> None:
         """Add memory to the working memory."""
 
 
 def help_after(given: Sequence[Mapping[str, Any]]) -> str:
-    """Return the text to append to an error: the cure, and all other help between marks.
+    """Return the text to append to an error: the cure, and the other help between two marks.
 
-    A pattern has only the tool of a cure. If an earlier run called this tool, the text has this
+    A pattern names only the tool of a cure. If an episode has a call of this tool, the text has the
     call with its arguments instead.
 
     Args:
-        given: data of the events ``context.recalled``. Data without content are withheld patterns.
+        given: data of the events ``context.recalled``. Data without content belong to withheld
+            patterns.
     """
     shown = [str(data["content"]) for data in given if data["content"]]
     if not shown:
@@ -358,7 +357,7 @@ def help_after(given: Sequence[Mapping[str, Any]]) -> str:
 
 
 def with_cures_once(shown: Sequence[str], told: set[str]) -> Iterator[str]:
-    """Yield texts; leave out cures that are in ``told``, and add new cures to ``told``."""
+    """Yield texts without the cures that are in ``told``. Add new cures to ``told``."""
     for text in shown:
         first, _, rest = text.partition("\n")
         yield rest if first in told else text

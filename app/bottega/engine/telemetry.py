@@ -1,6 +1,6 @@
 """Telemetry for operators: log lines, metrics and spans of runs, and gauges of a worker's load.
 
-Texts in spans follow OpenTelemetry's GenAI conventions: JSON of limited length, without secrets.
+Spans follow OpenTelemetry's GenAI conventions. Their texts have limited length and no secrets.
 """
 
 import json
@@ -44,10 +44,10 @@ from bottega.tracing.spans import Span, ids_of
 
 
 class ModelBreakerCount(Protocol):
-    """Counter of open breakers of the model servers that a worker calls."""
+    """Object that counts the open circuit breakers of the models that a worker calls."""
 
     def open_breakers(self) -> int:
-        """Return the number of models' breakers that are not closed."""
+        """Return the number of circuit breakers of models that are not closed."""
 
 
 _TASK_COUNTERS = {
@@ -69,7 +69,7 @@ _TASK_TIMES = {
 
 
 class MeasuredTotals(Totals):
-    """Totals of tasks, which also update the metrics."""
+    """Totals of tasks. Each change also updates the metrics."""
 
     def count(self, name: str, value: int = 1, **attributes: str) -> None:
         super().count(name, value, **attributes)
@@ -83,7 +83,7 @@ class MeasuredTotals(Totals):
 
 @asynccontextmanager
 async def measured(runtime: SubagentRuntime, models: ModelBreakerCount) -> AsyncIterator[None]:
-    """Report the worker's load of tasks and its open breakers as metrics during the block."""
+    """During the block, report the worker's tasks and open circuit breakers as metrics."""
     registry, scheduler = runtime.registry, runtime.registry.scheduler
 
     def refresh() -> None:
@@ -123,14 +123,14 @@ _TYPES: dict[type[ToolBase], str] = {
 
 
 class RunLog(RunObserver):
-    """Log lines and metrics of a run in this worker."""
+    """Observer that writes log lines and metrics of a run in this worker."""
 
     def __init__(self, recorder: JournalRecorder, run: ClaimedRun) -> None:
         self._recorder = recorder
         self._run = run
 
     def began(self) -> None:
-        """Log the beginning of the attempt. Set the trace of the attempt's requests."""
+        """Log the beginning of the attempt. Set the trace context of the attempt's requests."""
         trace_context.current.set(Trace.of(self._run.traceparent, self._run.tracestate))
         attempt = self._run.attempt
         if attempt == 1:
@@ -148,7 +148,7 @@ class RunLog(RunObserver):
         say("run.ended", status=str(end.status), error=end.error)
 
     def query_started(self, query: Query) -> None:
-        """Add the task's id to all log lines of the query."""
+        """Add the task's id to all later log lines of the query."""
         if query.path:
             task_id = self._recorder.tasks.id_of(query)
             structlog.contextvars.bind_contextvars(**about(self._run, task_id))
@@ -163,7 +163,7 @@ class RunLog(RunObserver):
 
 
 def about(run: ClaimedRun, task_id: UUID | None = None) -> dict[str, str | None]:
-    """Return the fields for all log lines of a run or of one of its tasks."""
+    """Return the fields that all log lines of a run or of a task have."""
     trace_id = trace_context.trace_id(run.traceparent)
     return {
         "run_id": str(run.run_id),
@@ -209,7 +209,7 @@ def answer(content: str, clean: Clean) -> str:
 
 
 def value(found: Any, clean: Clean) -> str:
-    """Return arguments or a result as a text of limited length. Other values become JSON."""
+    """Return arguments or a tool's result as a text of limited length. Other values become JSON."""
     text = found if isinstance(found, str) else json.dumps(found, ensure_ascii=False, default=str)
     return clean(text)[:LONGEST]
 
@@ -245,9 +245,9 @@ def observe(recorder: JournalRecorder, run: ClaimedRun) -> None:
 
 
 class RunSpans(RunObserver):
-    """Spans of an attempt, its agents, model calls and tools.
+    """Observer that makes spans of an attempt, its agents, model calls and tool calls.
 
-    Replayed work gets no spans, because an earlier attempt has made the spans.
+    Replayed work gets no spans, because an earlier attempt has made these spans.
     """
 
     def __init__(self, recorder: JournalRecorder, run: ClaimedRun) -> None:

@@ -1,7 +1,7 @@
-"""Waits of a run under way: for people, tasks, messages, models or a time.
+"""Waits of a run: for people, tasks, messages, models or a time.
 
-A run is suspended if all its agents wait. A task that waits for people has no slot, and its timeout
-is stopped. The status ``waiting`` is in the task's row and in the log.
+If all agents of a run wait, the worker suspends the run. A task that waits for people has no slot,
+and the task's timeout is stopped. The task's row and the log have the status ``waiting``.
 """
 
 import asyncio
@@ -44,9 +44,9 @@ A run with a longer pause is suspended at once.
 class Inbox:
     """The messages to the root agent of one run; see :class:`bottega.agents.query.InboxPort`.
 
-    A message is first stored in a row. The worker records the message's arrival, and later the
-    model call before which the agent received the message. A later attempt delivers the message
-    before the same call.
+    The API stores a message in a row. The worker writes an event when the message arrives, and a
+    second event that names the model call before which the agent gets the message. A later attempt
+    delivers the message before the same model call.
 
     Attributes:
         read: number of messages that the agent received.
@@ -60,16 +60,16 @@ class Inbox:
         self.read = 0
 
     def open(self) -> None:
-        """Begin to accept messages. The journal must have the replay."""
+        """Begin to accept messages. The journal must already have the replay."""
         self._known = self.read = self._journal.replay.messages_read
 
     @property
     def known(self) -> int | None:
-        """Number of received messages; ``None``: the inbox is not open yet."""
+        """Number of messages that the inbox has accepted; ``None``: the inbox is not open yet."""
         return self._known
 
     def take(self, number: int, message_id: UUID, content: Any) -> None:
-        """Accept the message with this number. Ignore a message that was already received."""
+        """Accept the message with this number. Ignore a message that the inbox already has."""
         if self._known is None or number != self._known + 1 or self._journal.finishing:
             return
         self._known = number
@@ -77,7 +77,7 @@ class Inbox:
         self._new.append((str(message_id), content))
 
     def due(self, query: Query, *, answered: bool) -> Sequence[StandardMessage]:
-        """Return the messages for the root's next model call."""
+        """Return the messages that the root agent gets before its next model call."""
         replay = self._journal.replay
         delivered = replay.task(None).delivered
         if query.path or not (self._new or delivered):
@@ -103,7 +103,7 @@ async def take_messages(pool: asyncpg.Pool, sent_to: Mapping[UUID, tuple[UUID, "
     """Deliver new messages to runs' inboxes. Wait while the database is away.
 
     Args:
-        sent_to: by run: the tenant and the open inbox.
+        sent_to: the tenant and the open inbox of each run, by run id.
     """
     if not sent_to:
         return
@@ -116,17 +116,17 @@ async def take_messages(pool: asyncpg.Pool, sent_to: Mapping[UUID, tuple[UUID, "
 
 @dataclass(frozen=True, slots=True)
 class SuspendReason:
-    """The wait of a run whose agents all wait.
+    """The wait of a run all of whose agents wait.
 
     Attributes:
         left_s: seconds until the run is suspended. The number may be negative.
         reason: ``person``, ``client`` (only client tools), ``children``, ``model`` or ``time``.
-        until_s: seconds until a model is tried again, a wait for tasks times out, or a pause ends;
+        until_s: seconds until a model is called again, a wait for tasks times out, or a pause ends;
             ``None``: the wait has no end time.
-        groups: interrupts, grouped by model message. The run continues when all interrupts of one
-            group are decided.
-        children: the run continues when at most this number of child runs have not ended; ``None``:
-            the run awaits no child runs.
+        groups: ids of open interrupts; the interrupts of one model message are a group. The run
+            continues when people have decided all interrupts of one group.
+        children: number of unfinished child runs at or below which the run continues; ``None``: the
+            run awaits no child runs.
     """
 
     left_s: float
@@ -138,12 +138,13 @@ class SuspendReason:
 
 @dataclass(slots=True)
 class ModelCall:
-    """A model call under way.
+    """A model call that has not ended.
 
     Attributes:
         target: the model and its server; ``None`` if the provider has no such data.
-        goes_on_at: end of the pause before the next try; a time in the past if there is no pause.
-        failing_since: time of the call's first failed try in all attempts of the run.
+        goes_on_at: monotonic time at which the pause before the next try ends; in the past: no
+            pause.
+        failing_since: monotonic time of the call's first failed try, in any attempt of the run.
         lost: usage of a broken answer that no event has reported yet.
     """
 
@@ -154,15 +155,16 @@ class ModelCall:
     lost: Usage | None = None
 
     def take_lost(self) -> dict[str, Any]:
-        """Return data for an event: the model, and the unreported usage of a broken answer."""
+        """Return event data: the model, and a broken answer's usage that no event has."""
         lost, self.lost = self.lost, None
         return served_by(self.target) | ({} if lost is None else {"usage": lost.to_dict()})
 
 
 def _wait_for_models(calls: Collection[ModelCall], now: float) -> tuple[float, float] | None:
-    """Return the seconds until the run is suspended, and until the first call's next try.
+    """Return ``None`` unless all calls wait.
 
-    The seconds until the suspension may be negative. Return ``None`` unless all calls wait.
+    Otherwise return the seconds until the run is suspended, which may be negative, and the seconds
+    until the first of the calls is tried again.
     """
     goes_on_at = min((call.goes_on_at for call in calls), default=now)
     if goes_on_at <= now:
@@ -177,9 +179,10 @@ class AwaitedRuns:
 
     Attributes:
         left: number of child runs that were not created yet.
-        unstored: number of child runs that are being stored.
+        unstored: number of child runs that the database is storing.
         unended: number of stored child runs that have not ended.
-        most: number of ended child runs after which the node continues, even if others are open.
+        most: number of ended child runs after which the node continues, even if other child runs
+            are open.
     """
 
     left: int
@@ -189,16 +192,18 @@ class AwaitedRuns:
 
     @property
     def fewest_ends(self) -> int:
-        """Number of ended child runs after which the node continues."""
+        """Number of child runs that must end before the node continues."""
         return 1 if self.left else min(self.most, self.unended)
 
 
 class NodeClock:
-    """The remaining time of a node's present try. The clock stops in waits for people.
+    """The remaining time of a node's present try.
+
+    The clock is stopped while the node waits for people.
 
     Attributes:
-        path: the node's path. The node's queries are at or below this path.
-        expired: event that is set when no time is left.
+
+        expired: event that is set when the time has run out.
     """
 
     def __init__(self, path: Path, left_s: float) -> None:
@@ -226,16 +231,16 @@ class NodeClock:
 
 
 class RunActivity:
-    """The activity of a run's agents: which agents work, and which agents wait.
+    """Record of which agents of a run work, and which agents wait.
 
     Args:
         queries: queries under way.
         calls: open model calls.
 
     Attributes:
-        between: returns true if an agent is about to begin or has just ended.
+        between: returns true if a graph's node is about to begin or has just ended.
         tasks: returns the unfinished asynchronous tasks.
-        child_runs: child runs that nodes await, by the nodes' queries.
+        child_runs: the child runs that a node awaits, by the node's query.
     """
 
     def __init__(self, queries: Mapping[Query, None], calls: Mapping[Query, ModelCall]) -> None:
@@ -256,7 +261,7 @@ class RunActivity:
 
     @contextmanager
     def admission(self, query: Query) -> Iterator[Callable[[], None]]:
-        """Mark that a model call waits for its budgets. Yield a function that ends the mark."""
+        """Record that a model call waits for budgets. Yield a function that ends the record."""
         self._admitted[query] += 1
         ended = False
 
@@ -291,7 +296,7 @@ class RunActivity:
 
     @contextmanager
     def asking(self, query: Query, interrupt_id: UUID, kind: str) -> Iterator[None]:
-        """Mark that a tool call waits for people during the block, and works after the block."""
+        """Record that a tool call waits for people during the block, and works after the block."""
         call = current_call.get()
         assert call is not None
         self._decided.discard((query, call.index))
@@ -309,7 +314,7 @@ class RunActivity:
 
     @contextmanager
     def pausing(self, query: Query, seconds: float) -> Iterator[None]:
-        """Mark that a query pauses before its next try. A long pause may suspend the run."""
+        """Record that a query pauses before its next try. A long pause may suspend the run."""
         self._pauses[query] = monotonic() + seconds
         try:
             yield
@@ -318,7 +323,7 @@ class RunActivity:
 
     @contextmanager
     def timed(self, path: Path, left_s: float) -> Iterator[NodeClock]:
-        """Run the clock of a node's try during the block."""
+        """Let the clock of a node's present try run during the block."""
         clock = NodeClock(path, left_s)
         clock.stand(False)
         self._clocks.append(clock)
@@ -329,7 +334,7 @@ class RunActivity:
             clock.stand(True)
 
     def look_at_clocks(self) -> None:
-        """Stop the clocks of nodes that need people to continue. Start the other clocks."""
+        """Stop the clocks of nodes that need people to continue. Start all other clocks."""
         if not self._clocks:
             return
         needing = {query for query, needs in self.needing_people() if needs}
@@ -346,7 +351,7 @@ class RunActivity:
 
     @property
     def wait(self) -> SuspendReason | None:
-        """The wait of the run; ``None``: an agent works."""
+        """The wait of the run; ``None``: an agent works, so that the run does not wait."""
         wait, since = self._with_pauses(now := monotonic()), self._awaits_children_since
         left = [left_s for clock in self._clocks if (left_s := clock.left_s) is not None]
         if wait is not None and wait.reason not in ("person", "client") and left:
@@ -359,7 +364,6 @@ class RunActivity:
         return replace(wait, left_s=self._awaits_children_since + AWAITED_HERE_S - now)
 
     def _with_pauses(self, now: float) -> SuspendReason | None:
-        """Return the run's wait. The wait ends at the latest with the end of the first pause."""
         if not self._pauses:
             return self._wait_at(now) if self._queries else None
         wait = self._wait_at(now) if self._queries else SuspendReason(0.0, "time")
@@ -369,7 +373,7 @@ class RunActivity:
         left_s = wait.left_s if until_s > AWAITED_HERE_S else until_s
         if wait.until_s is not None:
             until_s = min(until_s, wait.until_s)
-        # The run's clock stops in a wait for people, but must not stop in a pause.
+        # The run's clock is stopped during a wait for people. It must not stop during a pause.
         reason = "time" if wait.reason in ("person", "client") else wait.reason
         return replace(wait, left_s=left_s, reason=reason, until_s=until_s)
 
@@ -400,7 +404,6 @@ class RunActivity:
     def _wait_for_children(
         self, unended: int, groups: tuple[tuple[UUID, ...], ...]
     ) -> SuspendReason | None:
-        """Return the wait of a run that awaits at least one child run."""
         waits = [wait for query in self._queries for wait in _waits_of(query)]
         ends = [wait.fewest_ends for wait in waits]
         ends += [awaited.fewest_ends for awaited in self.child_runs.values()]
@@ -414,10 +417,10 @@ class RunActivity:
         return bool(self._asking)
 
     def needing_people(self) -> Iterator[tuple[Query, bool]]:
-        """Yield (query, true if the query needs people to continue). Deep queries come first.
+        """Yield (query, true if the query needs people to continue).
 
-        The caller may change the state of a query's task before the next query. A query that has
-        just begun or ended is not yielded.
+        The deepest queries come first. The caller may change the state of a query's task before the
+        caller reads the next query. A query that has just begun or ended is not yielded.
         """
         found: set[Query] = set()
         for query in sorted(self._queries, key=lambda query: -query.depth):
@@ -442,21 +445,20 @@ class RunActivity:
         return bool(delegated or _waits_of(query)) or query in self._askers
 
     def _task_rests(self, handle: SubagentHandle) -> bool:
-        """Return true if an asynchronous task is neither about to begin nor about to end."""
         if any(query.path == handle.path for query in self._queries):
             return True
         if handle.spread:
             return handle.is_stored
         if handle.status is not SubagentStatus.QUEUED:
             return False
-        # While models are unavailable, waiting model calls may occupy the slots of the task.
+        # A queued task also rests if model calls that wait for a failing model have its slots.
         return bool(self._calls or handle.holds)
 
     def _needs_people(self, query: Query, found: Collection[Query]) -> bool | None:
-        """Return true if a query needs people to continue; ``None``: not known yet.
+        """Return true if a query needs people to continue; ``None``: that is not known yet.
 
         Args:
-            found: the queries below that need people to continue.
+            found: the queries below this query that need people to continue.
         """
         if query in self._calls or query in self._admitted or self._has_tool_at_work(query):
             return False
@@ -467,7 +469,7 @@ class RunActivity:
             parts.append(True)
         for path, tool in self._delegated_by(query):
             below = [each for each in self._queries if each.path == path]
-            if not below and not tool.stateless:  # the call waits for another query of the agent
+            if not below and not tool.stateless:  # the call waits for an older query of the agent
                 below = [each for each in self._queries if each.agent is tool.agent]
             parts.append(bool(below) and all(each in found for each in below))
         return all(parts) if parts else None
@@ -481,7 +483,7 @@ class RunActivity:
         return [each for (path, _), each in self._delegated.items() if path == query.path]
 
     def _is_open(self, path: Path, tool: SubAgentWrapper) -> bool:
-        """Check if a sub-agent's query has begun or waits for another query of the same agent."""
+        """Check if a sub-agent's query has begun, or waits for an older query of the same agent."""
         if any(query.path == path for query in self._queries):
             return True
         return not tool.stateless and tool.agent.turn().locked()
@@ -509,21 +511,21 @@ def pause(registry: SubagentRegistry, handle: SubagentHandle) -> None:
 
 
 def resume(registry: SubagentRegistry, handle: SubagentHandle) -> None:
-    """Continue a task whose sub-tasks waited for people, at first without a slot."""
+    """Set a task whose sub-tasks waited for people to ``running``, at first without a slot."""
     if handle.status is SubagentStatus.WAITING:
         _queue(registry, handle)
         _run(registry, handle)
 
 
 async def hold_slot_again(registry: SubagentRegistry, handle: SubagentHandle) -> None:
-    """Wait until a task has a slot again, after people have decided."""
+    """Called after people have decided. Wait until the task has a slot again."""
     if handle.status is SubagentStatus.WAITING:
         _queue(registry, handle)
     if handle.status is SubagentStatus.QUEUED:
         try:
             async with registry.scheduler.calling(handle):
                 pass
-        finally:  # even after a cancellation of this call: other calls continue
+        finally:  # even if this call is cancelled, because the task's other calls continue
             _run_if_queued(registry, handle)
 
 
@@ -547,7 +549,7 @@ def _run(registry: SubagentRegistry, handle: SubagentHandle) -> None:
 
 
 class WaitingTasks:
-    """Tasks that need people to continue: tasks that ask people, or await such tasks."""
+    """Tasks that need people to continue: they ask people, or await a task that asks people."""
 
     def __init__(self, tasks: Tasks, loops: RunActivity) -> None:
         self._tasks = tasks
@@ -555,7 +557,7 @@ class WaitingTasks:
         self._waiting: set[Query] = set()
 
     def show(self) -> None:
-        """Write an event for each task that begins to wait for people or continues."""
+        """Write an event for each task that begins or ends a wait for people."""
         self._loops.look_at_clocks()
         if not (self._loops.any_asks or self._waiting):
             return
@@ -579,13 +581,13 @@ class WaitingTasks:
 
 
 def task_of(query: Query) -> TaskOfQuery | None:
-    """Return the asynchronous task that this query executes, if any."""
+    """Return the asynchronous task that the query executes; ``None``: no such task."""
     task = query.task
     return task if isinstance(task, TaskOfQuery) and task.handle.path == query.path else None
 
 
 class Debounced:
-    """Debounced function: several requests cause one call in the event loop's next pass."""
+    """Function that runs once, in the event loop's next pass, however often it is called before."""
 
     def __init__(self, act: Callable[[], object]) -> None:
         self._act = act
@@ -612,10 +614,10 @@ Decided = Mapping[str, Any]
 class OpenInterrupts:
     """The open interrupts of one run.
 
-    A tool call asks people, and waits in this object. If no other part of the run works, the run is
-    suspended. The next attempt reaches the same call, and reads the decision from the log. While a
-    worker executes the run, a new decision is only in the interrupt's row until the worker records
-    the decision.
+    A tool call that asks people waits in :meth:`decision`. If no agent of the run works meanwhile,
+    the worker suspends the run. The next attempt repeats the tool call, and reads the decision from
+    the log. While a worker executes the run, the API stores a decision only in the interrupt's row.
+    The worker then writes the decision into the log.
 
     Args:
         waits: function that is called when a tool call begins to wait or continues.
@@ -644,9 +646,10 @@ class OpenInterrupts:
             waiting.set()
 
     async def decision(self, query: Query, tool_call: ToolCall, interrupt: Interrupt) -> Resolution:
-        """Return people's decision on a call from the log, or ask people and wait.
+        """Return people's decision on a tool call from the log, or ask people and wait.
 
-        A question of an MCP server beyond the limits returns an empty resolution at once.
+        If the run's MCP servers have already asked the maximum number of questions, return an empty
+        resolution.
         """
         task_id = self._tasks.id_of(query)
         key = (task_id, query.model_calls, tool_call.id)
@@ -656,8 +659,8 @@ class OpenInterrupts:
         known = self._journal.replay.tool_call(*key)
         if (decided_before := known.decisions.get(kind)) is not None:
             asked, resolution = decided_before
-            # A decision that was copied from another run is valid only if the call's result was
-            # copied, too. Decisions of a graph's nodes are copied only with the nodes' answers.
+            # A decision that was copied from the repeated run is valid only if the call's result
+            # was copied, too. Decisions of a graph's nodes are copied only with the nodes' answers.
             is_over = known.ended is not None or interrupt.node is not None
             if asked == str(interrupt_id) or is_over:
                 return Resolution(resolution)
@@ -677,7 +680,7 @@ class OpenInterrupts:
         return Resolution(decided["resolution"])
 
     def _is_too_many(self, interrupt_id: str) -> bool:
-        """Return true if the run's MCP servers have asked too often. Else count the question."""
+        """Count the question. Return true if the run's MCP servers may ask no more questions."""
         asked = self._journal.replay.questions | self._questions
         if interrupt_id in asked:
             return False
@@ -729,10 +732,10 @@ class OpenInterrupts:
 async def take_decisions(
     pool: asyncpg.Pool, asking: Mapping[UUID, tuple[UUID, OpenInterrupts]]
 ) -> None:
-    """Deliver decisions on interrupts to the runs. Wait while the database is away.
+    """Deliver people's decisions to the runs that wait for them. Wait while the database is away.
 
     Args:
-        asking: by run: the tenant and the open interrupts.
+        asking: the tenant and the open interrupts of each run, by run id.
     """
     if not asking:
         return

@@ -39,18 +39,18 @@ class RunLease(NamedTuple):
 
 
 class LeaseOwner(Protocol):
-    """Executor of the runs that belong to a worker's lease."""
+    """The executor of the runs for which a worker has a lease."""
 
     def leases(self) -> Sequence[RunLease]:
         """Return the runs that this worker executes. Another thread calls this method."""
 
     def lose(self, run: RunLease) -> None:
-        """Stop a run that has ended in the database, or that another worker executes."""
+        """Stop a run that has ended in the database, or that a different worker executes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A worker's load at one moment.
+    """The load of a worker at one moment.
 
     Attributes:
         pool: sums over all tenants, which every tenant may see: ``size``, ``min`` and ``max`` of
@@ -75,13 +75,13 @@ class Load:
 
 
 class WorkerLease:
-    """The lease of this worker. Reports to the database extend the lease.
+    """The lease of this worker. Each report to the database extends the lease.
 
     Args:
-        worker_id: id of this process as a worker; a new process is another worker.
-        lease_s: length of the lease in seconds, from each report on.
+        worker_id: id of this process as a worker; each process has a new id.
+        lease_s: number of seconds for which the lease lasts after each report.
         places: returns the number of places. ``places`` and ``load`` are called in the event loop.
-        begin: called in the event loop when the lease begins, also after a lost connection.
+        begin: called in the event loop when the lease begins, and again after a lost connection.
         listen: called in the event loop after each report. The argument is true if this worker may
             get one of the next runs.
     """
@@ -107,13 +107,13 @@ class WorkerLease:
 
     @asynccontextmanager
     async def kept(self, connect: Connect, pool: asyncpg.Pool) -> AsyncIterator[None]:
-        """Send reports in a thread during the block. End the lease after the block."""
+        """During the block, send reports in a thread. After the block, end the lease."""
         self._measure()
         loop = asyncio.new_event_loop()
         reporting = loop.create_task(self._report_regularly(connect))
 
         def run() -> None:
-            # The runner ends the tasks of a lost connection before the loop is closed.
+            # The runner ends the tasks of a lost connection before it closes the event loop.
             runner = asyncio.Runner(loop_factory=lambda: loop)
             with runner, contextlib.suppress(asyncio.CancelledError):
                 runner.get_loop().run_until_complete(reporting)
@@ -129,14 +129,13 @@ class WorkerLease:
             await self.leave(pool)
 
     async def leave(self, pool: asyncpg.Pool) -> None:
-        """Report that this worker claims no more runs. After a failure, the next report says it."""
+        """Report that this worker claims no more runs. If that fails, the next report says so."""
         self._is_over, self._open = True, 0
         with contextlib.suppress(Exception):
             async with asyncio.timeout(_LEAVE_S):
                 await pool.fetch(_REPORT, *self._values(self._owner.leases()))
 
     def _measure(self) -> None:
-        """Measure places and load in the event loop for the thread's next report."""
         self._open = 0 if self._is_over else self._places()
         load = self._load()
         age_s = monotonic() - self._began
@@ -155,7 +154,7 @@ class WorkerLease:
             while True:
                 runs = self._owner.leases()
                 rows = await connection.fetch(_REPORT, *self._values(runs), timeout=every_s)
-                self._open = 0  # no claims while the event loop does not answer
+                self._open = 0  # report no free places while the main event loop does not answer
                 self._loop.call_soon_threadsafe(self._measure)
                 if is_first:
                     self._loop.call_soon_threadsafe(self._begin)
@@ -176,12 +175,12 @@ async def any_alive(pool: asyncpg.Pool) -> bool:
 
 
 async def alive(connection: AsyncConnection) -> Sequence[RowMapping]:
-    """Return live workers, sorted from old to new. ``state`` has only the tenant's part."""
+    """Return live workers, sorted from old to new. ``state`` has only the tenant's own load."""
     return (await connection.execute(_ALIVE)).mappings().all()
 
 
 async def load_of(connection: AsyncConnection, tenant_id: UUID) -> dict[str, Any]:
-    """Return a tenant's queued runs, waiting runs and quotas; see SQL's ``tenant_load``."""
+    """Return a tenant's queued runs, waiting runs and quotas (SQL function ``tenant_load``)."""
     load = dict((await connection.execute(select(func.tenant_load(tenant_id)))).scalar_one())
     for quota in load["quotas"]:
         if quota["name"] == "cost_per_day":
