@@ -121,10 +121,8 @@ class ChildRuns:
 
         Args:
             new: JSON from which ``add_children`` creates the child run.
-            told: JSON messages to the child run, by message id. The child run ignores repeated
-                messages.
-            on_stored: called after the child run was stored and, if it had already ended, its end
-                was read.
+            told: JSON messages to the child run, by id. The child run ignores repeated messages.
+            on_stored: called after the child run was stored and, if it had ended, its end was read.
             on_ended: called after the child run's end.
 
         Raises:
@@ -604,9 +602,8 @@ def unread_text(known: str, text: str) -> str:
     """Return the part of a text that was added after an earlier reading of the text. Pure.
 
     Args:
-        known, text: the last :data:`LONGEST_END` characters of the text: ``known`` from the earlier
-            reading, ``text`` from this reading. If ``text`` does not contain the end of ``known``,
-            all of ``text`` is new.
+        known, text: the text's last :data:`LONGEST_END` characters, from the earlier and from this
+            reading. If ``text`` does not contain the end of ``known``, all of ``text`` is new.
     """
     if text.startswith(known):
         return text[len(known) :]

@@ -31,8 +31,7 @@ class ClaimedRun:
         tenant: the tenant's name.
         attempt: number of the attempt, which the fence checks; 1 for the first claim.
         last_seq: ``seq`` of the run's newest event; the claim wrote this event.
-        carried_seq: ``seq`` of the last event that was copied from the repeated run; 0: none was
-            copied.
+        carried_seq: ``seq`` of the last event that was copied from the repeated run; 0: none.
         started_at: the run's first start, by the database's clock.
         quiet_s: seconds from the run's acceptance to this claim; ``None``: not the first claim.
         timeout_s: seconds from the first start to the deadline.
@@ -46,8 +45,7 @@ class ClaimedRun:
         input: a text, or messages with ``role`` and ``content``.
         agent: name of the root agent; ``None`` for a DAG.
         pins: versions of the definitions that the run uses.
-        overrides: ``{agent: {"params": {…}}}``. The run's parameters are merged with the agent's
-            parameters.
+        overrides: ``{agent: {"params": {…}}}``, to merge with the agents' own parameters.
         output_schema: JSON Schema of the answer; ``None``: the agent's own schema.
         demands: the run's ``goals``, ``constraints`` and ``success_criteria``.
         agents: pinned definitions of all agents, by name. Before :meth:`with_definitions`, the
@@ -60,8 +58,7 @@ class ClaimedRun:
         graph_pins: versions of the graph and its sub-graphs.
         session_id: id of the run's session; ``None``: the run belongs to no session.
         session_base: publications of the session's earlier runs: rows of ``session_memory``.
-        in_conversation: true if the run reads the session's conversation; false: the run reads only
-            the session's publications.
+        in_conversation: true if the run reads the session's conversation, not only publications.
         base: id of the run that was the previous turn; ``None``: the run is the first turn.
         user: the end user's name in the customer's product.
         principal: the API key or user that started the run.
@@ -72,8 +69,7 @@ class ClaimedRun:
         memory: ``off``, ``read`` or ``full``.
         salt: the tenant's salt for the pseudo-random assignment of runs to experiments.
         messages: number of messages that were sent to the run.
-        assigned_as: id of the run whose assignment to experiments this run uses: the first run of a
-            series of retries.
+        assigned_as: id of the run whose assignment to experiments is used: the series' first run.
         parent_task: for a child run: the parent run's task that the child run does.
     """
 

@@ -97,8 +97,7 @@ def turn_messages(turn: TaskReplay, answer: str | None) -> list[StandardMessage]
     messages between the calls, and the final answer. Rejected answers are left out.
 
     Args:
-        answer: the final answer; ``None``: the model's last message without tool calls is the
-            answer.
+        answer: the final answer; ``None``: use the model's last message without tool calls.
     """
     drafts = {
         number: with_distinct_ids(call.answer)

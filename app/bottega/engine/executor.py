@@ -62,8 +62,7 @@ class ActiveRun:
         cancelled: true if a client requested the run's cancellation.
         lost: true if another worker executes the run now.
         lease: the run's lease; ``None`` after the run has ended or was handed back.
-        is_leaving: true if this worker is handing back the run, so that a lost lease does not
-            matter.
+        is_leaving: true if this worker is handing back the run; a lost lease then does not matter.
         recorder: the attempt's recorder; set when the attempt begins.
         wait: the reason for which this worker suspends the run; ``None``: no suspension.
         ending: exit stack that closes the attempt's resources.
@@ -93,8 +92,7 @@ class Executor:
         secrets: tenants' secrets, which are removed from runs' logs; ``None``: no secrets.
         runtime: state of asynchronous sub-agents; ``None``: runs with such sub-agents fail.
         sources: memory of earlier runs.
-        on_run_finished: function that is called after a run's end with two booleans: an episode was
-            stored; success checks are due.
+        on_run_finished: called with two booleans: an episode was stored; success checks are due.
         prompt_tokens: maximum size of a root agent's prompt in tokens.
         day_budgets: daily budgets of tenants; ``None``: there are no limits.
         files: store of all tenants' files; ``None``: runs have no files.

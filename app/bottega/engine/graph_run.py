@@ -150,12 +150,10 @@ class _Work:
 
     Attributes:
         name: name of the execution in the log.
-
         question: question to the agent or to all agents of a sub-graph.
         received: texts that the node received from its sources.
         item: the element; ``_WHOLE``: the execution is of a whole node.
-        arguments: arguments of a tool; ``None``: the arguments come from the outputs of other
-            nodes.
+        arguments: arguments of a tool; ``None``: they come from the outputs of other nodes.
     """
 
     node: Mapping[str, Any]
@@ -177,8 +175,7 @@ class GraphRun:
         about: the run's ``input`` as text, and its ``metadata``.
         turns: earlier messages of the conversation in the run's input.
         title: the graph's name.
-        path, name: path and name of this graph in the run. The name of a sub-graph ends with a
-            slash.
+        path, name: path and name of this graph in the run. A sub-graph's name ends with a slash.
         at_work: unfinished queries of the graph and all sub-graphs, by path.
         begun: log names of the unfinished nodes of the graph and all sub-graphs, by path.
         parts: counter for the elements and turns of the graph and all sub-graphs.
@@ -827,9 +824,7 @@ class GraphRun:
         return bool(below) and all(is_open)
 
     def _passed_s(self, work: _Work) -> float:
-        """Return the present try's duration in earlier attempts, in seconds, without waits for
-        people.
-        """
+        """Return the present try's seconds in earlier attempts, without waits for people."""
         recorder, query = self.recorder, work.query
         replay, task_id = recorder.journal.replay, recorder.tasks.id_of(query)
         if work.kind == "graph":

@@ -1,12 +1,10 @@
-"""The journal of a run that a worker executes.
-
-No external action may depend on an event that is not stored.
+"""The journal of a run. No external action may depend on an event that is not stored.
 
 A step consists of all events since the last commit. One SQL statement stores a step. A commit
 happens
 
-- before an external action that depends on the step: a model call after an answer or a tool result,
-  or a call of a tool (but not of a sub-agent),
+- before an external action that depends on the step: a model call after an answer or a result, or a
+  call of a tool that is no sub-agent,
 - at the end of the run,
 - and at most ``COMMIT_AFTER_S`` after an event, so that subscribers see the event.
 

@@ -1,8 +1,8 @@
 """Live text: the pieces of models' answers that the worker sends to the run's subscribers.
 
-Live text must cost little, because the event ``llm.completed`` has the complete answer anyway. The
-worker collects the pieces of each call in a list. Every 50 ms, the worker writes the new pieces of
-its calls, but the pieces of one call only every 100 ms. If a call ends before the first write, the
+Live text must cost little, because the event ``llm.completed`` has the complete answer. The worker
+collects the pieces of each call in a list. Every 50 ms, the worker writes the new pieces of its
+calls, but the pieces of one call only every 100 ms. If a call ends before the first write, the
 worker writes no text of the call.
 
 One SQL statement writes the pieces of all calls into the table ``live_text``. If the operator has
@@ -49,8 +49,7 @@ class CallText:
     """The live text of one model call.
 
     Attributes:
-        started: ``seq`` of the call's ``llm.started``. Subscribers must see this event before the
-            text.
+        started: ``seq`` of the call's ``llm.started``, which subscribers must see before the text.
         has_rows: true if the worker has written text of the call.
     """
 

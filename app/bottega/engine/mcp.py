@@ -1,7 +1,6 @@
 """MCP servers of tenants, built from definitions, and the servers' tools for a run's agents.
 
-A server may report the progress of a call many times. The run's subscribers get only the newest
-report.
+A server may often report a call's progress. The run's subscribers get only the newest report.
 """
 
 import asyncio
@@ -125,8 +124,7 @@ class McpAccess:
         """Return a tenant's server. Each connection looks up the headers.
 
         Raises:
-            InvalidInputError: ``unknown_command``, if the operator has removed the server's
-                command.
+            InvalidInputError: ``unknown_command``: the operator has removed the server's command.
         """
         command = definition["command"]
         if command is not None and command not in self.commands:

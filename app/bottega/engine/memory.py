@@ -182,8 +182,7 @@ def _goals(
     """Return the analysis of a task for memory searches.
 
     A field of the request replaces the same field of a model's analysis. A field of a model's
-    analysis replaces the same field of the rules' analysis. Prompts do not contain the rules'
-    analysis.
+    analysis replaces the same field of the rules' analysis, which prompts do not contain.
     """
     goals = analyse(
         about.question,
@@ -344,8 +343,7 @@ class MemoryRetriever:
         """Return help for a failed tool call of the root agent, as event data.
 
         Args:
-            failures: the failures of this call and of asynchronous tasks since the last call. A
-                replayed call ignores the failures.
+            failures: failures of this call and of asynchronous tasks; ignored for a replayed call.
         """
         helped = self._journal.replay.helped.get(call, {})
         given: Sequence[Mapping[str, Any]] = helped.get(tool_call_id, ())
@@ -389,8 +387,7 @@ class MemoryRetriever:
     ) -> list[dict[str, Any]]:
         """Return episodes with a similar failure. Successful episodes come first.
 
-        If some of the episodes have a cure (a call that worked after the failure), return only
-        these.
+        If some have a cure (a call that worked after the failure), return only these episodes.
         """
         found = await sources.episodes.similar_failures(
             self._journal.tenant_id, self._scope, signature, _READ

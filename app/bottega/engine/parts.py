@@ -2,8 +2,7 @@
 
 Before a part's first model call, the part gets memory of what the same part did in earlier runs.
 The log has this memory as events ``context.recalled`` of the part's task, so that a resumed run has
-the same prompts without a search. At the run's end, the work of each part is added to the run's
-episode.
+the same prompts without a search. At the run's end, the run's episode gets the work of each part.
 """
 
 import asyncio

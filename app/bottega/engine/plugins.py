@@ -33,8 +33,7 @@ def configure_agent() -> tuple[Configure, ...]:
     """Return the ``configure_agent`` functions of all plugins, in the order of entry point names.
 
     Raises:
-        InvalidInputError: a plugin cannot be loaded. The service does not start, so that no run
-            lacks the plugin's hooks.
+        InvalidInputError: a plugin cannot be loaded. The service then must not start.
     """
     plugins = _defining("configure_agent")
     return tuple(_named(name, plugin.configure_agent) for name, plugin in plugins)

@@ -226,8 +226,7 @@ def heard_in(
     """Return ``results`` for ``llm.started``: the tool messages that differ from the log.
 
     Args:
-        logged: the log's tool results since the last model call, by tool call. The function empties
-            ``logged``.
+        logged: the log's tool results since the last model call, by tool call; emptied here.
     """
     found: dict[str, str] = {}
     for message in reversed(history):

@@ -2,10 +2,10 @@
 
 :func:`replay_run` reads all or some events of a run, in order. The result has the work of each
 task: the model calls, the tool calls, and the messages that the task wrote and received. A resumed
-run is executed again with this result: the run takes recorded answers from the result, and writes
-no recorded event again. Its sub-agents are also executed again, with replayed calls, so that they
-end and publish as before. :func:`replay_tasks` derives the state of asynchronous tasks. The API
-builds prompts, messages, rounds and turns of conversations from the same result.
+run is executed again with this result: it takes recorded answers from the result, and writes no
+recorded event again. Its sub-agents are also executed again, with replayed calls, so that they end
+and publish as before. :func:`replay_tasks` derives the state of asynchronous tasks. The API builds
+prompts, messages, rounds and turns of conversations from the same result.
 
 While a task waits for people, the task's clock is stopped. Clocks of waits for the task are
 stopped, too.
@@ -331,8 +331,7 @@ class RunReplay:
     def has(
         self, event: AgentEvent, task_id: UUID | None, calls: int, tool_call_id: str | None
     ) -> bool:
-        """Return true if the log has what a hook's event is about: a model call, a tool call or an
-        end.
+        """Return true if the log has the model call, tool call or end of a hook's event.
 
         Args:
             calls: number of the query's model calls so far.
@@ -411,10 +410,8 @@ def replay_run(
     """Return the replay of a run's log, or of some events of the log, in order.
 
     Args:
-        carried_seq: ``seq`` of the last event that was copied from the repeated run; 0: none was
-            copied.
-        texts: by ``seq``: texts of answers to which the events refer and which are not in the
-            events.
+        carried_seq: ``seq`` of the last event that was copied from the repeated run; 0: none.
+        texts: texts of answers, by ``seq``, to which the events refer but which they lack.
     """
     replay = RunReplay(carried_seq, texts)
     for event in events:
@@ -838,8 +835,7 @@ def replay_tasks(
 
     Args:
         now: the present time by the database's clock; events have times by the same clock.
-        of_children: usage of child runs, by task. It is used for cancelled tasks whose end has no
-            usage.
+        of_children: usage of child runs, by task, for cancelled tasks whose end has no usage.
     """
     tasks = {task_id: task for task_id, task in replay.tasks.items() if task_id is not None}
     late = {

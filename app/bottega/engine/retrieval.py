@@ -113,8 +113,7 @@ def choose(
     A withheld validated pattern counts as one of the three patterns; a withheld candidate does not.
 
     Args:
-        matches, candidates: validated patterns and candidates that apply to the run, best ones
-            first.
+        matches, candidates: validated patterns and candidates that apply, best ones first.
     """
 
     def arm(match: Match) -> Arm:
@@ -343,8 +342,7 @@ def help_after(given: Sequence[Mapping[str, Any]]) -> str:
     call with its arguments instead.
 
     Args:
-        given: data of the events ``context.recalled``. Data without content belong to withheld
-            patterns.
+        given: data of events ``context.recalled``; without content: of a withheld pattern.
     """
     shown = [str(data["content"]) for data in given if data["content"]]
     if not shown:

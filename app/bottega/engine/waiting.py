@@ -142,8 +142,7 @@ class ModelCall:
 
     Attributes:
         target: the model and its server; ``None`` if the provider has no such data.
-        goes_on_at: monotonic time at which the pause before the next try ends; in the past: no
-            pause.
+        goes_on_at: monotonic time at which the pause before the next try ends; past: no pause.
         failing_since: monotonic time of the call's first failed try, in any attempt of the run.
         lost: usage of a broken answer that no event has reported yet.
     """
@@ -161,10 +160,9 @@ class ModelCall:
 
 
 def _wait_for_models(calls: Collection[ModelCall], now: float) -> tuple[float, float] | None:
-    """Return ``None`` unless all calls wait.
+    """Return the seconds until the run is suspended, and until the next try of a call.
 
-    Otherwise return the seconds until the run is suspended, which may be negative, and the seconds
-    until the first of the calls is tried again.
+    The seconds until the suspension may be negative. Return ``None`` unless all calls wait.
     """
     goes_on_at = min((call.goes_on_at for call in calls), default=now)
     if goes_on_at <= now:
@@ -181,8 +179,7 @@ class AwaitedRuns:
         left: number of child runs that were not created yet.
         unstored: number of child runs that the database is storing.
         unended: number of stored child runs that have not ended.
-        most: number of ended child runs after which the node continues, even if other child runs
-            are open.
+        most: number of ended child runs after which the node continues without the rest.
     """
 
     left: int
@@ -197,12 +194,9 @@ class AwaitedRuns:
 
 
 class NodeClock:
-    """The remaining time of a node's present try.
-
-    The clock is stopped while the node waits for people.
+    """The remaining time of a node's present try. The clock stops in waits for people.
 
     Attributes:
-
         expired: event that is set when the time has run out.
     """
 
@@ -648,8 +642,7 @@ class OpenInterrupts:
     async def decision(self, query: Query, tool_call: ToolCall, interrupt: Interrupt) -> Resolution:
         """Return people's decision on a tool call from the log, or ask people and wait.
 
-        If the run's MCP servers have already asked the maximum number of questions, return an empty
-        resolution.
+        The resolution is empty if the run's MCP servers may ask people no more questions.
         """
         task_id = self._tasks.id_of(query)
         key = (task_id, query.model_calls, tool_call.id)

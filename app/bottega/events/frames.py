@@ -1,4 +1,4 @@
-"""Frames, which are a run's events in the form for clients, and clients' filters of frames."""
+"""Frames: a run's events in the form in which clients get them. Filters of frames."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ class Frame:
 
     Attributes:
         seq: the event's ``seq``; ``None`` if the event is not stored.
-        depth: depth of the event's task, as ``/tasks`` shows it; -1 for the root's and the run's
-            events.
+        depth: depth of the event's task, as ``/tasks`` shows it; -1 for events of the root and the
+            run.
         body: the envelope as JSON.
     """
 
@@ -69,7 +69,7 @@ class Filter:
         )
 
     def kinds_of_text(self, agent: str | None, depth: int, *, is_async: bool) -> list[str]:
-        """Return the event types in which the client wants to receive a model call's live text.
+        """Return the event types as which the client wants to get a model call's live text.
 
         Args:
             is_async: the call belongs to an asynchronous task.
@@ -80,7 +80,7 @@ class Filter:
 
 
 def of_row(run_id: UUID, row: Mapping[str, Any]) -> Frame:
-    """Return the frame of a row with JSON data, without the state of a model's server."""
+    """Return the frame of a row whose data are JSON text, without a model server's state."""
     data = row["data"].encode()
     if row["type"] == EventType.LLM_COMPLETED and f'"{STATE}"'.encode() in data:
         data = to_json(public_data(from_json(data)))
@@ -111,7 +111,7 @@ def of_text(
     at: datetime,
     data: Mapping[str, Any],
 ) -> Frame:
-    """Return a frame of live text or of a tool's progress, which are not stored."""
+    """Return a frame of live text or of a tool's progress. The log does not have such a frame."""
     envelope = {
         "seq": None,
         "type": kind,

@@ -1,9 +1,9 @@
-"""Notifications of PostgreSQL on one listening connection per process, and wake-ups of runs.
+"""Notifications of PostgreSQL on one listening connection per process, and wake-ups for runs.
 
-A process has only one :class:`NotifyListener`, because each NOTIFY is work for every listening
-connection of the database, even if the connection does not listen on its channel. For the same
-reason, an idle worker stops listening while no signal can be for this worker. The worker's
-subscribers then poll the database.
+A process has only one :class:`NotifyListener`, because PostgreSQL wakes every listening connection
+of the database for each NOTIFY, even connections that do not listen on the NOTIFY's channel. For
+the same reason, an idle worker stops listening while no signal can be for this worker. Meanwhile,
+the listener's subscribers in the worker poll the database.
 
 A wake-up says that a run has new events or live text. :class:`Notifier` sends wake-ups, and
 :class:`WakeupFeed` receives wake-ups. A wake-up is only a hint; the log has the events.
@@ -33,7 +33,7 @@ Connect = Callable[[], Awaitable[ListenSession]]
 
 
 class NotifyListener:
-    """Receiver of notifications, which calls the subscribers of each notification's channel."""
+    """Receiver of notifications. It calls the subscribers of each notification's channel."""
 
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
@@ -44,7 +44,7 @@ class NotifyListener:
         self._changed = asyncio.Event()
 
     def hears(self, channel: str) -> bool:
-        """Return true while notifications on a channel arrive."""
+        """Return true while this process receives the notifications of a channel."""
         return channel in self._heard
 
     def subscribe(self, channel: str, notify: Notify) -> None:
@@ -55,7 +55,7 @@ class NotifyListener:
         self._changed.set()
 
     def need(self, *, is_needed: bool) -> None:
-        """Start or stop listening, and call each subscriber with ``None``: signals may be lost."""
+        """Start or stop listening. Call subscribers with ``None``, because signals may be lost."""
         if is_needed:
             self._needed.set()
         elif self._needed.is_set():
@@ -102,7 +102,7 @@ class NotifyListener:
 
 
 async def happens(event: asyncio.Event, seconds: float) -> bool:
-    """Wait at most ``seconds`` for an event. Return true if the event was set."""
+    """Wait at most ``seconds`` until an event is set. Return true if the event was set."""
     if event.is_set():
         return True
     with contextlib.suppress(TimeoutError):
@@ -116,11 +116,11 @@ async def keep_connected(
     use: Callable[[ListenSession], Awaitable[None]],
     longest_s: float = 5.0,
 ) -> None:
-    """Call ``use`` with a connection, and with a new connection after each loss of a connection.
+    """Call ``use`` with a connection, and after each lost connection with a new connection.
 
     Args:
-        longest_s: maximum pause between two tries, in seconds. Each pause is up to half longer or
-            shorter, at random.
+        longest_s: maximum pause between two tries, in seconds. Each pause is made up to half longer
+            or shorter at random.
     """
     delay = 0.05
     while True:
@@ -140,7 +140,7 @@ async def keep_connected(
 
 
 async def _close(connection: ListenSession) -> None:
-    """Close a connection. If the caller is cancelled, terminate the connection at once."""
+    """Close a connection. If this call is cancelled, terminate the connection at once."""
     closing = asyncio.ensure_future(connection.close())
     try:
         await asyncio.shield(closing)
@@ -167,15 +167,15 @@ class Notifier:
         self._awake: TTLCache[UUID, None] = TTLCache(math.inf, QUIET_S, timer=clock)
 
     def wake(self, run_id: UUID) -> None:
-        """Send a wake-up: this run has new events or live text."""
+        """Send a wake-up, which says that this run has new events or live text."""
         self._awake[run_id] = None
         self._signals.publish(EVENTS, str(run_id))
 
     def began(self, run_id: UUID, quiet_s: float | None) -> None:
-        """Send a wake-up that a run starts, unless the run was accepted a short time ago.
+        """Send a wake-up when a run starts, unless the run was accepted a short time ago.
 
-        Subscribers poll a run that was just accepted, so that they need no wake-up. ``quiet_s``:
-        seconds since the run's acceptance.
+        Subscribers poll a run that was just accepted, so that the subscribers need no wake-up.
+        ``quiet_s``: seconds since the run's acceptance.
         """
         if quiet_s is None or quiet_s >= QUIET_S:
             self.wake(run_id)
@@ -183,7 +183,7 @@ class Notifier:
             self._awake[run_id] = None
 
     def wrote(self, run_id: UUID) -> None:
-        """Send a wake-up about new events or live text, if the run was silent for ``QUIET_S``."""
+        """Send a wake-up about new events or live text if the run was silent for ``QUIET_S`` s."""
         if run_id in self._awake:
             self._awake[run_id] = None
         else:
@@ -191,15 +191,15 @@ class Notifier:
 
 
 class WakeupFeed:
-    """Receiver of wake-ups, which calls this process's watchers of the run.
+    """Receiver of wake-ups. It calls the wake-up's watchers in this process.
 
     Args:
-        nats: a second source of wake-ups about watched runs, besides NOTIFY.
+        nats: a second source of wake-ups for watched runs, in addition to NOTIFY.
 
     Attributes:
-        losses: number of times that wake-ups may have been lost.
+        losses: how many times wake-ups may have been lost.
         handed_over: true if a new process accepts all new requests, and this process only finishes
-            the requests that it has.
+            its open requests.
     """
 
     def __init__(self, listener: NotifyListener, nats: NatsSignals | None = None) -> None:
@@ -212,9 +212,10 @@ class WakeupFeed:
         listener.subscribe(EVENTS, self._on_wakeup)
 
     def watch(self, run_id: UUID, notify: Callable[[], None]) -> Callable[[], None]:
-        """Call ``notify`` when a run may have new events. Return a function that ends the calls.
+        """Call ``notify`` when a run may have new events.
 
-        Read the run's log after this call, because events before this call cause no ``notify``.
+        Return a function that ends the calls. Read the run's log after this call, because earlier
+        events cause no ``notify``.
         """
         self._watchers[run_id].append(notify)
         unsubscribe = None
@@ -236,12 +237,12 @@ class WakeupFeed:
 
     @property
     def closed(self) -> asyncio.Event:
-        """Event that is set when this process is about to stop, so that streams end in time."""
+        """Event that is set shortly before this process stops, so that streams end in time."""
         return self._closed
 
     @contextmanager
     def resumable(self, end: Callable[[], None]) -> Iterator[None]:
-        """Call ``end`` when a new process replaces this process. The client then connects again."""
+        """Call ``end`` when a new process replaces this process, so that the client reconnects."""
         self._resumable.add(end)
         try:
             if self.handed_over:
@@ -251,13 +252,13 @@ class WakeupFeed:
             self._resumable.discard(end)
 
     def hand_over(self) -> None:
-        """End resumable streams: clients reconnect to the new process. Other streams go on."""
+        """End the streams that clients can resume: the clients reconnect to the new process."""
         self.handed_over = True
         for end in list(self._resumable):
             end()
 
     def close(self) -> None:
-        """Wake all watchers for the last time."""
+        """Call all watchers for the last time, because this process stops."""
         self._closed.set()
         self._on_wakeup(None)
 

@@ -2,7 +2,7 @@
 
 A row stores consecutive events, one JSON object per line. A line has no ``seq``, ``at`` or
 ``run_id``, because the row has these fields. In a line, ``type`` comes first and ``data`` last, so
-that a reader can split the line without parsing ``data``. Fields that are ``None`` are omitted.
+that a reader can split the line without parsing ``data``. A line has no fields that are ``None``.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ _TOO_DEEP = "(nested too deeply to be stored)"
 
 
 class Step(NamedTuple):
-    """A step of a run. Its fields are the arguments of the SQL function ``append_steps``, in order.
+    """A step of a run. The fields are the arguments of the SQL function ``append_steps``, in order.
 
     Attributes:
         attempt: number of the attempt that writes the step; the fence checks this number.
@@ -79,8 +79,8 @@ class Step(NamedTuple):
         """Encode a step.
 
         Args:
-            known: removes secrets. Texts from models and tools have no secrets any more, but other
-                texts may, such as a model server's error that quotes the key.
+            known: removes secrets. Texts of models and tools have no secrets any more, but a model
+                server's error, for example, may quote the key.
         """
         return cls(
             tenant_id,
@@ -102,7 +102,7 @@ def _line_of(event: Mapping[str, Any], known: Redactor) -> str:
 
 
 def events_of(run_id: UUID, rows: Sequence[Any]) -> Iterator[Event]:
-    """Yield the events of a log's rows. The rows need ``first_seq``, ``at`` and ``events``."""
+    """Yield the events of a log's rows. Each row needs ``first_seq``, ``at`` and ``events``."""
     for row in rows:
         for seq, line in enumerate(row["events"].split("\n"), row["first_seq"]):
             yield event_of(run_id, seq, row["at"], line)
@@ -123,7 +123,7 @@ def event_of(run_id: UUID, seq: int, at: datetime, line: str) -> Event:
 
 
 def split_step(step: Mapping[str, Any], after: int) -> Iterator[dict[str, Any]]:
-    """Yield the events of a row that follow the ``seq`` ``after``. ``data`` stay JSON text."""
+    """Yield the events of a row after the ``seq`` ``after``. ``data`` stay JSON text."""
     for seq, line in enumerate(step["events"].split("\n"), step["first_seq"]):
         if seq > after:
             head, _, data = line.partition(_DATA)
@@ -147,9 +147,9 @@ def _id(value: str | None) -> UUID | None:
 def encoded(value: Any, known: Redactor) -> str:
     """Encode a value as JSON. Replace secrets, NUL, lone surrogates and too deep nesting.
 
-    ``jsonb`` cannot store NUL or lone surrogates, and our decoder refuses deep nesting. The API
-    refuses NUL, lone surrogates and deep nesting in users' input. In the output of a model or tool,
-    they must not fail the run.
+    ``jsonb`` cannot store NUL or lone surrogates, and the service's decoder refuses deep nesting.
+    The API refuses users' input with such content. The output of a model or tool may have such
+    content, and must not fail the run.
     """
     encoded = _storable_json(value) or _json(storable(value))
     text = encoded.decode()
@@ -157,14 +157,14 @@ def encoded(value: Any, known: Redactor) -> str:
 
 
 def as_stored(data: dict[str, Any]) -> dict[str, Any]:
-    """Return an event's data in the form to store: the same object if nothing must be replaced."""
+    """Return an event's data in a form that can be stored: the same object if possible."""
     if _storable_json({"data": data}) is not None:
         return data
     return {name: storable(value, 2) for name, value in data.items()}
 
 
 def _storable_json(value: Any) -> bytes | None:
-    """Encode a value as JSON. Return ``None`` if the value cannot be stored unchanged."""
+    """Encode a value as JSON; ``None``: the value cannot be stored unchanged."""
     try:
         encoded = _json(value)
     except (UnicodeEncodeError, ValueError):
@@ -200,8 +200,8 @@ def storable(value: Any, depth: int = 0) -> Any:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
-# The query has no LIMIT: with a LIMIT, the planner would read and sort all rows of a run, because
-# it expects few rows.
+# The query has no LIMIT. With a LIMIT, PostgreSQL would read and sort all rows of a run, because
+# its planner expects few rows.
 _READ = """
 SELECT first_seq, last_seq, at, events FROM run_steps
 WHERE tenant_id = $1 AND run_id = $2 AND last_seq > $3 AND last_seq <= $4 ORDER BY last_seq
@@ -258,7 +258,7 @@ async def read_all(
     """Return all events of the log, in order. Wait while the database is away.
 
     Args:
-        on: a connection with an open transaction, which reads; ``None``: a new transaction.
+        on: a connection with an open transaction for the query; ``None``: a new transaction.
     """
     events: list[Event] = []
     after = 0
@@ -295,15 +295,15 @@ async def append_steps(pool: asyncpg.Pool, steps: Sequence[Step]) -> list[str]:
 async def append_step(
     pool: asyncpg.Pool, step: Step, turn: AbstractAsyncContextManager[None] | None = None
 ) -> bool:
-    """Store one step. Return false if the tenant has no due runs that may be claimed now.
+    """Store a step. Return false if the tenant has no due runs that may be claimed now.
 
-    Wait while the run's rows are locked, and while the database is away.
+    Wait while the database is away or a different transaction has locked the run's rows.
 
     Args:
-        turn: a context manager that each try enters.
+        turn: a context manager that each try to store the step enters.
 
     Raises:
-        FencedError: the run belongs to a newer attempt, or is over.
+        FencedError: the run has a newer attempt, or has ended.
         PendingRequestError: the step would complete a run that has an unread message or a
             requested cancellation.
     """
@@ -319,7 +319,7 @@ async def append_step(
 
 
 def refusal(step: Step, answer: str) -> FencedError | PendingRequestError:
-    """Return the error for a step that will never be stored."""
+    """Return the error that explains why a step will never be stored."""
     if answer == "pending":
         return PendingRequestError(f"run {step.run_id} has an unread message or a cancellation")
     return FencedError(
@@ -346,8 +346,8 @@ class StepWriter:
     """Writer of the steps of a worker's runs. Concurrent steps form a group.
 
     One call of the SQL function ``append_steps`` stores a group. The function checks the fence of
-    each step separately. A step that the group cannot store is sent alone, so that it does not
-    delay other steps.
+    each step separately. A step that cannot be stored with its group is sent alone, so that the
+    step does not delay other steps.
     """
 
     def __init__(self, pool: asyncpg.Pool) -> None:
@@ -361,13 +361,13 @@ class StepWriter:
         self._commit_at: asyncio.TimerHandle | None = None
 
     async def store(self, step: Step) -> bool:
-        """Store a step, together with other steps that are ready. A run stores one step at a time.
+        """Store a step together with other runs' steps. A run stores one step at a time.
 
         Returns:
             False if the tenant has no due runs that may be claimed now.
 
         Raises:
-            FencedError: the run belongs to a newer attempt, or is over.
+            FencedError: the run has a newer attempt, or has ended.
             PendingRequestError: the step would complete a run that has an unread message or a
                 requested cancellation.
             DatabaseAwayError: the database was away for too long.
@@ -418,7 +418,7 @@ class StepWriter:
             self._begin()
 
     async def _send_again(self, group: list[_Waiting]) -> None:
-        """Send a group again until the database answers: nobody knows if the group was stored."""
+        """Send a group again until the database answers. Nobody knows if the group was stored."""
         steps = [each.step for each in group]
 
         async def send() -> list[str]:
@@ -466,7 +466,7 @@ class StepWriter:
             self._commit_at = loop.call_later(COMMIT_AFTER_S, self._commit_due)
 
     def committed(self, commit: Callable[[], None]) -> None:
-        """Remove ``commit`` from the calls that are due, because the commit has been done."""
+        """Remove ``commit`` from the waiting calls, because the commit has been done."""
         self._uncommitted.pop(commit, None)
 
     def _commit_due(self) -> None:

@@ -1,6 +1,6 @@
-"""Client requests about runs under way: cancellations of runs and tasks, and messages.
+"""Clients' requests about unfinished runs: cancellations of runs and tasks, and messages to runs.
 
-The transaction of a request also adds a row to the inbox of the run's worker.
+The transaction that stores a request also adds a row to the inbox of the run's worker.
 """
 
 import asyncio
@@ -43,8 +43,8 @@ async def request_cancel(
     """Store a request to cancel a run. Return true if the run was already over.
 
     Args:
-        calls: ids of interrupts. Cancel the run only if one of these interrupts is pending; empty:
-            always cancel the run.
+        calls: ids of interrupts. Cancel the run only if one of these interrupts is pending. If
+            ``calls`` is empty, always cancel the run.
         action: name of the action in the audit log.
 
     Raises:
@@ -68,7 +68,7 @@ async def request_cancel(
 async def request_task_cancel(
     database: Database, tenant_id: UUID, run_id: UUID, task_id: UUID, actor: str
 ) -> dict[UUID, bool]:
-    """Store a cancellation of a task and all tasks below. By id, return true for ended tasks.
+    """Cancel a task and its sub-tasks. Return, by task id, true if the task was already over.
 
     Raises:
         NotFoundError: the tenant's run has no such task.
@@ -91,16 +91,17 @@ class RunsHere(Protocol):
         """Cancel a run, or only one of the run's tasks. Idempotent."""
 
     async def take(self, kind: str, run_ids: Collection[UUID]) -> set[UUID]:
-        """Deliver new messages or decisions to runs. Return the ids of the runs that got some."""
+        """Deliver messages or decisions to runs. Return the ids of the runs that received any."""
 
     def child_ended(self, run_id: UUID) -> None:
-        """Notify the parent run of a child run's end. Idempotent."""
+        """Tell the parent run that a child run has ended. Idempotent."""
 
 
 class WorkerInbox:
     """A worker's inbox of cancellations, messages, decisions and ends of child runs.
 
-    A row stays in the inbox until its run accepts the row. A cancellation stays until the run ends.
+    A row stays in the inbox until its run accepts the row. A cancellation's row stays until the run
+    ends.
     """
 
     def __init__(self, pool: asyncpg.Pool, worker_id: UUID, runs: RunsHere) -> None:
@@ -147,7 +148,7 @@ class SentMessage(NamedTuple):
 
     Attributes:
         content: a text or parts.
-        made_files: ids of the files with the message's data, which are deleted with the run.
+        made_files: ids of the files that contain the message's data. They are deleted with the run.
     """
 
     content: Any
@@ -162,7 +163,7 @@ async def send(
     sent: SentMessage,
     pointer: str = "/content",
 ) -> UUID:
-    """Store a message for a run under way. Return the message's id.
+    """Store a message for an unfinished run. Return the message's id.
 
     Args:
         pointer: JSON Pointer to the message in the request.

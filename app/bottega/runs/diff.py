@@ -1,4 +1,4 @@
-"""The difference between two runs, for each agent, derived from the runs' logs."""
+"""The differences between two runs, for each agent, derived from the logs of both runs."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -109,7 +109,7 @@ async def compare(
     descending: bool,
     limit: int,
 ) -> tuple[dict[str, Any], dict[str, Any], PageItems[tuple[str, Side, Side]]]:
-    """Return two runs, and a page of the runs' agents, sorted by name, with their rows.
+    """Return two runs, and a page of the runs' agents, sorted by name, with the agents' rows.
 
     Args:
         place: name of the last agent of the previous page.
@@ -134,7 +134,7 @@ async def compare(
 async def node_differences(
     connection: AsyncConnection, tenant_id: UUID, before: UUID, after: UUID
 ) -> list[dict[str, Any]]:
-    """Return the nodes with different statuses in two existing runs, in the graph's order."""
+    """Return the nodes whose statuses differ between two existing runs, in the graph's order."""
     old, new = [await _statuses(connection, tenant_id, run_id) for run_id in (before, after)]
     return [
         {"name": name, "status": _both(old.get(name), new.get(name))}
@@ -188,7 +188,7 @@ def difference(agent: str, runs: Sequence[Side], sides: Sequence[Side]) -> dict[
 
 
 def totals(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the difference between two runs' totals; ``None`` if a run has not ended. Pure."""
+    """Return the differences between two runs' totals; ``None`` if one run has not ended. Pure."""
     usages = [run["usage"] for run in (before, after)]
     return {
         "tokens": _both(*(usage and _tokens(usage) for usage in usages)),

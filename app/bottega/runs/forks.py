@@ -1,9 +1,9 @@
-"""Forks: a new run repeats a part of an earlier run, and copies the steps before this part.
+"""Forks: a new run copies the first steps of an earlier run and executes the later steps again.
 
-A fork begins at a node of the graph or after an event. At a node, the new run executes this node
-again, or publishes a text from the fork's request as the node's output. Then the new run executes
-all later nodes again. After an event, the new run repeats all later steps. The copied steps cost no
-second call of a model or tool, because their events are copied into the new run's log and replayed.
+A fork begins at a node or after an event. If a fork begins at a node, the new run executes the node
+again, or publishes a text from the request as the node's output. Then the new run executes all
+nodes that follow. If a fork begins after an event, the new run executes all steps after the event
+again. The copied steps cost no second call of a model or tool: the new run replays their events.
 """
 
 import asyncio
@@ -42,15 +42,17 @@ from bottega.tenants.limits import NO_LIMITS, StoredLimits
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """The part of a run that a new run repeats, and the changes in this part.
+    """The steps of a run that a new run executes again, and the client's changes to these steps.
 
     Attributes:
         node: name of the node at which the fork begins; ``None``: the fork begins after an event.
-        at_seq: ``seq`` of the last event to copy. An incomplete block at this event is not copied.
+        at_seq: ``seq`` of the last event to copy. A model's message that then lacks tool results is
+            not copied.
         publication: text that the node publishes; ``None``: the new run executes the node.
-        agent: new values, by field, for the definition of the node's agent, or of the run's agent.
+        agent: new values, by field, for the definition of the node's agent or, without a node, of
+            the run's agent.
         input: a message to the run's agent; in a graph, the question to the repeated nodes.
-        session_id: session of the new run; the run joins no conversation. ``None``: no session.
+        session_id: session of the new run. The new run joins no conversation. ``None``: no session.
     """
 
     node: str | None = None
@@ -79,18 +81,18 @@ async def fork(
     limits: StoredLimits = NO_LIMITS,
     may_give: Callable[[Mapping[str, Any], str | None], None],
 ) -> dict[str, Any]:
-    """Submit a run that repeats a part of another run, with the same pinned versions.
+    """Submit a run that repeats an old run from a point on, with the same pinned versions.
 
     Args:
-        memory: the server's memory mode. The new run has the stricter of this and the old mode.
-        principal: the API key or user that starts the new run. limits: limits of the API key.
-        may_give: refuses (node, user of the old run) if the caller may not answer for the node.
+        memory: the server's memory mode; the new run has the stricter of this and the old mode.
+            principal: the API key or user that starts the new run. limits: limits of the API key.
+        may_give: raises for (node, user of the old run) if the caller may not answer for the node.
 
     Raises:
         NotFoundError: the tenant has no such run.
         ForbiddenError: ``beyond_limits``, or the error that ``may_give`` raises.
-        InvalidInputError: ``unknown_node``, ``node_skipped``, ``unknown_event``; the publication
-            does not fit the node's schema; ``agent`` is given, but the node has no agent.
+        InvalidInputError: ``unknown_node``, ``node_skipped`` or ``unknown_event``; the publication
+            does not fit the node's schema; or ``wanted.agent`` is set, but the node has no agent.
         ConflictError: ``not_final``, ``child_run``, ``no_graph``, ``session_user``.
     """
     waits = () if wanted.node is not None else (RunStatus.WAITING,)
@@ -132,7 +134,7 @@ async def fork(
 def _refuse_node(
     events: Sequence[Event], old: Mapping[str, Any], nodes: NodeTasks | None, name: str
 ) -> None:
-    """Check that a run has a node, and did not skip the node."""
+    """Check that a run's graph has the named node, and that the run did not skip the node."""
     if nodes is None:
         raise ConflictError(
             f"no graph decides the course of run {old['id']} (its mode is '{old['mode']}'): "
@@ -172,9 +174,9 @@ def _done_again(
 ) -> set[str]:
     """Return the nodes that a fork executes again: the fork's node, and all later nodes.
 
-    A node that asks people is executed again, with all later nodes, in two cases. First, the fork
-    changes the question that people saw. Second, repeated nodes depend on people's answer, and the
-    caller may not answer for these people.
+    A node that asks people is also executed again, with all nodes that follow it, in two cases: the
+    fork changes the question that people saw, or nodes that are executed again depend on people's
+    answer and the caller may not answer for these people.
 
     Args:
         may_answer: returns true if the caller may answer for a node that asks people.
@@ -239,10 +241,7 @@ async def _schema_of(
 
 
 def _given(before: Mapping[str, str], wanted: Fork, again: Collection[str]) -> dict[str, str]:
-    """Return, by node, the texts that nodes publish without an execution.
-
-    Nodes that are not executed again publish the old run's texts.
-    """
+    """Return, by node, the texts that nodes publish instead of being executed."""
     kept = {name: text for name, text in before.items() if name not in again}
     if wanted.node is not None and wanted.publication is not None:
         kept[wanted.node] = wanted.publication
@@ -252,7 +251,7 @@ def _given(before: Mapping[str, str], wanted: Fork, again: Collection[str]) -> d
 def _with_changes(
     old: Mapping[str, Any], nodes: NodeTasks | None, wanted: Fork, limits: StoredLimits
 ) -> dict[str, Any]:
-    """Return the old run's overrides, with the fork's new values for an agent."""
+    """Return the overrides of the old run, changed by the fork's new values for an agent."""
     name = old["agent"]
     if nodes is not None:
         name = None if wanted.node is None else nodes.node(wanted.node).get("agent")

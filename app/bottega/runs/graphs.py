@@ -1,8 +1,8 @@
-"""The graph of a run in the API, with the states that its nodes had at an event of the log.
+"""The graph of a run in the API, with the states that the run's nodes had at an event of the log.
 
-A node may have parts: its elements, the turns of its loop, or the nodes of its sub-graph. The name
-of a part begins with the node's name, as in the log: ``pages/0`` is an element of ``pages``,
-``improve/2`` is a turn of ``improve``, and ``improve/2/draft`` is a node of this turn.
+A node may contain inner nodes: the node's elements, the turns of the node's loop, or the nodes of
+the node's sub-graph. An inner node has the name that it has in the log: ``pages/0`` is an element
+of ``pages``, ``improve/2`` is a turn of ``improve``, ``improve/2/draft`` is a node in this turn.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ _STATES_OF_TASKS = {
 async def definition_of(
     connection: AsyncConnection, tenant_id: UUID, run: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the definition of a run's pinned graph, with the sub-graphs' definitions.
+    """Return the definition of a run's pinned graph, which includes the definitions of sub-graphs.
 
     Raises:
         NotFoundError: ``no_graph``.
@@ -92,14 +92,14 @@ _Node = Mapping[str, Any]
 
 
 class _Level(NamedTuple):
-    """Nodes by name, each after the nodes on which it depends, and the edges between the nodes."""
+    """Nodes by name in topological order, and the edges between the nodes."""
 
     nodes: Mapping[str, _Node]
     edges: Sequence[Mapping[str, Any]] = ()
 
     @classmethod
     def of(cls, content: Mapping[str, Any], prefix: str = "") -> Self:
-        """Read a graph's definition. Put the prefix before the nodes' names."""
+        """Read a graph's definition. Add the prefix to the nodes' names."""
         defined = {name_of_node(node): node for node in content["nodes"]}
         order = to_graph(content).get_topological_order()
         ends = ("source", "target")
@@ -108,7 +108,7 @@ class _Level(NamedTuple):
 
     @classmethod
     def inside(cls, name: str, node: _Node, steps: Collection[str]) -> Self:
-        """Return the parts of a node. ``steps``: last part of the names of begun parts."""
+        """Return a node's inner nodes. ``steps``: begun inner nodes, by their last name segment."""
         for each in ("for_each", "loop"):
             if each in node:
                 part = _without(each, node)
@@ -133,13 +133,13 @@ async def graph(
     seq: int | None = None,
     inside: str | None = None,
 ) -> dict[str, Any]:
-    """Return a run's graph, or a node's parts, with the nodes' states and publications.
+    """Return a run's graph, or the inner nodes of a node, with their states and publications.
 
-    If a child run executes an element, the graph of the child run consists of this element.
+    The graph of a child run that executes an element consists of this element.
 
     Args:
-        seq: show the graph after the event with this ``seq``; ``None``: after the run's last event.
-        inside: name of the node whose parts are returned; ``None``: return the whole graph.
+        seq: show the states after the event ``seq``; ``None``: after the run's last event.
+        inside: name of the node whose inner nodes are returned; ``None``: return the whole graph.
 
     Raises:
         NotFoundError: the run does not exist; ``no_graph``: the run has no graph; ``no_node``:
@@ -188,7 +188,7 @@ async def _own_level(
     definition: _Node,
     states: "_NodeStates",
 ) -> _Level:
-    """Return a run's whole graph, or the element that a child run executes."""
+    """Return a run's whole graph or, for a child run, only the element that it executes."""
     level = _Level.of(definition)
     if (own := (await connection.execute(_OWN_ELEMENT, of_run)).one_or_none()) is None:
         return level
@@ -206,7 +206,7 @@ async def _publications(
     seq: int,
     names: Sequence[str],
 ) -> dict[str, Any]:
-    """Return nodes' last publications up to an event, or from earlier runs of the session."""
+    """Return each node's last publication up to an event, or from earlier runs of the session."""
     rows: dict[str, Any] = {
         item["agent"]: {**item, "task_id": None, "metadata": item["details"].get("metadata") or {}}
         for item in run["session_base"] or ()
@@ -218,7 +218,7 @@ async def _publications(
 def _level_inside(
     inside: str, level: _Level, states: "_NodeStates", children: Mapping[str, Any]
 ) -> _Level:
-    """Return the parts of a node, which may itself be at any depth.
+    """Return the inner nodes of a node. The node may itself be an inner node.
 
     Args:
         level: the nodes of the run's graph.
@@ -230,7 +230,7 @@ def _level_inside(
     steps = inside.split("/")
     for name in ("/".join(steps[:end]) for end in range(1, len(steps) + 1)):
         if any(each.startswith(f"{name}/") for each in level.nodes):
-            continue  # a child run executes only one element of this node
+            continue  # the run is a child run that executes one element of this node
         if name in children:
             detail = f"run {children[name].id} executes '{name}': read the graph of this run"
             raise NotFoundError(detail, code="no_node")
@@ -244,7 +244,7 @@ def _level_inside(
 
 
 class _Part(NamedTuple):
-    """The state of a node, a turn or an element, and the child run, if any, that executes it."""
+    """The state of a node, turn or element; ``run_id``: the child run that executes it."""
 
     status: str
     task_id: UUID | None = None
@@ -256,8 +256,8 @@ class _NodeStates:
     """The states of a run's nodes, by name.
 
     Attributes:
-        parts: states of nodes that began or were skipped, and of elements.
-        steps: by a node's name: the last part of the names of the node's begun parts.
+        parts: states of elements, and of nodes that have begun or were skipped.
+        steps: by a node's name: the node's begun inner nodes, by the last segment of their names.
         reasons: the reason of each skipped node, by name.
         ends: ``seq`` of the last event of each node that has ended, by name.
     """
@@ -287,7 +287,7 @@ class _NodeStates:
                     self.add(element, _Part(_status_of(self.replay, task), task_id))
 
     def part(self, name: str, node: _Node) -> _Part:
-        """Return the state of a part. A turn's state follows from its parts' states."""
+        """Return a node's state. A turn's state follows from the states of the turn's nodes."""
         if name in self.parts or name not in self.steps:
             return self.parts.get(name, _PENDING)
         inner = _Level.inside(name, node, self.steps[name]).nodes
@@ -313,10 +313,10 @@ async def _node_states(
     seq: int,
     more: Sequence[EventType],
 ) -> _NodeStates:
-    """Return the states that a run's nodes have after an event, from a replay of the log.
+    """Replay a run's log up to an event. Return the states that the run's nodes then have.
 
     Args:
-        more: types of events to read, in addition to the events about nodes.
+        more: types of events that are read in addition to the events about nodes.
     """
     decides = run["mode"] == "dag" and not is_plain(definition)
     events = await read_events(
@@ -341,8 +341,8 @@ async def _node_states(
     ends = {name: node.seq for name, node in replay.nodes.items() if node.status != "running"}
     reasons = {name: why for name, node in replay.nodes.items() if (why := node.reason)}
     states = _NodeStates(replay, ends, reasons)
-    # In the replay, the nodes of a sub-graph follow the node that contains the sub-graph. Their
-    # names begin with this node's name.
+    # In the replay, the nodes of a sub-graph follow the node that contains the sub-graph. The names
+    # of inner nodes begin with the name of the outer node.
     waiting_below: set[str] = set()
     for name, node in reversed(replay.nodes.items()):
         status = node.status
@@ -357,14 +357,14 @@ async def _node_states(
 
 
 def _unended(replay: RunReplay, status: str | None) -> str:
-    """Return the status of a node that has not ended, derived from the status of its task."""
+    """Return the status of an unfinished node, derived from the status of the node's task."""
     if replay.is_over:
         return "failed"
     return "waiting" if status == "waiting" else "running"
 
 
 def _status_of(replay: RunReplay, task: TaskReplay) -> str:
-    """Return a task's status. The status of a tool's element is the status of its last call."""
+    """Return a task's status. A tool node's element has the status of its last tool call."""
     ended = next((call.ended for call in reversed(task.tools.values())), None)
     if task.status is None and ended is not None:
         return "completed" if ended.status == ToolStatus.SUCCESS else "failed"
@@ -405,7 +405,7 @@ def _published() -> Select[Any]:
 async def published_graph(
     connection: AsyncConnection, tenant_id: UUID, run_id: UUID, name: str, inside: str | None
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return a run's graph as a definition, and each node's last published version.
+    """Return a run's graph as a definition, and the version of each node's last publication.
 
     A skipped node has a ``reason``.
 

@@ -56,11 +56,11 @@ async def page(
     descending: bool,
     limit: int,
 ) -> PageItems[dict[str, Any]]:
-    """List a page of interrupts by time.
+    """List a page of interrupts, sorted by time.
 
     Args:
         filters: required values by column; ``None``: any value.
-        by_decision: list only decided interrupts, sorted by the time of the decision.
+        by_decision: list only decided interrupts, sorted by the time of their decisions.
     """
     wanted = {name: value for name, value in filters.items() if value is not None}
     few = wanted.get("status") == "pending" or not wanted.keys().isdisjoint(_OF_FEW)
@@ -99,7 +99,7 @@ async def of_client(
     run_id: UUID | None = None,
     session_id: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Return calls of clients' tools that meet one of the conditions, sorted by age.
+    """Return the calls of client tools that meet one of the conditions, sorted by age.
 
     Args:
         ids: return the calls with these ids.
@@ -130,7 +130,7 @@ async def of_client(
 async def started_with(
     connection: AsyncConnection, tenant_id: UUID, run_id: UUID
 ) -> Mapping[str, Any]:
-    """Return a run's ``agent``, ``principal``, ``user`` and ``metadata``; ``{}``: no such run."""
+    """Return a run's ``agent``, ``principal``, ``user`` and ``metadata``; ``{}`` if no run."""
     shown = runs.c.agent, runs.c.principal, runs.c.user_id.label("user"), runs.c.metadata
     query = select(*shown).where(runs.c.tenant_id == tenant_id, runs.c.id == run_id)
     row = (await connection.execute(query)).mappings().one_or_none()
@@ -149,10 +149,10 @@ async def resolve(
 
     Args:
         said: the decision; see :class:`bottega.agents.approval.Resolution`.
-        by: ``key_id`` and ``name`` of the API key that decided.
+        by: ``key_id`` and ``name`` of the API key that sent the decision.
 
     Raises:
-        InvalidInputError: ``said`` is no valid decision on an interrupt of this kind.
+        InvalidInputError: ``said`` is not a valid decision on an interrupt of this kind.
         ConflictError: the decision is too late: ``resolved``, ``expired`` or ``cancelled``.
     """
     if interrupt["status"] != "pending":
@@ -200,7 +200,7 @@ async def _check_approval(schema: Any, said: Mapping[str, Any]) -> None:
     try:
         known = await asyncio.to_thread(argument_schema, json.dumps(schema))
     except InvalidInputError:
-        return  # an unsupported schema: the MCP server or the client checks the arguments
+        return  # for such a schema, the MCP server or the client checks the arguments
     try:
         await asyncio.to_thread(known.check, said["arguments"])
     except InvalidInputError as error:

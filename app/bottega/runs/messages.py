@@ -1,7 +1,7 @@
 """A run's conversations as lists of messages, derived from the run's log.
 
 The log has the input of a run or task, context from other agents, the model's answers, and tool
-results. The log does not have the agent's system message, which is in the agent's definition.
+results. The log does not contain the agent's system message, because the agent's definition has it.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -54,7 +54,7 @@ def message_of(
 
     Args:
         event: the event that contains ``said``.
-        heard: the text that the model read as the tool's result, if the event has another text.
+        heard: the text that the model read as the tool's result, if the event has a different text.
     """
     match said:
         case AssistantMessage():
@@ -93,10 +93,10 @@ async def page(
     descending: bool,
     limit: int,
 ) -> PageItems[dict[str, Any]]:
-    """List messages of a task, or, without ``task_id``, of the run's agent, in the log's order.
+    """List messages of a task or (without ``task_id``) of the run's agent, in the log's order.
 
     Args:
-        types: list the messages of events of these types. The question is always listed.
+        types: event types whose messages are listed. The question is always listed.
         after: (``seq``, ``part``) of the last message of the previous page.
 
     Raises:
@@ -137,7 +137,7 @@ async def page_of_turn(
     descending: bool,
     limit: int,
 ) -> PageItems[dict[str, Any]]:
-    """List messages of a run's agent, or of the agents in its graph, with the agents' names.
+    """List messages of a run's agent or of the agents in the run's graph, with the agents' names.
 
     System messages are not listed.
 
@@ -184,10 +184,10 @@ async def _page(
     descending: bool,
     limit: int,
 ) -> PageItems[dict[str, Any]]:
-    """List the messages of the run's events that ``which`` and ``types`` select.
+    """List the messages in those of the run's events that ``which`` and ``types`` select.
 
     Args:
-        first: type of the event before which the question is listed.
+        first: event type; the question is listed before the first event of this type.
         asked: returns the question's messages.
     """
     query = _conversation(run, which, (first, *types))
@@ -195,7 +195,7 @@ async def _page(
     query = query.order_by(*(place.desc() if descending else place for place in places))
     found: list[dict[str, Any]] = []
     more = True
-    while more and not found:  # the message at ``after`` may be the last message of its event
+    while more and not found:  # the event of ``after`` may have no more messages
         rows = await fetch_page(connection, query.where(_beyond(after, descending)), limit + 1)
         begins = any(row["type"] == first for row in rows)
         question = await asked() if begins else ()
@@ -219,7 +219,7 @@ def _listed(
     *,
     descending: bool,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the messages of some events of a run, with the messages' positions and agents."""
+    """Yield the messages in some of a run's events, with each message's position and agent."""
     events = events_of_rows(run_id, rows)
     references = zip(rows, events, strict=True)
     texts = {event.data.get("answer_seq") or 0: row["output"] for row, event in references}
@@ -239,7 +239,7 @@ def _listed(
 
 
 def events_of_rows(run_id: UUID, rows: Sequence[Mapping[str, Any]]) -> list[Event]:
-    """Return the events of rows. Read ``body``, because the jsonb ``data`` sorts the keys."""
+    """Return the events of rows. Read ``body``, because the jsonb column ``data`` sorts keys."""
     return [
         Event(
             run_id=run_id,
@@ -269,7 +269,6 @@ _LAST = 2**31 - 1
 
 
 def _beyond(after: tuple[int, int] | None, descending: bool) -> ColumnElement[bool]:
-    """Return the condition for events that may have messages after a (``seq``, ``part``)."""
     if after is None:
         return true()
     seq, part = after
@@ -282,7 +281,7 @@ def _beyond(after: tuple[int, int] | None, descending: bool) -> ColumnElement[bo
 
 
 def fitting(found: list[dict[str, Any]], limit: int, *, more: bool) -> PageItems[dict[str, Any]]:
-    """Cut messages to a page's size, because the query does not limit an input's messages."""
+    """Cut messages to a page's size. The query does not limit the messages of an input."""
     size = 0
     for number, message in enumerate(found):
         size += len((message["content"] or "").encode(errors="replace"))
@@ -294,7 +293,7 @@ def fitting(found: list[dict[str, Any]], limit: int, *, more: bool) -> PageItems
 def _conversation(
     run: Mapping[str, Any], which: ColumnElement[bool], types: Sequence[str]
 ) -> Select[Any]:
-    """Select some of a run's events, and the text of the answer to which an event refers."""
+    """Select some of a run's events, each with the text of the answer to which the event refers."""
     events = run_events.c
     columns = events.seq, events.type, events.task_id, events.agent, events.at, events.body
     return read.with_answers(*columns, _heard().label("heard")).where(
@@ -306,9 +305,9 @@ def _conversation(
 
 
 def _heard() -> ColumnElement[Any]:
-    """Select the text that the model read as a tool's result, from the task's next model call.
+    """Select the text that the model read as a tool's result, from the next model call's start.
 
-    NULL: the model read the text in the event of the result, or no model call followed.
+    NULL: the model read the text that the result's event has, or no model call followed.
     """
     own, later = run_events.c, run_events.alias("later").c
     told = later.data["results"].op("->>")(own.data["tool_call_id"].astext)
@@ -333,7 +332,7 @@ def _heard() -> ColumnElement[Any]:
 def events_of(
     tenant_id: UUID, run_id: UUID, task_id: UUID | None
 ) -> tuple[ColumnElement[bool], ...]:
-    """Return the conditions that select a task's events; ``None``: the run's agent."""
+    """Return the conditions that select the events of a task or, for ``None``, of the root."""
     return (
         run_events.c.tenant_id == tenant_id,
         run_events.c.run_id == run_id,
@@ -390,7 +389,7 @@ def _shown(message: Mapping[str, Any]) -> Mapping[str, Any]:
 async def _asked(
     connection: AsyncConnection, run: Mapping[str, Any], parent: UUID | None, task_id: UUID
 ) -> list[Mapping[str, str]]:
-    """Return the question to a sub-agent: the dispatch's prompt, or the call's arguments."""
+    """Return the question to a sub-agent: the prompt of a dispatch, or the arguments of a call."""
     dispatched = select(run_events.c.data).where(
         *events_of(run["tenant_id"], run["id"], task_id),
         run_events.c.type == EventType.SUBAGENT_DISPATCHED,
@@ -407,8 +406,8 @@ async def _asked(
         for index, tool_call in enumerate(made or ()):
             if task_id_at(namespace, ((call, index),)) != task_id:
                 continue
-            # Read the executed call's arguments, because a hook may have changed the model's
-            # arguments.
+            # Read the arguments of the executed call. A hook may have changed the arguments of the
+            # model.
             started = select(run_events.c.data["arguments"]).where(
                 *calls,
                 run_events.c.type == EventType.TOOL_STARTED,

@@ -1,7 +1,7 @@
 """Pins: the versions of agents and graphs that a new run uses, cached in each process.
 
-This module also checks a run before its start: each model must have the agent's parameters, accept
-the parts of the input, and have a known price if the run has a cost budget.
+This module also checks a run before its start: each model must support the agent's parameters,
+accept each part of the input, and, if the run has a cost budget, have a known price.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ Dialects = Mapping[DialectName, Collection[str]]
 
 
 def dialects_of(servers: Iterable[tuple[DialectName, Mapping[str, Any]]]) -> Dialects:
-    """Return the dialects of an agent's models, and the parameters that a dialect's models share.
+    """Return the dialects of an agent's models, with the parameters that all models support.
 
     Args:
         servers: dialect and headers of each model's server.
@@ -69,7 +69,7 @@ def dialects_of(servers: Iterable[tuple[DialectName, Mapping[str, Any]]]) -> Dia
 def refuse_unsupported(
     params: Mapping[str, Any] | None, dialects: Dialects, place: str, *, whose: str
 ) -> None:
-    """Check that each of an agent's models accepts the agent's parameters.
+    """Check that all models of an agent accept the agent's parameters.
 
     Args:
         place: JSON Pointer to the parameters in the request.
@@ -104,14 +104,14 @@ def refuse_overrides(
     """Check a run's overrides.
 
     Args:
-        own: the parameters of each of the run's agents.
-        tools: the names of each agent's tools.
+        own: parameters of the run's agents, by agent.
+        tools: names of the run's tools, by agent.
         dialects: dialects of each agent's models.
 
     Raises:
-        UnknownAgentError: an agent is not in the run.
-        InvalidInputError: see :func:`refuse_unsupported`; ``duplicate_tool``: a tool has the name
-            of one of the agent's tools; ``unknown_tool``: ``tool_choice`` names no existing tool.
+        UnknownAgentError: the overrides name an agent that the run does not have.
+        InvalidInputError: see :func:`refuse_unsupported`; ``duplicate_tool``: a client tool has the
+            name of a tool of the agent; ``unknown_tool``: ``tool_choice`` names no existing tool.
     """
     for name, change in overrides.items():
         if name not in own:
@@ -167,7 +167,7 @@ _WRITERS: Mapping[DialectName, WriteMedia] = {
 
 
 def takes(dialect: DialectName, part: Part, media_type: str | None = None) -> bool:
-    """Return true if a dialect can express a part.
+    """Return true if a dialect can express a part of an input.
 
     Args:
         media_type: media type of the stored file, if the part refers to a stored file.
@@ -185,7 +185,7 @@ class UsedModel(NamedTuple):
 
     Attributes:
         address: URL of the model's server.
-        is_priced: the model's provider has a price for the model.
+        is_priced: true if the provider's definition has a price for the model.
     """
 
     name: str
@@ -194,10 +194,10 @@ class UsedModel(NamedTuple):
 
     @classmethod
     def of(cls, provider: KnownProvider, model: str | None, default: str) -> "UsedModel":
-        """Return the model for a reference to a provider's model.
+        """Return the model to which a definition refers.
 
         Args:
-            model: ``None``: the provider's first model, or ``default`` if it lists no models.
+            model: a model's name; ``None``: the provider's first model or else ``default``.
         """
         name = model or (provider.models[0] if provider.models else default)
         address = provider.base_url or VENDORS[provider.dialect]
@@ -241,19 +241,20 @@ class Pins:
     """The versions of definitions that a run uses to its end.
 
     Attributes:
-        epoch: epoch of the tenant's definitions, if there are definitions. The versions are current
-            until the epoch changes.
+        epoch: epoch of the tenant's definitions; ``None``: the tenant has none. The versions are
+            current until the epoch changes.
         pinned: ``{"agents": {name: version}, "graph": {"name", "version"} or None, "providers":
             {name: version}, "operators": [name], "mcp_servers": {name: version}}``. ``providers``
-            has the tenant's providers that the agents use, and ``operators`` the operator's. If the
+            has the tenant's providers that the agents use. ``operators`` has the operator's
+            providers that the agents use. If the
             graph contains graphs, ``graph`` has ``below: {name: [the current version, other
             versions]}``. ``default_model`` is the tenant's default model for agents without a
             model, if the tenant has chosen one.
         first: the agents that start the run. Each of these agents gets the run's input.
-        memory: memory mode of the root agent; for a DAG, the least strict mode of the nodes.
+        memory: memory mode of the root agent; in a DAG, the least strict mode of the nodes.
         memory_scope: memory scope of the root agent; None: the agent has none, or the run is a DAG.
         params: the parameters of each agent.
-        tools: names of the tools of each agent, with its sub-agents.
+        tools: names of the tools and sub-agents of each agent.
         dialects: dialects of each agent's models.
         models: models of each agent, with their providers.
         expose: the façades (APIs of other products) that offer the root agent; None: all façades.
@@ -272,11 +273,11 @@ class Pins:
 
 
 class PinCache:
-    """Cache of pins by tenant, agent and graph. Pins may be stale: each use compares the epoch.
+    """Cache of pins by tenant, agent and graph. Pins may be stale, so each use compares epochs.
 
     Args:
-        operators: the operator's providers. A tenant's provider replaces the operator's.
-        default_model: model of providers that list no models.
+        operators: the operator's providers. A tenant's provider replaces one of the same name.
+        default_model: name of the model for providers that list no models.
         shared: true if the operator lets agents read the memory of all sessions.
     """
 
@@ -307,8 +308,8 @@ class PinCache:
                 version.
 
         Raises:
-            UnknownAgentError, InvalidInputError: see :func:`bottega.runs.submit.submit`. An error
-                is never stale, because errors are not cached.
+            UnknownAgentError, InvalidInputError: see :func:`bottega.runs.submit.submit`. Errors are
+                not cached, so that an error is never stale.
         """
         key = tenant_id, agent, graph, version
         if (pins := self._known.get(key)) is not None:
@@ -323,7 +324,7 @@ class PinCache:
     async def of_draft(
         self, driver: asyncpg.Pool | asyncpg.Connection, tenant_id: UUID, draft: Mapping[str, Any]
     ) -> Pins:
-        """Return the pins of a run of an unstored definition. The pins contain the definition.
+        """Return pins of a run of an unstored definition. The pins contain the definition.
 
         Args:
             draft: ``agent`` (a name), ``definition`` and ``model`` (``demo`` or ``real``).
@@ -359,7 +360,7 @@ def _pins(
     operators: Mapping[str, KnownProvider],
     default_model: str,
 ) -> Pins:
-    """Return the pins of a run. Check the definitions that were read from the database."""
+    """Check the definitions that were read from the database. Return the run's pins."""
     if graph is not None and found["graph"] is None:
         raise InvalidInputError(
             f"there is no graph '{graph}'", code="unknown_graph", pointer="/graph"
@@ -415,7 +416,7 @@ def _pins(
 
 
 def _below(graph: Mapping[str, Any]) -> dict[str, dict[str, list[int]]]:
-    """Return the versions of a graph's sub-graphs by name. The current version is the first one."""
+    """Return the versions of a graph's sub-graphs, by name. The current version is first."""
     versions: dict[str, dict[int, None]] = {}
     sizes: dict[GraphRef, GraphSize] = {}
     for each in graph["below"]:
@@ -461,7 +462,7 @@ def _memory(
 ) -> str:
     """Return the strictest memory mode of the agents in ``first``.
 
-    Without ``first``: the least strict mode of the graph's nodes, as each node has a mode.
+    If ``first`` is ``None``, return the least strict mode of the graph's nodes.
     """
     if first is not None:
         return strictest("full", *(agents[name]["memory"] for name in first))
@@ -472,7 +473,6 @@ def _memory(
 def _refuse_unknown_version(
     found: Mapping[str, Any], agent: str | None, graph: str | None, version: int | None
 ) -> None:
-    """Refuse a version that the agent, or the graph if there is no agent, does not have."""
     if version is None:
         return
     if agent is None and found["graph"] is None:
@@ -511,7 +511,7 @@ def _refuse_unfit_tools(
     servers: Mapping[str, Mapping[str, Any]],
     pointer: str,
 ) -> None:
-    """Call :func:`bottega.tools.mcp.refuse_unfit` for each agent; add a pointer to its errors."""
+    """Call :func:`bottega.tools.mcp.refuse_unfit` for each agent. Add a pointer to errors."""
     for name, agent in agents.items():
         if any(tool["type"] == "mcp" for tool in agent["tools"]):
             try:
@@ -521,7 +521,7 @@ def _refuse_unfit_tools(
 
 
 def _tools(agent: Mapping[str, Any], servers: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the names that the model sees for an agent's tools."""
+    """Yield the names of an agent's tools that the model sees."""
     yield from TASK_TOOLS if agent["beside"] else agent["children"]
     for tool in agent["tools"]:
         if tool["type"] == "mcp":
@@ -534,7 +534,7 @@ def _tools(agent: Mapping[str, Any], servers: Mapping[str, Mapping[str, Any]]) -
 def _judges(
     agent: str, found: Mapping[str, Any], known: Mapping[str, KnownProvider]
 ) -> Sequence[ModelName]:
-    """Return the models of the judges in an agent's success checks; see :func:`_models`."""
+    """Return the models of the judges in an agent's success checks, as :func:`_models` does."""
     named = [each for each in found["judges"] if each is not None]
     return _models(agent, named, known) if named else ()
 
@@ -556,7 +556,7 @@ def _models(
     """Return an agent's models.
 
     Args:
-        default: the tenant's model for agents without a model, if the tenant has chosen one.
+        default: the model that the tenant has chosen for agents without a model, if any.
 
     Raises:
         InvalidInputError: ``unknown_provider``, ``unknown_model``.
@@ -571,11 +571,11 @@ def _models(
 
 
 def _refuse_unknown(named_by: dict[str, str], agents: Mapping[str, Reached]) -> None:
-    """Refuse names in the request that are not names of agents.
+    """Refuse a name in the request for which there is no agent.
 
     Args:
-        named_by: the names in the request, each with the pointer to its field in ``POST /v1/runs``.
-            The error's text has no pointer, because other APIs have other field names.
+        named_by: pointer to a field of ``POST /v1/runs``, by the agent's name in this field. The
+            error's text has no pointer, because other APIs have other field names.
         agents: existing agents, with their sub-agents.
     """
     for name, agent in agents.items():

@@ -41,10 +41,10 @@ async def prompt(
 
     Args:
         task_id: id of the agent's task; ``None``: the run's agent.
-        call: number of the model call; ``None``: the last call.
+        call: number of the model call; ``None``: the last model call.
 
     Raises:
-        NotFoundError: the run or task does not exist; ``no_model_call``: there was no such call.
+        NotFoundError: the run or task does not exist; ``no_model_call``: there is no such call.
     """
     run = await read.get(connection, tenant_id, run_id)
 
@@ -95,8 +95,8 @@ def composed(
 
     Args:
         own: the agent's system message.
-        order: the message that sets the order of the sub-agents' calls.
-        opening: the question, shared context and memory, in the log's order.
+        order: the message that says in which order the agent must call its sub-agents.
+        opening: the question, the shared context and the memory, in the log's order.
         said: the conversation, the newest message first.
         before: ``seq`` of the event that starts the model call.
     """
@@ -166,14 +166,14 @@ def _tool(tool: Row) -> dict[str, Any]:
 
 
 async def _begun(connection: AsyncConnection, run: Row, task_id: UUID | None) -> TaskReplay:
-    """Return the replay of a task's dispatch and of the starts of its model calls."""
+    """Replay a task's dispatch and the starts of the task's model calls."""
     of_task = run_events.c.task_id.is_not_distinct_from(task_id)
     types = run_events.c.type.in_((EventType.LLM_STARTED, EventType.SUBAGENT_DISPATCHED))
     return replay_run(await messages.read_events(connection, run, of_task, types)).task(task_id)
 
 
 def _starts(run_id: UUID, call: int | None, task: TaskReplay) -> Sequence[Event]:
-    """Return the start events of a model call; ``None``: the task's last model call."""
+    """Return the start events of a model call; ``None``: of the task's last model call."""
     number = max(task.calls, default=0) if call is None else call
     if number not in task.calls:
         which = "a model call" if call is None else f"the model call {call}"
@@ -214,7 +214,7 @@ async def _mcp_servers(connection: AsyncConnection, run: Row, definition: Row) -
 
 
 async def _order(connection: AsyncConnection, run: Row, names: Sequence[str]) -> str | None:
-    """Return the message that sets the order in which an agent calls its sub-agents."""
+    """Return the message that says in which order an agent must call its sub-agents."""
     pinned = run["pinned"]["graph"]
     if pinned is None or not names:
         return None

@@ -1,6 +1,6 @@
 """Queries about runs, for the API.
 
-The queries read runs, tasks, webhook deliveries, sums of usage, and the results of learning from a
+The queries read runs, tasks, webhook deliveries, sums of usage, and what the service learned from a
 run. This module also stores feedback and determines a run's outcome.
 """
 
@@ -72,7 +72,7 @@ from bottega.memory.episodes.scope import OFF
 from bottega.memory.patterns.adherence import SOURCE
 from bottega.subagents.handle import SubagentStatus
 
-_MOST = 200  # number of a run's candidates and of pattern applications
+_MOST = 200  # maximum number of candidates, and of applications
 
 _LEARNING = text("""
 SELECT l.episode_id, l.status, coalesce(l.tries, 0) AS tries, l.error, l.updated_at, r.reflection,
@@ -112,7 +112,7 @@ _LABEL = text("SELECT label_episode_of(:tenant, :run)")
 
 
 async def learnt(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dict[str, Any]:
-    """Return the learning status, reflection, pattern candidates and applications of a run."""
+    """Return a run's learning status, reflection, pattern candidates and pattern applications."""
     values: dict[str, Any] = {"tenant": tenant_id, "run": run_id}
     row = (await connection.execute(_LEARNING, values)).mappings().one()
     values = {"tenant": tenant_id, "episode": row["episode_id"], "most": _MOST}
@@ -145,7 +145,7 @@ async def give_feedback(
     The run's episode does not change. Learning then processes the run again.
 
     Args:
-        by: the author, in the form of the audit log.
+        by: the feedback's author, in the form that the audit log uses.
         outcome: outcome that replaces the run's outcome.
         score: a number from 0 (worst) to 1 (best).
     """
@@ -183,9 +183,9 @@ _BY_STATUS: Mapping[str, OutcomeValue] = {
 def shown(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the API's fields ``outcome`` and ``success_check`` for a run's row.
 
-    The outcome comes from the feedback; without feedback, from the agent's checks; without checks,
-    from the run's status. A completed run without feedback and checks is ``UNKNOWN``. If checks
-    decide, the reason is the first reason of a check with the same result.
+    The outcome comes from the feedback. Without feedback, it comes from the agent's success checks.
+    Without checks, it comes from the run's status. A completed run without feedback and checks is
+    ``UNKNOWN``. If checks decide, the reason is that of the first check with the same result.
 
     Args:
         row: the run's row. Columns of ``run_checks`` have the prefix ``check_``; outcome and
@@ -238,13 +238,12 @@ _BLOCKED_BY = func.blocked_by(
 
 
 def _version(run: Any) -> ColumnElement[int]:
-    """Return the version of a run's graph or first agent. ``run``: the run's columns."""
     of_agent = run.pinned["agents"][run.agent].as_integer()
     return func.coalesce(run.pinned["graph"]["version"].as_integer(), of_agent)
 
 
 def _runs(*but: str) -> Select[Any]:
-    """Select runs with related rows of other tables. ``but``: columns that are not selected."""
+    """Select runs, joined to their rows in other tables. ``but``: columns that are not selected."""
     reported = case((runs.c.mode == "batch", runs.c.last_seq), else_=0)
     ends = lateral_rows(webhooks, _of_run(webhooks) & (webhooks.c.seq == reported), *_OF_WEBHOOK)
     learning = lateral_rows(run_learning, _of_run(run_learning), "status")
@@ -305,8 +304,8 @@ def _first_subagents() -> ScalarSelect[Any]:
 _REASON = text("""'$[*] ? (@.passed == $passed && @.reason like_regex ".").reason'::jsonpath""")
 """The reason of :func:`shown` among the results of checks."""
 _AGENT_OF_NODE = text("'$.nodes[*].agent ? (@ != null)'::jsonpath")
-# Statements of frequent requests are built only once, because building a statement takes longer
-# than such a request.
+# Statements for frequent requests are built only once, because it takes longer to build a statement
+# than to execute the request.
 _RUN = _runs("spent", "parent_task", "root_run_id", "child_limit", "batch").where(
     runs.c.tenant_id == bindparam("tenant"), runs.c.id == bindparam("run")
 )
@@ -338,12 +337,12 @@ class RunFilter:
 
     Attributes:
         parent_run_id: list the child runs of this run; ``None``: list only runs without a parent.
-        created_after, created_before: exclusive bounds of the time of creation.
+        created_after, created_before: exclusive bounds of the time at which the run was created.
         metadata: (key, value) pairs that the run's metadata must have. The value ``1`` matches the
-            string and the number; booleans and null match in the same way.
+            string ``"1"`` and the number 1; booleans and null match in the same way.
         draft: true: list only drafts; false: list only runs of stored definitions.
-        search: more conditions; only the newest ``SEARCHED_RUNS`` runs that meet all other
-            conditions are searched.
+        search: more conditions, which are checked only for the newest ``SEARCHED_RUNS`` runs that
+            meet all other conditions.
     """
 
     status: str | None = None
@@ -365,14 +364,15 @@ class RunSearch:
 
     Attributes:
         statuses, agents, outcomes: the run must have one of these values; empty: any value.
-            :func:`shown` determines an outcome.
-        outcome_source, outcome_reason: the source of the outcome, and a part of its reason, by
-            :func:`shown`. Case and accents of the reason are ignored.
-        text: part of the question. Case and accents are ignored.
+            :func:`shown` determines the outcome.
+        outcome_source: the outcome's source. outcome_reason: text that the outcome's reason must
+            contain. Case and accents are ignored.
+        text: text that the run's question must contain. Case and accents are ignored.
         error_code: code of the run's error.
-        longer_than_s: minimum duration in seconds, from the run's start to its end, or to now.
+        longer_than_s: minimum number of seconds from the run's start to its end or, before its end,
+            to now.
         cost_over: minimum cost in US dollars.
-        version: version of the run's first agent, or of its graph.
+        version: version of the run's graph or, without a graph, of the run's agent.
         retrying: true for runs whose last model call failed and will be tried again.
         rated: true for runs with a person's feedback.
     """
@@ -396,7 +396,7 @@ SEARCHED_RUNS = 20_000
 
 
 async def get(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dict[str, Any]:
-    """Return a run's row. ``webhook`` is the state of the delivery of the run's webhook.
+    """Return a run's row. Its ``webhook`` is the state of the webhook's delivery.
 
     Raises:
         NotFoundError: the tenant has no such run.
@@ -407,7 +407,7 @@ async def get(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dic
 async def get_in_full(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dict[str, Any]:
     """Return a run with the ``subagents`` of its first agent, and with ``tasks``.
 
-    ``tasks`` has numbers of dispatched tasks: ``waiting``, ``running``, ``done`` and ``failed``. If
+    ``tasks`` counts the dispatched tasks: ``waiting``, ``running``, ``done`` and ``failed``. If
     enough tasks have ended, ``estimated_ms`` is the estimated time in milliseconds until all tasks
     have ended. ``tasks`` is ``None`` if the run has dispatched no tasks.
 
@@ -487,9 +487,9 @@ async def page(
 async def totals(connection: AsyncConnection, tenant_id: UUID, wanted: RunFilter) -> RowMapping:
     """Sum up the runs of a list: ``runs``, ``failed``, ``usage`` and ``complete``.
 
-    ``failed`` counts failed runs and those that ran out of time. ``complete`` is false if more than
-    ``SEARCHED_RUNS`` runs meet the conditions besides the search: then only the newest of these are
-    counted.
+    ``failed`` counts failed runs and runs whose timeout expired. If more than ``SEARCHED_RUNS``
+    runs meet the conditions outside ``wanted.search``, only the newest of these runs are counted,
+    and ``complete`` is false.
     """
     newest = _newest(await _all_conditions(connection, tenant_id, wanted))
     run = newest.c
@@ -507,7 +507,7 @@ async def totals(connection: AsyncConnection, tenant_id: UUID, wanted: RunFilter
 async def _all_conditions(
     connection: AsyncConnection, tenant_id: UUID, wanted: RunFilter
 ) -> list[ColumnElement[bool]]:
-    """Return the conditions on the newest ``SEARCHED_RUNS`` runs, without those of a search."""
+    """Return all conditions except those of ``wanted.search``."""
     own = _of_tenant(tenant_id, wanted)
     if not wanted.metadata:
         return [*own, *_conditions(wanted)]
@@ -540,21 +540,20 @@ def _conditions(wanted: RunFilter) -> Iterator[ColumnElement[bool]]:
         yield runs.c.parent_run_id == wanted.parent_run_id
         return
     yield and_(runs.c.parent_run_id.is_(None), runs.c.mode != "batch")
-    # A run's id (UUIDv7) begins with a time shortly after created_at, the start of the transaction.
-    # So the primary key is the index for both bounds of created_at.
+    # A run's id (UUIDv7) begins with a time shortly after the run's created_at. So the index of the
+    # primary key serves both bounds of created_at.
     if after is not None:
         yield runs.c.id >= first_id(after)
     yield runs.c.id < (ABOVE_ROOTS if before is None else first_id(before + MOST_SKEW))
 
 
 def _newest(conditions: Iterable[ColumnElement[bool]]) -> Subquery:
-    """Select the newest ``SEARCHED_RUNS`` runs that meet some conditions."""
     query = select(runs).where(*conditions).order_by(runs.c.id.desc()).limit(SEARCHED_RUNS)
     return query.subquery()
 
 
 def _search_conditions(run: Any, wanted: RunSearch) -> Iterator[ColumnElement[bool]]:
-    """Yield the conditions of a search. ``run``: the columns of a run."""
+    """Yield the conditions of a search. ``run``: the columns of the runs that are searched."""
     for column, values in ((run.status, wanted.statuses), (run.agent, wanted.agents)):
         if values:
             yield column.in_(values)
@@ -601,7 +600,7 @@ def _outcome_conditions(run: Any, wanted: RunSearch) -> Iterator[ColumnElement[b
 
 
 def _own(run: Any, table: Table, column: ColumnElement[Any]) -> Select[Any]:
-    """Select a column of the run's row in another table."""
+    """Select a column of the row that a different table has for the run."""
     return select(column).where(table.c.tenant_id == run.tenant_id, table.c.run_id == run.id)
 
 
@@ -614,12 +613,12 @@ async def _with_metadata(
 ) -> Sequence[UUID]:
     """Return the ids of a page of runs with the wanted metadata.
 
-    Under row-level security, ``@>`` cannot use its index. So an SQL function without row-level
-    security does the search. This function reads only rows of the transaction's tenant.
+    Under row-level security, PostgreSQL cannot use the index for ``@>``. So an SQL function without
+    row-level security searches, and reads only rows of the transaction's tenant.
     """
     first = [] if after is None or descending else [after]
     last = [after] if after is not None and descending else []
-    if wanted.created_after is not None:  # see _conditions; no run has exactly this id
+    if wanted.created_after is not None:  # as in _conditions; no run has exactly this id
         first.append(first_id(wanted.created_after))
     if wanted.created_before is not None:
         last.append(first_id(wanted.created_before + MOST_SKEW))
@@ -644,7 +643,7 @@ async def _with_metadata(
 
 
 def spelled(value: str) -> list[Any]:
-    """Return the JSON values that a text in a query may mean: ``1`` may be a string or a number."""
+    """Return the JSON values that a text in a request may mean: ``1`` is a string or a number."""
     try:
         parsed = from_json(value)
     except ValueError:
@@ -661,7 +660,7 @@ TALKING = (SubagentStatus.RUNNING, SubagentStatus.STREAMING)
 async def children(
     connection: AsyncConnection, tenant_id: UUID, parents: Collection[UUID], since: datetime
 ) -> list[UUID]:
-    """Return the child runs that are not over or were created since a time."""
+    """Return the ids of child runs that have not ended, or that were created since a time."""
     query = select(runs.c.id).where(
         runs.c.tenant_id == tenant_id,
         runs.c.parent_run_id.in_(parents),
@@ -698,7 +697,7 @@ async def tasks_page(
 
 @cache
 def _tasks(*, by_status: bool, on: bool, descending: bool) -> Select[Any]:
-    """Select a run's tasks. ``on``: select only the tasks after a position."""
+    """Select a run's tasks. ``on``: condition that selects only the tasks after a position."""
     data = event_data(tasks, tasks.c.answer_seq).label("data")
     answer = select(data).correlate(tasks).lateral().c
     is_whole = tasks.c.status == RunStatus.COMPLETED
@@ -765,17 +764,17 @@ async def require(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) ->
 
 
 def event_data(of: FromClause, seq: ColumnElement[Any]) -> ColumnElement[Any]:
-    """Select an event's data; NULL if ``seq`` is NULL. ``of``: a table with ``run_id``."""
+    """Select the data of an event; NULL if ``seq`` is NULL. ``of``: a table with ``run_id``."""
     return func.event_data(of.c.tenant_id, of.c.run_id, seq, type_=JSONB)
 
 
 def answer_in(of: FromClause, data: ColumnElement[Any]) -> ColumnElement[Any]:
-    """Select the text of the answer in an event or in the event to which it refers, or NULL."""
+    """Select the answer's text from an event, or from the event to which the event refers."""
     return func.answer_in(of.c.tenant_id, of.c.run_id, data, type_=Text)
 
 
 def with_answers(*columns: ColumnElement[Any]) -> Select[Any]:
-    """Select events. ``output`` is the text of the answer to which an event refers."""
+    """Select events. ``output`` is the text of the answer to which the event refers."""
     answer = event_data(run_events, run_events.c.data["answer_seq"].as_integer())
     return select(*columns, answer_in(run_events, answer).label("output"))
 
@@ -783,7 +782,7 @@ def with_answers(*columns: ColumnElement[Any]) -> Select[Any]:
 async def context(
     connection: AsyncConnection, tenant_id: UUID, run_id: UUID, agent: str
 ) -> list[dict[str, Any]]:
-    """Return the context that an agent received from other agents of a run, in order.
+    """Return the context that an agent received from other agents of the run, in the log's order.
 
     Raises:
         NotFoundError: the tenant has no such run, or the run has no such agent.
@@ -814,7 +813,7 @@ Place = tuple[UUID, int]
 
 _same_run = and_(runs.c.tenant_id == webhooks.c.tenant_id, runs.c.id == webhooks.c.run_id)
 _run = lateral_rows(runs, _same_run, "mode", "status", "user_id")
-_end_of_batch = (  # a batch's final event is the last event of its step
+_end_of_batch = (  # a batch's final event is the last event of the event's step
     select(run_events.c.type)
     .where(*(run_events.c[name] == webhooks.c[name] for name in ("tenant_id", "run_id", "seq")))
     .where(run_events.c.step == webhooks.c.seq)
@@ -881,7 +880,7 @@ class UsageFilter:
         agent, model: the model call's agent and model.
         user, session: the run's user and session.
         metadata: (key, value) pairs that a run's metadata must have.
-        key: for the grouping ``metadata``: the metadata key whose values are the groups.
+        key: for the grouping ``metadata``: the metadata key by whose values the usage is grouped.
     """
 
     agent: str | None = None
@@ -907,10 +906,10 @@ async def usage_page(
     """List the summed usage of ended runs that were created from ``since`` to ``until``.
 
     The sums are sorted by the name of the group, which is in the field with the name of the
-    grouping. The group ``None`` has the runs without a value for the grouping, such as no session.
+    grouping. The group ``None`` has the runs without a value, such as runs without a session.
 
     Args:
-        by: the grouping: one of `USAGE_BY`, or ``metadata``.
+        by: what the usage is grouped by: one of `USAGE_BY`, or ``metadata``.
         since: ``None``: 30 days before ``until``.
         until: ``None``: now.
         after: name of the last group of the previous page.

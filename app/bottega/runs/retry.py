@@ -1,4 +1,4 @@
-"""Repetition of a run as a new run, from the start or with some steps of the earlier run.
+"""Repetition of a run as a new run, from the start or with copied steps of the old run.
 
 A retry from the last step copies all steps that succeeded. A fork copies the steps before a node or
 an event (see :mod:`bottega.runs.forks`).
@@ -94,9 +94,9 @@ async def retry(
     """Submit a run that repeats a finished run, with the same pinned versions.
 
     Args:
-        from_last_step: copy the finished steps of the old run into the new run's log, so that no
-            model call or tool of these steps is executed again.
-        memory: the server's memory mode. The new run has the stricter of this and the old mode.
+        from_last_step: copy the finished steps of the old run into the new run's log. The new run
+            then repeats no model call and no tool call of these steps.
+        memory: the server's memory mode; the new run has the stricter of this and the old mode.
         principal: the API key or user that starts the new run.
         limits: limits of the principal's API key.
 
@@ -135,7 +135,8 @@ async def repeatable(
         NotFoundError: the tenant has no such run.
         ConflictError: ``not_final``; ``child_run``: the run does a task of another run.
     """
-    # A deletion of the session or user waits for this lock, and then deletes the new run, too.
+    # A concurrent deletion of the session or user waits for this lock, and then deletes the new
+    # run, too.
     same = and_(runs.c.tenant_id == tenant_id, runs.c.id == run_id)
     held = select(runs.c.id).where(same).with_for_update(read=True, key_share=True)
     await connection.execute(held)
@@ -161,7 +162,7 @@ async def repeated_values(
     memory: str,
     limits: StoredLimits,
 ) -> dict[str, Any]:
-    """Return the values of the new run that are those of the old run.
+    """Return the values that a new run takes from the old run.
 
     Args:
         memory, limits: see :func:`retry`.
@@ -176,7 +177,7 @@ async def repeated_values(
 
 
 def base_of(old: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the ``turn`` of the new run, which follows the same turns as the old run."""
+    """Return the ``turn`` of a new run that follows the same turns as the old run."""
     return old["turn"] and {"base": old["turn"]["base"]}
 
 
@@ -187,7 +188,7 @@ def task_root_of(old: Mapping[str, Any]) -> UUID:
 
 
 def same_tasks(old: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that give a new run the old run's session memory and task ids."""
+    """Return values with which a new run has the session memory and the task ids of the old run."""
     return {"session_base": old["session_base"], "task_root": task_root_of(old)}
 
 
@@ -207,7 +208,7 @@ class NodeTasks(NamedTuple):
     async def of(
         cls, connection: AsyncConnection, tenant_id: UUID, run: Mapping[str, Any]
     ) -> Self | None:
-        """Return the nodes of a DAG's graph; ``None`` if the run has another mode."""
+        """Return the nodes of a run's graph; ``None`` if the run's mode is not ``dag``."""
         if run["mode"] != "dag":
             return None
         definition = await graphs.definition_of(connection, tenant_id, run)
@@ -221,17 +222,17 @@ class NodeTasks(NamedTuple):
         return {**found[name], "name": name}
 
     def human_nodes(self) -> dict[str, list[Mapping[str, Any]]]:
-        """Return the nodes that ask people, by the run's node that is or contains such a node."""
+        """Return the nodes that ask people, by the run's node that is or contains them."""
         asking = {name_of_node(node): list(_asking(node)) for node in self.definition["nodes"]}
         return {name: found for name, found in asking.items() if found}
 
     def below(self, names: Iterable[str]) -> set[str]:
-        """Return all nodes that follow the named nodes."""
+        """Return all nodes that come after the named nodes in the graph."""
         return {edge.target for name in names for edge in self.rules.below(name)}
 
 
 def _asking(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the nodes that ask people: a node and the nodes in its sub-graph."""
+    """Yield those nodes that ask people, among a node and the nodes of its sub-graphs."""
     if node.get("type") == "human":
         yield node
     for inner in node.get("definition", {}).get("nodes", ()):
@@ -256,14 +257,14 @@ def carry_over(
     nodes: NodeTasks | None = None,
     again: Collection[str] = (),
 ) -> Carried:
-    """Return the steps of a run that its repetition does not execute again. Pure.
+    """Return the steps of an old run that a new run copies instead of executing them again.
 
-    The steps are the run's events, numbered from 2, because event 1 is the new run's
+    Pure. The steps are the old run's events, numbered from 2, because event 1 is the new run's
     ``run.queued``. These events are left out:
 
-    - failures that no later step used, and the consequences of these failures;
+    - failures that no later step used, and the events that followed from these failures;
     - work that began and did not finish;
-    - decisions of people on calls without a result: the new run asks the people again;
+    - people's decisions on tool calls without a result, so that the new run asks people again;
     - users' messages that no agent received.
 
     Args:
@@ -313,9 +314,9 @@ def carry_over(
 
 
 def until(events: Sequence[Event], seq: int) -> list[Event]:
-    """Return the events up to a ``seq``, without blocks that are then incomplete. Pure.
+    """Return the events up to a ``seq``, without blocks that are then incomplete.
 
-    A block is a model's message with the results of all tool calls in the message.
+    Pure. A block consists of a model's message and the results of all tool calls in the message.
     """
     events = events[:seq]
     parents = {event.task_id: event.parent_task_id for event in events}
@@ -345,7 +346,7 @@ def until(events: Sequence[Event], seq: int) -> list[Event]:
 def _without(
     events: Sequence[Event], nodes: NodeTasks, again: Collection[str], undecided: Collection[str]
 ) -> list[Event]:
-    """Return a run's events without the events of some nodes.
+    """Return a run's events without the events of the nodes ``again``.
 
     Args:
         again: nodes whose events are dropped.
@@ -366,12 +367,11 @@ def _without(
 
 
 def _node_of(name: str) -> str:
-    """Return the run's node for a name in the log: ``draft`` for ``draft/2/write``."""
     return name.partition("/")[0]
 
 
 def _settled(events: Iterable[Event], nodes: NodeTasks) -> set[UUID | None]:
-    """Return the tasks of nodes that completed, or that failed without ending the run."""
+    """Return the tasks of nodes that completed, and of nodes whose failure did not end the run."""
     rules = nodes.rules.nodes
     return {
         event.task_id
@@ -386,10 +386,10 @@ def _settled(events: Iterable[Event], nodes: NodeTasks) -> set[UUID | None]:
 
 
 def _without_failed_nodes(events: Sequence[Event], nodes: NodeTasks) -> list[Event]:
-    """Return events without the events of failed nodes and of nodes after unfinished nodes.
+    """Drop the events of failed nodes, and of nodes that come after failed or unfinished nodes.
 
     The events of a failed node stay if the run continued after the failure. If an inner node of an
-    unfinished node failed, the unfinished node is executed again from its start.
+    unfinished node failed, the unfinished node is executed again from the start.
     """
     found: dict[str, set[str]] = defaultdict(set)
     for event in events:
@@ -408,13 +408,11 @@ def _without_failed_nodes(events: Sequence[Event], nodes: NodeTasks) -> list[Eve
 
 
 def _is_of_run(event: Event) -> bool:
-    """Check if an event is about the run's start or end, and not about the work of its agents."""
     unstored = event.type == EventType.WARNING and event.data["code"] == EPISODE_NOT_STORED
     return event.type.startswith("run.") or event.type == EventType.EPISODE_STORED or unstored
 
 
 def _is_final_failure(event: Event) -> bool:
-    """Check if a model call failed and was not tried again."""
     return event.type == EventType.LLM_FAILED and not is_repeated(event.data)
 
 
@@ -424,17 +422,17 @@ def _undone(
     task_root: UUID,
     settled: AbstractSet[UUID | None] = frozenset(),
 ) -> set[int]:
-    """Return the indexes of the events of failures that no later step used, and of what followed.
+    """Return the indexes of the events that the new run must not copy because of failures.
 
-    A failure that a model received and answered is a used failure. A task that is executed again,
-    or that has not ended, keeps its dispatch and finished steps. If an agent read the state of its
-    tasks and then made no step, the agent reads the state again.
+    A later step used a failure if a model received the failure and answered. A task that is
+    executed again, or that has not ended, keeps its dispatch and its finished steps. If an agent
+    read the statuses of its tasks and then made no step, the agent reads the statuses again.
 
     Args:
-        settled: tasks whose failures are not undone.
+        settled: tasks whose failures are copied.
     """
     log = _Log(events, parents, settled)
-    failed: dict[UUID | None, int] = {}  # by task: index of the first dropped event
+    failed: dict[UUID | None, int] = {}  # by task: index of the first event that is dropped
     again: set[UUID | None] = set()  # tasks to execute again, without end events
     for index, event in enumerate(events):
         failure = _is_failure(event) or log.is_no_answer(event, index)
@@ -487,11 +485,11 @@ class _Log:
                     self._reported.setdefault(task, []).append((event.task_id, index))
 
     def is_last(self, task: UUID | None, index: int) -> bool:
-        """Check that no answer of the task's model follows the event at an index."""
+        """Check that the task's model gave no answer after the event at an index."""
         return self._answered.get(task, -1) < index
 
     def is_no_answer(self, event: Event, index: int) -> bool:
-        """Check if an event is a failed task's last answer that was cut, refused or invalid."""
+        """Check if an event is a failed task's last answer, which was cut, refused or invalid."""
         task = event.task_id
         if event.type != EventType.LLM_COMPLETED or self._answered[task] != index:
             return False
@@ -502,10 +500,10 @@ class _Log:
         return is_invalid or ending_of(answer_of(LlmCompleted.of(event.data))) is not None
 
     def built_upon(self, task: UUID | None, index: int) -> bool:
-        """Check if an agent above a failed task used the failure or succeeded after the failure.
+        """Check if a parent task of a failed task used the failure or succeeded after the failure.
 
-        The caller of a synchronous task receives the task's end at once. The caller of an
-        asynchronous task receives the end when the caller reads the task's state.
+        A synchronous task's caller receives the task's end at once. An asynchronous task's caller
+        receives the task's end when the caller reads the task's status.
         """
         if not self._settled.isdisjoint((task, *_above(task, self._parents))):
             return True
@@ -524,7 +522,7 @@ class _Log:
 
 
 def _ends_reported(look: Event) -> Iterator[UUID]:
-    """Yield the ended tasks in the result of a tool in ``_LOOKS``."""
+    """Yield the ids of the ended tasks in the result of a tool that reads tasks' statuses."""
     result = look.data["result"]
     for task in result.get("tasks", ()) if isinstance(result, Mapping) else ():
         if task["status"] in ENDS.values():
@@ -532,13 +530,12 @@ def _ends_reported(look: Event) -> Iterator[UUID]:
 
 
 def _is_failure(event: Event) -> bool:
-    """Check if an event is a task's failure, timeout or cancellation, or a failed model call."""
     beside = event.type in ENDS and event.type != EventType.SUBAGENT_COMPLETED
     return beside or _is_final_failure(event) or _was_cancelled(event)
 
 
 def _is_of_attempt(event: Event) -> bool:
-    """Check if an event belongs to an execution of an asynchronous task."""
+    """Check if an event belongs to one execution of an asynchronous task."""
     return event.type.startswith("subagent.") and event.type not in (
         EventType.SUBAGENT_DISPATCHED,
         EventType.SUBAGENT_MESSAGE_SENT,
@@ -547,20 +544,20 @@ def _is_of_attempt(event: Event) -> bool:
 
 
 def _is_look(event: Event) -> bool:
-    """Check if an event is about a call of a tool in ``_LOOKS``: tools that read tasks' states."""
+    """Check if an event is about a call of a tool that reads tasks' statuses (``_LOOKS``)."""
     is_call = event.type == EventType.TOOL_STARTED or event.type in _TOOL_ENDS
     return is_call and tool_name_of(event.data) in _LOOKS
 
 
 def _follows_call(event: Event) -> bool:
-    """Check if an event is a tool call's end, or memory recalled because of the call's failure."""
+    """Check if an event is a tool call's end, or memory that was recalled after the call failed."""
     if event.type == EventType.CONTEXT_RECALLED:
         return ContextReceived.of(event.data).tool_call_id is not None
     return event.type in _TOOL_ENDS
 
 
 def _asked(events: Sequence[Event], task_root: UUID) -> dict[UUID | None, tuple[Any, ...]]:
-    """Map each task that a model called to its parent task, model call and tool call's id."""
+    """Return, by task: (parent task, model call, tool call id) of the call that began the task."""
     asked: dict[UUID | None, tuple[Any, ...]] = {}
     for event in events:
         if event.type == EventType.LLM_COMPLETED:
@@ -581,7 +578,7 @@ def _code(event: Event) -> str | None:
 
 
 def _above(task: UUID | None, parents: Parents) -> Iterator[UUID | None]:
-    """Yield the ids of the tasks above a task, and then ``None`` for the root."""
+    """Yield the ids of a task's parent task, the parent's parent …, and ``None`` for the root."""
     while task is not None:
         task = parents[task]
         yield task
@@ -592,9 +589,9 @@ def _was_cancelled(event: Event) -> bool:
 
 
 def _names_dropped(event: Event, numbers: Mapping[int, int]) -> bool:
-    """Check if a published or received text refers to an event that is dropped.
+    """Check if an event refers to the text of an event that is dropped.
 
-    In the log, a node's text may be a reference to another node's answer with an equal text.
+    In the log, a node's text may be a reference to an equal answer of a different node.
     """
     seq = event.data.get("answer_seq")
     return event.type in _TEXTS and seq is not None and seq not in numbers
@@ -607,7 +604,7 @@ def _row(
 
     Args:
         numbers: new ``seq`` of the kept events, by their old ``seq``.
-        texts: texts of answers by their old ``seq``, which replace references to dropped events.
+        texts: texts of answers, by old ``seq``. They replace references to dropped events.
     """
     data = dict(event.data)
     if _names_dropped(event, numbers):
@@ -626,7 +623,7 @@ def _row(
 
 
 def _tasks(events: Sequence[Event], rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows of tasks after some events. ``rows``: the events as the new run's rows."""
+    """Return the rows of the events' tasks. ``rows``: the events as the new run's rows."""
     tasks: dict[UUID, dict[str, Any]] = {}
     for seq, (event, row) in enumerate(zip(events, rows, strict=True), start=2):
         if event.task_id is None:
@@ -643,6 +640,6 @@ def _tasks(events: Sequence[Event], rows: Sequence[Mapping[str, Any]]) -> list[d
         )
         change = row_change(event.type, row["data"], seq)
         if event.type == EventType.AGENT_STARTED:
-            del change["status"]  # a restart does not change the status
+            del change["status"]  # a restart does not change the task's status
         task |= change
     return list(tasks.values())

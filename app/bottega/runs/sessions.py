@@ -1,6 +1,6 @@
-"""Sessions, which have conversations and shared memory for several runs.
+"""Sessions: several runs share a session's conversations and memory.
 
-The list of a session's messages is read from the logs of the session's runs.
+The messages of a session are read from the logs of the session's runs.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,7 +64,7 @@ MOST_WORDS = 10
 
 
 def _sessions() -> Select[Any]:
-    """Select sessions. Title, state and last message come from the session's first and last run."""
+    """Select sessions, with data of the session's first and last run."""
     first, last = _run_of_session(descending=False), _run_of_session(descending=True)
     for_people = exists().where(
         run_waits.c.tenant_id == sessions.c.tenant_id,
@@ -151,7 +151,7 @@ async def create(
     """Create a session.
 
     Args:
-        new: ``id``, ``user``, ``title`` and ``metadata``. Without ``id``, an id is generated.
+        new: ``id`` (optional), ``user``, ``title`` and ``metadata``.
 
     Raises:
         ConflictError: ``exists``.
@@ -201,10 +201,10 @@ async def fork(
     *,
     new_id: str | None = None,
 ) -> dict[str, Any]:
-    """Create a session with the conversations, user, metadata and memory of another session.
+    """Create a session with the conversations, user, metadata and memory of an existing session.
 
     Args:
-        run_id: run of the last turn that the new session has; ``None``: all turns so far.
+        run_id: id of the run that is the last turn to copy; ``None``: copy all turns.
         new_id: id of the new session; ``None``: generate an id.
 
     Raises:
@@ -259,14 +259,14 @@ def unknown_session(session_id: str) -> NotFoundError:
 
 
 async def user_of(connection: AsyncConnection, tenant_id: UUID, session_id: str) -> str | None:
-    """Return a session's user; ``None`` if there is no user or no session."""
+    """Return a session's user; ``None``: the session has no user or does not exist."""
     own = and_(sessions.c.tenant_id == tenant_id, sessions.c.id == session_id)
     found: str | None = await connection.scalar(select(sessions.c.user_id).where(own))
     return found
 
 
 async def hold_user(connection: AsyncConnection, tenant_id: UUID, user: str | None) -> None:
-    """Make an erasure of the user wait for this transaction, which stores data of the user.
+    """Make an erasure of the user wait until this transaction has stored the user's data.
 
     Raises:
         UserErasingError: the user is being erased.
@@ -280,7 +280,7 @@ async def hold_user(connection: AsyncConnection, tenant_id: UUID, user: str | No
 async def hold_owner(
     connection: AsyncConnection, tenant_id: UUID, session_id: str | None, user: str | None
 ) -> None:
-    """Check that a session, if it exists, belongs to a user. Then call :func:`hold_user`.
+    """Check that a session, if it exists, belongs to this user. Call :func:`hold_user`.
 
     Raises:
         ConflictError: ``session_user``.
@@ -300,12 +300,12 @@ class SessionFilter:
 
     Attributes:
         metadata: see :class:`bottega.runs.read.RunFilter`.
-        text: words to find. The title, a question, the user's name or the shown part of the last
-            message must contain each word. Case and accents are ignored. If there are more than
-            ``MOST_WORDS`` words, the rest of the text belongs to the last word.
-        agent: agent or graph of one of the session's runs.
-        state: see the schema of a session.
-        active_after, active_before: period in which a run of the session was created.
+        text: words to find. The session's title, a question, the user's name or the shown part of
+            the last message must contain each word. Case and accents are ignored. The text after
+            word ``MOST_WORDS`` counts as a part of this word.
+        agent: name of an agent or graph that a run of the session has.
+        state: state of the session, as the schema of a session describes it.
+        active_after, active_before: period in which at least one run of the session was created.
     """
 
     user: str | None = None
@@ -339,7 +339,7 @@ async def page(
     """List sessions, sorted by id or by last run.
 
     Args:
-        by_time: list only sessions with runs, sorted by last run.
+        by_time: list only sessions that have runs, sorted by the time of the last run.
         after: id of the previous page's last session; with ``by_time``, id of its last run.
     """
     query = _SESSIONS.where(sessions.c.tenant_id == tenant_id)
@@ -364,7 +364,7 @@ async def page(
         recent = _recent_sessions(tenant_id, wanted).subquery("recent")
         query = query.join(recent, recent.c.session_id == sessions.c.id)
         query = query.where(*_matches(query, recent.c, wanted))
-        if by_time:  # the last run of a past period may not be the session's last run
+        if by_time:  # a session may have later runs than the last run of the period
             is_last = wanted.active_before is None
             place = recent.c.last_run if is_last else query.selected_columns.last_run_id
     query = paged(query, place, after=after, descending=descending)
@@ -372,7 +372,7 @@ async def page(
 
 
 def _recent_sessions(tenant_id: UUID, wanted: SessionFilter) -> Select[Any]:
-    """Select the sessions of the newest runs, with flags for the conditions that a run meets."""
+    """Select the sessions of the newest runs, with a flag for each condition that a run meets."""
     own = runs.c.tenant_id == tenant_id, runs.c.session_id.is_not(None)
     query = select(runs.c.session_id, runs.c.id, runs.c.agent, runs.c.graph, runs.c.question)
     query = query.where(*own, runs.c.parent_run_id.is_(None))
@@ -410,7 +410,7 @@ def _has(column: ColumnElement[Any], word: str) -> ColumnElement[bool]:
 def _matches(
     query: Select[Any], recent: Any, wanted: SessionFilter
 ) -> Iterator[ColumnElement[bool]]:
-    """Yield the search's conditions on sessions and the sessions' recent runs."""
+    """Yield the conditions that a search sets on sessions and on their recent runs."""
     shown = query.selected_columns
     if wanted.agent is not None:
         yield recent.has_agent
@@ -456,7 +456,7 @@ async def clear_memory(
 ) -> int:
     """Delete the publications of a session's agents, or of one agent. Return their number.
 
-    After the deletion, runs under way may publish again.
+    After the deletion, unfinished runs may publish again.
     """
     of = session_memory.c
     removal = delete(session_memory).where(of.tenant_id == tenant_id, of.session_id == session_id)
@@ -521,7 +521,7 @@ async def message_page(
 
 
 def _is_node(agent: str) -> ColumnElement[bool]:
-    """Return the condition for runs of a graph that contains an agent."""
+    """Return the condition that a run's graph contains an agent."""
     version = runs.c.pinned["graph"]["version"].as_integer()
     return exists().where(
         runs.c.mode == "dag",
@@ -534,7 +534,7 @@ def _is_node(agent: str) -> ColumnElement[bool]:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """The runs whose messages are listed: a session's runs, and the runs that its fork copied."""
+    """The runs whose messages are listed: a session's runs, and runs that a fork copied into it."""
 
     tenant_id: UUID
     session_id: str
@@ -542,7 +542,7 @@ class _Wanted:
     descending: bool
 
     def runs(self, after: UUID | None, *, inclusive: bool) -> Select[Any]:
-        """Select at most ``_RUNS_AT_ONCE`` runs, in order. ``inclusive``: begin with ``after``."""
+        """Select the next ``_RUNS_AT_ONCE`` runs, in order. ``inclusive``: begin with ``after``."""
         named = forked_turns.c
         of_session = and_(named.tenant_id == self.tenant_id, named.session_id == self.session_id)
         shared = self._some(named.run_id, after, inclusive=inclusive).where(

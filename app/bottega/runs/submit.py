@@ -1,10 +1,8 @@
-"""Acceptance of a run: a transaction stores the run's row, pins, first event and queue entry.
-
-Because one transaction stores all four, a run is queued only if the client's request succeeds.
+"""Acceptance of a run: one transaction stores the run's row, pins, first event and queue entry.
 
 A repeated request with an ``Idempotency-Key`` creates no run, and gets the answer to the first
-request. The transaction that creates the run also stores the answer, so that a crash cannot lose
-one of the two. The sweep deletes old answers.
+request. The transaction that creates the run also stores this answer, so that a crash cannot lose
+only the run or only the answer. The sweep deletes old answers.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -44,18 +42,18 @@ from bottega.tenants.limits import NO_LIMITS, StoredLimits
 
 
 class OnceKey(NamedTuple):
-    """The ``Idempotency-Key`` of a request, and the request's hash."""
+    """The ``Idempotency-Key`` of a request, and a hash of the request."""
 
     key: str
     request_hash: bytes
 
 
 def first_answer(found: Mapping[str, Any] | None) -> Any:
-    """Return the stored answer from the SQL function ``earlier_answer``; ``None``: no answer.
+    """Decode the result of the SQL function ``earlier_answer``; ``None``: no stored answer.
 
     Raises:
         ConflictError: ``in_flight``: a request with this key is in progress.
-        InvalidInputError: ``idempotency_key_reused``: the key belongs to another request.
+        InvalidInputError: ``idempotency_key_reused``: an earlier, different request had this key.
     """
     if found is None:
         return None
@@ -110,25 +108,27 @@ class RunRequest:
 
     Attributes:
         conversation: ``continue``, ``new`` or ``none``.
-        if_busy: action if another run of the conversation is not over. ``queue``: this run waits.
-            ``reject``: this run is refused. ``interrupt``: the other run is cancelled. ``steer``:
-            the other run gets the input as a message.
+        if_busy: action if an earlier run of the conversation has not ended. ``queue``: this run
+            waits. ``reject``: this run is refused. ``interrupt``: the earlier run is cancelled.
+            ``steer``: the earlier run gets the input as a message.
         user: the end user's name in the customer's product. A session has only one user.
         timeout_s: maximum time in seconds from the first start to the end, including all pauses.
         queue_timeout_s: maximum time in seconds until the first start.
         token_budget: maximum number of input and output tokens of all calls; ``None``: no limit.
         cost_budget: maximum cost (``amount``, ``currency``) of all model calls; ``None``: no limit.
         webhook_url: URL that receives a message when the run has ended.
-        overrides: ``{agent: {"params": {…}}}``. A run's parameters are merged with the agent's.
+        overrides: ``{agent: {"params": {…}}}``. The run's parameters are merged with the agent's
+            parameters.
         output_schema: JSON Schema of the answer, which replaces the agent's schema.
-        goals, constraints, success_criteria: texts that the agents read in addition to the input.
-        memory: ``off``, ``read`` or ``full``. The run's agents may have a stricter mode.
+        goals, constraints, success_criteria: texts that the run's agents read in addition to the
+            input.
+        memory: ``off``, ``read`` or ``full``. An agent of the run may have a stricter mode.
         principal: the API key or user that starts the run.
         traceparent, tracestate: trace context of the request; ``None``: the request has none.
-        version: version of the agent or, without an agent, of the graph; ``None``: the current
+        version: version of the agent (without an agent: of the graph); ``None``: the current
             version.
-        way: the request's façade, which must offer the agent; ``None``: our own API.
-        made_files: ids of the files with the input's data, which are deleted with the run.
+        way: the request's façade, which must offer the agent; ``None``: the service's own API.
+        made_files: ids of the files that contain the input's data. They are deleted with the run.
         batch: ``concurrency``, ``on_error`` and ``total`` of a batch.
         draft: a draft's unstored definition; see :meth:`bottega.runs.pins.PinCache.of_draft`.
     """
@@ -174,7 +174,7 @@ class RunRequest:
         """Return the request from a validated body of ``POST /v1/runs``.
 
         Args:
-            memory: the server's memory mode. The body can only have a stricter mode.
+            memory: the server's memory mode. The body may only name a stricter mode.
         """
         usual = "none" if asked.get("session_id") is None else "continue"
         asked = {
@@ -183,7 +183,7 @@ class RunRequest:
             "conversation": asked.get("conversation") or usual,
             "if_busy": asked.get("if_busy") or "queue",
         }
-        # A body that another version of Bottega stored may have other fields.
+        # A different version of Bottega may have stored a body with different fields.
         given = {name: asked[name] for name in _FIELDS if asked.get(name) is not None}
         trace = trace_context.current.get()
         own: dict[str, str | None] = {"principal": principal}
@@ -201,8 +201,8 @@ class Carried:
 
     Attributes:
         events: events of the log, from ``seq`` 2 on.
-        tasks: rows of the tasks that the events are about.
-        usage: sum of the events' usage, which the earlier run has paid.
+        tasks: rows of the tasks to which the events belong.
+        usage: sum of the events' usage, for which the earlier run has paid.
     """
 
     events: Sequence[Mapping[str, Any]] = ()
@@ -220,11 +220,12 @@ async def submit(
 ) -> dict[str, Any]:
     """Store and queue a run. Return the run in the form of :func:`bottega.runs.read.get`.
 
-    If another run got the input as a message, return the other run, with ``message_id``.
+    If an earlier run got the input as a message, return the earlier run, with ``message_id``.
 
     Args:
-        pool: a pool, or a connection without a transaction, so that the run is committed at once.
-        once: idempotency key. A repeated request with this key returns the first request's run.
+        pool: a pool, or a connection without an open transaction, so that the run is committed.
+        once: idempotency key. For a repeated request with this key, the function returns the run of
+            the first request.
         limits: limits of the API key that starts the run.
 
     Raises:
@@ -242,7 +243,7 @@ async def submit(
         try:
             values, epoch = await _checked(pool, pins, tenant_id, new, limits)
         except BottegaError:
-            # The first request may have succeeded before a definition was deleted.
+            # The first request may have succeeded before somebody deleted a definition.
             first = None if once is None else await pool.fetchval(_EARLIER, tenant_id, *once)
             if first is None:
                 raise
@@ -261,7 +262,7 @@ async def _checked(
     new: RunRequest,
     limits: StoredLimits,
 ) -> tuple[Mapping[str, Any], UUID | None]:
-    """Return a run's values with pinned versions, and the epoch of these versions."""
+    """Return a run's values with pinned versions, and the epoch of the definitions."""
     if new.draft is None:
         found = await pins.find(pool, tenant_id, new.agent, new.graph, new.version)
     else:
@@ -319,7 +320,7 @@ async def accept(
 
 
 def _accepted(answer: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the stored run. Raise the error for a refusal."""
+    """Return the stored run. Raise the error for a run that the SQL function refused."""
     if (reason := answer.get("refused")) == "session_user":
         raise session_user(new["session_id"])
     if reason == "user_erasing":
@@ -412,7 +413,7 @@ async def batch_lines(pool: asyncpg.Pool, tenant_id: UUID, batch_id: UUID) -> As
 
 
 async def retry_batch(tx: AsyncConnection, tenant_id: UUID, batch_id: UUID) -> dict[str, Any]:
-    """Queue the failed items of a batch again. Return the batch.
+    """Queue all failed items of a batch again. Return the batch.
 
     Raises:
         NotFoundError: the tenant has no such batch.

@@ -1,8 +1,8 @@
 """A run's working memory in the form of the API, derived from the run's log.
 
 The intermediate results are the answers of the root agent's tools and sub-agents. In a DAG, the
-intermediate results are the answers of the agents. The agent can recall each result by a reference.
-Only the newest results are read with their texts, so that the cost does not grow with the run.
+intermediate results are the answers of the agents. An agent can recall each result by a reference.
+Only the newest results are read with their texts, so that long runs cost no more.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ from bottega.runs import messages, read
 
 NEWEST = 50
 """Maximum number of results, the newest ones, that are listed with their texts."""
-_LONGEST = 40_000  # number of characters read of a result; the section has no room for more
+_LONGEST = 40_000  # maximum number of characters that are read of a result
 _EXCERPT_TOKENS = 60
 
 _e = run_events.c
@@ -79,7 +79,7 @@ WHERE e.tenant_id = :tenant_id AND e.run_id = :run_id AND e.type = 'llm.complete
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """An intermediate result. ``size``: in bytes. ``text``: its beginning; ``None``: not read."""
+    """An intermediate result. ``size``: in bytes. ``text``: its beginning, if it was read."""
 
     seq: int
     name: str
@@ -89,11 +89,11 @@ class Result:
 
 
 def in_order(results: Mapping[tuple[int, str], Result], calls: Mapping[int, Any]) -> list[Result]:
-    """Return results in the order of the agent's history. Pure.
+    """Return the results in the order in which the agent's history has them. Pure.
 
     Args:
-        results: results by (model call, id of the tool call).
-        calls: by model call: ids of the tool calls, in the model's order.
+        results: the results, by (model call, id of the tool call).
+        calls: ids of the tool calls, in the model's order, by model call.
     """
     found: list[Result] = []
     for call, ids in sorted(calls.items()):
@@ -120,8 +120,8 @@ def fold_working(
         results: all results; only the newest results have texts.
         spent: the run's ``tokens``, ``model_calls`` and ``cost`` in US dollars.
         tasks: the newest tasks, sorted from new to old.
-        retrieved: memory of earlier runs in this run's prompts.
-        prompt: ``tokens``, ``shrunk`` and ``left`` of the last prompt, if this prompt was cut.
+        retrieved: memory of earlier runs that this run's prompts contain.
+        prompt: ``tokens``, ``shrunk`` and ``left`` of the last prompt, if it was cut.
         plan: the root agent's plan, if the agent wrote a plan.
     """
     memory = _filled(run, definition, results, spent)
@@ -257,7 +257,7 @@ async def working_memory(
 
 
 def _about_memory(run: Mapping[str, Any]) -> tuple[ColumnElement[bool], ...]:
-    """Return the conditions for events of recalled memory, the last plan and the last call."""
+    """Return conditions for the events of recalled memory, the last plan and the last call."""
     of_root = _e.tenant_id == run["tenant_id"], _e.run_id == run["id"], _e.task_id.is_(None)
 
     def last(*where: ColumnElement[bool]) -> ColumnElement[bool]:
@@ -273,7 +273,7 @@ def _about_memory(run: Mapping[str, Any]) -> tuple[ColumnElement[bool], ...]:
 
 
 def _results(rows: Sequence[Row[Any]], definition: Mapping[str, Any] | None) -> list[Result]:
-    """Return the results from a log's rows, in the order of the results' references."""
+    """Return the results that a log's rows contain, sorted by the results' references."""
     own = definition is None or RECALL in _tool_names(definition)
     found: dict[tuple[int, str], Result] = {}
     calls: dict[int, list[str]] = {}
