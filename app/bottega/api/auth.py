@@ -1,4 +1,4 @@
-"""Authentication: every path needs a key, a token or a ticket, except the public paths."""
+"""Authentication: a request needs a key, a token or a ticket, unless its path is public."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -39,7 +39,7 @@ from bottega.tenants.tokens import Action, Token, is_ours, is_token
 _PUBLIC = frozenset(
     (
         *("/", "/healthz", "/readyz", "/docs", "/openapi.json", "/asyncapi.json", "/console"),
-        "/metrics",  # this route checks its own token
+        "/metrics",  # the route of the metrics checks a separate token
         "/v1/sign-in",
     )
 )
@@ -71,7 +71,7 @@ _WATCHED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """The authenticated caller and its rights.
+    """The authenticated caller and the caller's rights.
 
     Attributes:
         actor: the caller's name in the audit log: ``key:<prefix>``, ``user:<name>``, or ``local``
@@ -94,17 +94,17 @@ class Principal:
 
     @property
     def is_local(self) -> bool:
-        """True while there are no keys, because then the caller must be on this machine."""
+        """True while there are no keys; in this case the caller is on this machine."""
         return self.key_id is None and self.person is None
 
     @property
     def user(self) -> str | None:
-        """The end user for whom all requests of a token act; ``None``: no user is fixed."""
+        """The end user for whom all requests with the token act; ``None``: no user is fixed."""
         return None if self.token is None else self.token.user
 
     @property
     def identity(self) -> Identity:
-        """Identity of the key, token or person; revoking it ends the caller's streams."""
+        """Identity of the key, token or person; a revocation ends the caller's streams."""
         if self.token is not None:
             return self.token.identity
         if self.person is not None:
@@ -147,7 +147,7 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class Acting:
-    """A caller, and the end user for whom the caller's request acts.
+    """A caller, and the end user for whom the caller acts in a request.
 
     Attributes:
         user: the end user; ``None``: no end user. Without a user, the caller may still read and
@@ -162,7 +162,7 @@ class Acting:
         return self.principal.tenant_id
 
     def refuse_other(self, owner: str | None, what: str) -> None:
-        """Check that the changed resource belongs to the request's user, if the request has a user.
+        """If the request has a user, check that the resource to change belongs to this user.
 
         Raises:
             ConflictError: ``session_user``.
@@ -177,7 +177,7 @@ class Acting:
 def acts_for(principal: Principal, named: str | None, pointer: str | None = "/user") -> Acting:
     """Return the caller and the end user for whom the request acts.
 
-    All routes find the end user with this function.
+    All routes use this function to find the end user.
 
     Args:
         named: the user that the request names; an empty or blank text means no user.
@@ -217,17 +217,18 @@ def _came_from_elsewhere(scope: Scope) -> bool:
 
 
 class Authenticate:
-    """Middleware that puts the :class:`Principal` into ``scope["state"]``, or refuses the request.
+    """Middleware that stores the :class:`Principal` in ``scope["state"]``, or refuses the request.
 
-    While there are no keys, only requests of this machine pass. The middleware refuses requests
-    that a proxy forwarded, because a proxy on this machine makes all requests look local. The Host
-    header must name this machine, because DNS rebinding would otherwise let a web page read
-    responses. The Origin header, which only browsers send, must name the server's own origin.
+    While there are no keys, the middleware refuses all requests from other machines. While there
+    are no keys, the middleware also refuses requests that a proxy forwarded, because a proxy on
+    this machine makes remote requests look local. The Host header must name this machine, because
+    DNS rebinding would otherwise let a web page read responses. The Origin header, which only
+    browsers send, must name the server's own origin.
 
     Args:
-        rates: limits requests without a valid key, while there are keys.
+        rates: limit on requests without a valid key, while there are keys.
         host: address that the server listens on.
-        origins: other origins that are allowed while there are no keys.
+        origins: allowed origins besides the server's own origin, while there are no keys.
     """
 
     def __init__(
@@ -273,11 +274,10 @@ class Authenticate:
         await self.app(scope, receive, send)
 
     async def _refusal_of_foreign(self, scope: Scope, key_cache: KeyCache) -> Response | None:
-        """Return a refusal if there are no keys and the request is not from this machine."""
         if not key_cache.may_be_open or (refused := self._refused(scope)) is None:
             return None
         try:
-            is_open = await key_cache.is_open()  # another process may have made the first key
+            is_open = await key_cache.is_open()  # another process may have made a key
         except Exception as error:
             if is_transient(error):
                 return database_unavailable()
@@ -285,7 +285,6 @@ class Authenticate:
         return problem_response(403, *refused) if is_open else None
 
     def _refused(self, scope: Scope) -> tuple[str, str] | None:
-        """Return the code and text of a refusal; ``None``: the request is from this machine."""
         if scope["path"] not in _MONITORED and _came_from_elsewhere(scope):
             return "keys_required", _KEYS_REQUIRED
         reason = self._foreign(scope)
@@ -306,7 +305,6 @@ class Authenticate:
         return None
 
     def _refusal_of_unknown(self, scope: Scope, key_cache: KeyCache) -> Response | None:
-        """Return a refusal if the key needs a look-up in the database above the rate limit."""
         key = _key(sent(scope, b"authorization"))
         if key is None or key_cache.may_be_open or _ticket(scope) is not None:
             return None
@@ -326,7 +324,6 @@ class Authenticate:
 
 
 def _is_preflight(scope: Scope) -> bool:
-    """Return true for a CORS preflight request; browsers send it without a key."""
     if scope["type"] != "http" or scope["method"] != "OPTIONS":
         return False
     asks = sent(scope, b"origin") and sent(scope, b"access-control-request-method")
@@ -368,7 +365,6 @@ async def _by_key(key_cache: KeyCache, keys_sent: list[bytes]) -> Principal:
 
 
 async def _find(key_cache: KeyCache, keys_sent: list[bytes]) -> keys.Key | None:
-    """Look up the key of a request; ``None``: the request sends no valid key."""
     key = _key(keys_sent)
     return None if key is None else await key_cache.find(key)
 
@@ -401,7 +397,8 @@ async def _by_token(scope: Scope, key_cache: KeyCache, text: str) -> Principal:
     token = await key_cache.token(text)
     if token.opens is not None:
         raise UnauthenticatedError("a ticket opens a stream only", code="bad_token")
-    # The route checks the scope ``run``. Before that, bottega.api.auth checks the token's actions.
+    # The route checks the scope ``run``. Before the route runs, bottega.api.auth checks which
+    # actions the token allows.
     return Principal(
         token.tenant_id, ("run",), token.actor, token.key_id, limits=token.limits, token=token
     )
@@ -487,11 +484,11 @@ _OWNED: Mapping[str, tuple[str, Table]] = {
 
 
 async def refusal(scope: Scope, path: str | None, named: Mapping[str, Any]) -> Response | None:
-    """Return a refusal if the caller's token does not permit the request.
+    """Return a refusal if the caller's token does not permit a request.
 
     Args:
         path: the pattern of the route; ``None``: there is no route.
-        named: values of the path's parameters.
+        named: values of the parameters in the path.
     """
     principal: Principal | None = scope.get("state", {}).get("principal")
     if principal is None or principal.user is None or is_public(scope["path"]):
@@ -520,11 +517,6 @@ def _check(principal: Principal, method: str, path: str | None) -> None:
 
 
 async def _require_owned(service: Service, principal: Principal, named: Mapping[str, Any]) -> None:
-    """Check that the resources in the path belong to the token's user.
-
-    Raises:
-        NotFoundError: a resource belongs to another user, or is unknown.
-    """
     for name, value in named.items():
         what, table = _OWNED.get(name, ("", None))
         if table is None or (table is not sessions and not _is_uuid(value)):

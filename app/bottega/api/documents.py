@@ -1,8 +1,8 @@
-"""The OpenAPI document (FastAPI's, with added problems and keys) and the AsyncAPI document.
+"""The AsyncAPI document, and FastAPI's OpenAPI document with added problems and keys.
 
-Pydantic's schemas do not show rules between the fields of a body, because validators check these
-rules. This module replaces the schema of a body with rules by `oneOf`: one complete schema for each
-valid combination of fields. Client generators then make a class for each combination.
+Pydantic's schemas do not show rules between a body's fields, because validators check such rules.
+This module replaces the schema of a body with rules by `oneOf`: one complete schema for each valid
+combination of fields. So a client generator makes a class for each combination.
 """
 
 import functools
@@ -51,7 +51,7 @@ class Variant:
         needs: fields that must be present and not null.
         lacks: fields that must be absent or null.
         mode: allowed values of the field `mode`; empty if the body has no such field.
-        rules: keywords to add to the schemas of fields, by field name.
+        rules: JSON Schema keywords to add to the schemas of fields, by field name.
     """
 
     name: str
@@ -130,7 +130,7 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
 
 
 def split(schemas: dict[str, Any]) -> None:
-    """Replace each schema that has variants with a `oneOf` of these variants, in place."""
+    """Replace, in place, each schema that has variants by a `oneOf` of the variants."""
     for name, variants in VARIANTS.items():
         whole = schemas[name]
         for variant in variants:
@@ -159,7 +159,6 @@ def _of(whole: dict[str, Any], variant: Variant) -> dict[str, Any]:
 
 
 def _not_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a required field: without null and without a default."""
     about = {key: value for key, value in schema.items() if key not in ("anyOf", "default")}
     kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
     if not kinds:
@@ -335,8 +334,8 @@ def openapi_document(app: FastAPI) -> dict[str, Any]:
             for operation in operations.values():
                 _describe_parameters(operation)
                 _show_answers(operation)
-                # The server refuses requests that are too slow or too long before it routes them.
-                # Each operation without a body refuses a body.
+                # Before the server routes a request, it refuses the request if it is too slow or
+                # too long. Operations that accept no body also refuse requests that have a body.
                 _add_problems(operation, 408, 414, 422, 431)
         for path, method, scopes in _protected(app):
             _protect(schema["paths"][path][method], scopes)
@@ -347,7 +346,7 @@ def openapi_document(app: FastAPI) -> dict[str, Any]:
 
 @functools.cache
 def examples() -> Mapping[str, Mapping[str, Any]]:
-    """Return recorded answers by operation, status and media type; tests/contract records them."""
+    """Return the responses that tests/contract recorded, by operation, status and media type."""
     found: dict[str, dict[str, Any]] = from_json(_EXAMPLES.read_bytes())
     return found
 
@@ -355,7 +354,8 @@ def examples() -> Mapping[str, Mapping[str, Any]]:
 def _show_answers(operation: dict[str, Any]) -> None:
     recorded = examples().get(operation["operationId"], {})
     for status, answer in operation["responses"].items():
-        # If no answer is recorded for a status (202), show the answer of another status (200).
+        # If no response is recorded for a status (such as 202), show the response of a different
+        # status (200).
         kinds: Mapping[str, Any] = recorded.get(status) or next(iter(recorded.values()), {})
         for kind, content in answer.get("content", {}).items():
             if (body := kinds.get(kind, kinds.get("text/plain"))) is not None:
@@ -389,7 +389,6 @@ def _name_defaults(document: dict[str, Any]) -> None:
 
 
 def _reached(parts: list[Any], schemas: Mapping[str, Any]) -> set[str]:
-    """Return the names of all schemas to which these parts refer, directly or indirectly."""
     todo, names = list(parts), set[str]()
     while todo:
         part = todo.pop()
@@ -405,7 +404,6 @@ def _reached(parts: list[Any], schemas: Mapping[str, Any]) -> set[str]:
 
 
 def _protected(app: FastAPI) -> Iterator[tuple[str, str, tuple[Scope, ...]]]:
-    """Yield path, method and required scope of every operation that is not public."""
     for context in iter_route_contexts(app.routes):
         route = context.original_route
         path = context.path_format or ""
@@ -469,7 +467,10 @@ class Delta(Event):
 
 
 class OutputChunk(Delta):
-    """Live text of an asynchronous task. Only subscribers that ask for this type get it."""
+    """Live text of an asynchronous task.
+
+    Only subscribers whose filter names this type get this frame.
+    """
 
     type: Literal["subagent.output_chunk"]  # type: ignore[assignment]
 
@@ -489,7 +490,7 @@ class ToolReport(Answer):
 
 
 class ToolProgress(Event):
-    """The newest progress of a tool call; not stored."""
+    """The newest progress of a tool call; the progress is not stored."""
 
     seq: None  # type: ignore[assignment]
     """Always null: progress is not in the log."""
@@ -498,7 +499,7 @@ class ToolProgress(Event):
 
 
 class Heartbeat(Answer):
-    """A frame that the server sends when it has nothing else to send."""
+    """A frame that the server sends when it has sent no other frame for some time."""
 
     type: Literal["heartbeat"]
 
@@ -529,7 +530,7 @@ class MessageAccepted(MessageSent):
 
 
 class FrameError(Answer):
-    """An error: the frame is unknown, or its request failed."""
+    """An error: a client's frame is unknown, or the request in a frame failed."""
 
     type: Literal["error"]
     code: str
@@ -546,7 +547,7 @@ class Ping(Answer):
 class Cancel(Answer):
     """A request to cancel the run, or one task and all tasks below it.
 
-    With a ``user``, the request is refused unless the run belongs to this user.
+    If the request has a ``user``, the run must belong to this user.
     """
 
     type: Literal["cancel"]

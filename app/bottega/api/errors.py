@@ -102,7 +102,7 @@ class Problem(BaseModel):
 
 
 def title_of(status: int) -> str:
-    """Return a status's name from RFC 9110, because Python's own names depend on its version."""
+    """Return a status's name from RFC 9110: names in Python depend on the Python version."""
     return _RENAMED.get(status) or HTTPStatus(status).phrase
 
 
@@ -118,7 +118,7 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def headers(**described: str) -> dict[str, Any]:
-    """Describe a response's headers for OpenAPI; a ``_`` in a parameter's name means ``-``."""
+    """Describe a response's headers for OpenAPI; ``_`` in an argument's name stands for ``-``."""
     return {
         "headers": {
             name.replace("_", "-"): {"description": text, "schema": {"type": "string"}}
@@ -154,10 +154,10 @@ def problem_response(
 
 
 def for_error(error: BottegaError, *, has_body: bool = True) -> Response:
-    """Return the problem for an error that Bottega's code raised.
+    """Return the problem for an error that Bottega's own code raised.
 
     Args:
-        has_body: the request has a body; otherwise the error's pointer names a query parameter.
+        has_body: true: the request has a body; false: the error's pointer names a query parameter.
     """
     places = [] if error.pointer is None else [(error.pointer, error.detail)]
     if isinstance(error, UnknownReferenceError):
@@ -190,8 +190,9 @@ def field_problem(error: Mapping[str, Any], body: Any = None) -> FieldProblem:
     """Convert an error of Pydantic to a problem without the quoted input.
 
     Args:
-        body: the body as the client sent it. A name in the error's path that is not in the body is
-            Pydantic's name for a member of a union. The result leaves out this name.
+        body: the body as the client sent it. If the error's path has a name that is not in the
+            body, this name is Pydantic's name for a member of a union. The problem's pointer leaves
+            out such a name.
     """
     place, *path = error["loc"]
     if place == "body":
@@ -305,7 +306,7 @@ Handler = Callable[[Request, Any], Awaitable[Response]]
 
 
 def install(app: FastAPI) -> None:
-    """Answer every error of ``app`` with a problem."""
+    """Make ``app`` respond to every error with a problem."""
     handlers: dict[type[Exception], Handler] = {
         RequestValidationError: _on_invalid,
         HTTPException: _on_http,

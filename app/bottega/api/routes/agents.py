@@ -55,7 +55,7 @@ def sent_secrets(body: AgentContent) -> list[Sending]:
 
 
 async def prepare(caller: Caller, name: str, body: AgentContent) -> dict[str, Any]:
-    """Check the agent that a request defines, and return the content to store."""
+    """Check an agent's definition from a request, and return the content to store."""
     await refuse_foreign(caller, sent_secrets(body))
     refuse_unknown_plugins(body.success_check)
     if body.params is not None:
@@ -70,7 +70,7 @@ async def prepare(caller: Caller, name: str, body: AgentContent) -> dict[str, An
 
 
 async def check_patterns_of(_: Service, tenant: UUID, body: AgentContent) -> None:
-    """Check the schemas of an agent and its tools' patterns; see :func:`check_schemas`."""
+    """Check an agent's schemas and the patterns of the agent's tools; see :func:`check_schemas`."""
     patterns = {
         f"/tools/{index}": {f"/tools/{index}{at}": text for at, text in tool.patterns.items()}
         for index, tool in enumerate(body.tools)
@@ -80,7 +80,6 @@ async def check_patterns_of(_: Service, tenant: UUID, body: AgentContent) -> Non
 
 
 def _schemas(body: AgentContent) -> dict[str, Mapping[str, Any]]:
-    """Return an agent's schemas by JSON Pointer, without the schemas of its tools."""
     of_agent = {"/output_schema": body.output_schema, "/input_schema": body.input_schema}
     found: dict[str, Mapping[str, Any]] = {
         place: schema for place, schema in of_agent.items() if schema is not None
@@ -132,7 +131,6 @@ def refuse_unknown_plugins(checks: Iterable[AnyCheck]) -> None:
 
 
 async def _dialects(caller: Caller, model: str | list[str] | None) -> Dialects:
-    """Return the dialects of an agent's models; models without an existing provider are skipped."""
     if model is None:
         model = await store.default_model(caller.tx, caller.tenant)
     known = dict(caller.service.settings.operator_providers)

@@ -62,7 +62,7 @@ class BatchItem(Body):
 
 
 class BatchBudget(Body):
-    """Limits of what all items of a batch may spend together."""
+    """Limits on the total spending of all items of a batch."""
 
     tokens: Annotated[int, Field(ge=1, le=10**12), WHOLE] | None = None
     """Input and output tokens."""
@@ -71,7 +71,7 @@ class BatchBudget(Body):
 
 
 class NewBatch(Body):
-    """Many runs of one agent or graph."""
+    """A request for many runs of one agent or graph."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -151,7 +151,6 @@ class Batch(Answer):
 
 
 def _refused(error: ValidationError, data: bytes | None) -> RequestValidationError:
-    """Return the error of a body; if ``data`` is ``None``, of the query parameters."""
     found = error.errors(include_url=False)
     place = "query" if data is None else "body"
     body = None if data is None or found[0]["type"] == "json_invalid" else from_json(data)
@@ -168,8 +167,8 @@ def items_of(data: bytes) -> list[BatchItem]:
     """Parse the items, one JSON object per line; empty lines are skipped.
 
     Raises:
-        InvalidInputError: a line is invalid (the error has the line's number), or there are no
-            items or too many items.
+        InvalidInputError: there are no items or too many items, or a line is invalid; the error has
+            the line's number.
     """
     items: list[BatchItem] = []
     for number, line in enumerate(data.split(b"\n"), 1):

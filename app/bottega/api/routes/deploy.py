@@ -58,7 +58,10 @@ MOST = 500
 
 
 class Resources(Body):
-    """Definitions of a tenant. Each definition has the form that a POST of its kind accepts."""
+    """Definitions of a tenant.
+
+    Each definition has the form of the body with which POST creates a definition of this kind.
+    """
 
     deep = frozenset({"providers", "mcp_servers", "agents", "graphs", "schedules"})
 
@@ -75,7 +78,7 @@ class Resources(Body):
 
 
 class Apply(Resources):
-    """Definitions to store: all of them or none."""
+    """Definitions to store: the server stores all of the definitions, or none."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -115,7 +118,7 @@ class Applied(Answer):
 
 
 class ApplyWarning(Answer):
-    """Defect of a definition that is stored nevertheless."""
+    """A defect of a definition, which the server stores in spite of the defect."""
 
     pointer: str
     """JSON Pointer of the name in the request."""
@@ -123,7 +126,7 @@ class ApplyWarning(Answer):
 
 
 class ApplyResult(Answer):
-    """Results, in the order in which the definitions were stored."""
+    """The results of storing definitions, in the order of storing."""
 
     dry_run: bool
     """True: nothing was stored."""
@@ -139,9 +142,9 @@ Place = tuple[str, DefinitionKind, str]
 
 
 async def missing(caller: Caller, asked: Apply) -> list[tuple[str, str]]:
-    """Return the pointer and error text of each reference to a definition that does not exist.
+    """Return pointer and error text of each reference to a definition that does not exist.
 
-    The server would refuse runs of a definition with a missing reference. Return at most 100.
+    The server would refuse runs of a definition with such a reference. Return at most 100.
     """
     names: dict[str, set[str]] = defaultdict(set)
     places = list(_named(asked))
@@ -171,7 +174,7 @@ async def missing(caller: Caller, asked: Apply) -> list[tuple[str, str]]:
 
 
 async def _without_provider(caller: Caller, asked: Apply) -> Iterable[tuple[str, str]]:
-    """Return the models of agents that need a missing provider, as pointers and error texts."""
+    """Return pointers and error texts for the models of agents whose provider is missing."""
     references = [
         each for number, agent in enumerate(asked.agents) for each in _models(number, agent)
     ]
@@ -208,7 +211,6 @@ def _judges(place: str, checks: Sequence[AnyCheck]) -> Iterator[tuple[str, str |
 
 
 def _sent_secrets(asked: Apply) -> Iterator[Sending]:
-    """Yield the secrets that definitions send to servers, with pointers into the document."""
     for section, of in (
         ("providers", providers.sent_secrets),
         ("mcp_servers", servers.sent_secrets),
@@ -262,7 +264,7 @@ def _ends(number: int, graph: NewGraph) -> Iterator[tuple[str, str]]:
 
 
 def _unlisted(asked: Apply) -> Iterator[tuple[str, str]]:
-    """Yield source and target names of edges that are missing in the graph's list of nodes."""
+    """Yield the names in edges that are missing in the graph's list of nodes."""
     for number, graph in enumerate(asked.graphs):
         nodes = [node if isinstance(node, str) else node.name or "" for node in graph.nodes]
         for pointer, name in _ends(number, graph):
@@ -289,10 +291,10 @@ _columns = applied_definitions.c
 
 
 async def check_patterns(service: Service, tenant: UUID, asked: Apply) -> None:
-    """Check the schemas of a document's agents, graphs and schedules; this may take seconds.
+    """Check the schemas in a document's agents, graphs and schedules; the check may take seconds.
 
     Raises:
-        BottegaError: a schema was refused; the error's ``pointer`` names this schema.
+        BottegaError: a schema was refused; the error's ``pointer`` locates the schema.
     """
     for number, agent in enumerate(asked.agents):
         with _at("agents", number):
@@ -306,13 +308,13 @@ async def check_patterns(service: Service, tenant: UUID, asked: Apply) -> None:
 
 
 async def store_all(caller: Caller, asked: Apply) -> list[dict[str, Any]]:
-    """Store each definition in a document if it differs from the stored definition.
+    """Store each definition in a document that differs from the stored definition.
 
     Returns:
         One result for each definition, in the form of :class:`Applied`.
 
     Raises:
-        BottegaError: a definition was refused; the error's ``pointer`` names this definition.
+        BottegaError: a definition was refused; the error's ``pointer`` locates the definition.
     """
     lock = func.hashtextextended(f"apply:{caller.tenant}", 0)
     await caller.tx.execute(select(func.pg_advisory_xact_lock(lock)))
@@ -335,7 +337,7 @@ async def store_all(caller: Caller, asked: Apply) -> list[dict[str, Any]]:
 
 
 def _in_order(section: str, bodies: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-    """Yield a section's numbered definitions, each after the definitions that it names.
+    """Yield a section's definitions with their indexes; definitions that others name come first.
 
     Raises:
         InvalidInputError: two definitions have the same name.
@@ -349,8 +351,9 @@ def _in_order(section: str, bodies: Sequence[Any]) -> Iterator[tuple[int, Any]]:
     order = list(places)
     if section in ("agents", "graphs"):
         children = {body.name: _children(body) for body in bodies}
-        # In another order, old and new definitions together could form a cycle. The check of each
-        # agent later refuses a cycle of agents in the document.
+        # Store sub-agents before their callers: in other orders, old and new definitions together
+        # could form a cycle. If agents in the document form a cycle, the later check of each agent
+        # refuses the cycle.
         try:
             order = [name for name in TopologicalSorter(children).static_order() if name in places]
         except CycleError as error:
@@ -368,7 +371,7 @@ def _children(body: NewAgent | NewGraph) -> Sequence[str]:
 
 @contextmanager
 def _at(section: str, number: int) -> Iterator[None]:
-    """Add the definition's JSON Pointer to each error that the block raises."""
+    """Put the definition's JSON Pointer in front of the pointer of each error in the block."""
     try:
         yield
     except BottegaError as error:
@@ -383,7 +386,7 @@ async def _store(
     prepared: Mapping[str, Any],
     current: Definition | None,
 ) -> dict[str, Any]:
-    content = from_json(to_json(prepared))  # in the form that the database returns
+    content = from_json(to_json(prepared))  # converted to the form that the database returns
     before = None if current is None else current.content
     if content != before:
         stored, is_new = await store.put(caller.tx, kind, caller.tenant, body.name, content)
@@ -392,7 +395,6 @@ async def _store(
 
 
 def _shown(content: Mapping[str, Any] | None, body: Body) -> dict[str, Any] | None:
-    """Return the fields of a stored content that the body of a request can set."""
     if content is None:
         return None
     known = type(body).model_fields
@@ -420,7 +422,7 @@ async def _store_schedule(caller: Caller, body: NewSchedule) -> dict[str, Any]:
         before = _of_schedule(current)
         url = current["run"].get("webhook_url")
         if url is not None and run.webhook_url == url.split("?")[0]:
-            # clients cannot send the URL's query, because no response shows it
+            # leave out the URL's query: no response shows it, so clients cannot send it
             asked["run"]["webhook_url"] = url
     row, _ = await schedules.put(caller.tx, caller.tenant, asked)
     result = _result(schedules.KIND, body.name, before, _of_schedule(row))
@@ -451,7 +453,7 @@ def _result(
 async def _note_source(
     caller: Caller, source: str, results: Sequence[Mapping[str, Any]], *, prune: bool
 ) -> list[dict[str, Any]]:
-    """Store the definitions' source; with ``prune``, delete its definitions that are missing."""
+    """Store the definitions' source; with ``prune``, delete definitions that the source dropped."""
     here = [(each["kind"], each["name"]) for each in results]
     mine = and_(_columns.tenant_id == caller.tenant, _columns.source == source)
     deleted = []
@@ -475,7 +477,6 @@ async def _note_source(
 
 
 async def _delete(caller: Caller, kind: str, name: str) -> dict[str, Any] | None:
-    """Delete a definition and return its content; ``None``: it was already deleted."""
     tx, tenant = caller.tx, caller.tenant
     try:
         if kind == schedules.KIND:
@@ -492,7 +493,6 @@ async def _delete(caller: Caller, kind: str, name: str) -> dict[str, Any] | None
 
 
 def _bounded(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Leave out definitions that exceed the size limit of an answer."""
     left = 4 * 1024 * 1024  # size of the definitions in bytes; a response has no other limit
     for each in results:
         left -= len(to_json(each["before"])) + len(to_json(each["after"]))

@@ -39,7 +39,8 @@ _LONGEST_HEADER, _MOST_LINES = 8192, 20
 class MultipartFile:
     """Parser of a multipart body that has a part ``file`` and short text fields.
 
-    The parser searches for whole boundaries, so bytes that only resemble a boundary cost little.
+    The parser searches for whole boundaries, so bytes that only resemble a boundary cost little CPU
+    time.
 
     Attributes:
         fields: the text fields, by name.
@@ -71,10 +72,10 @@ class MultipartFile:
         self._value = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Parse the next bytes of the body, and return the file's bytes among them.
+        """Parse the next bytes of the body, and return those bytes that belong to the file.
 
         Raises:
-            InvalidInputError: ``bad_multipart``; or a field is unknown, repeated or too long.
+            InvalidInputError: ``bad_multipart``, or a field is unknown, repeated or too long.
         """
         text, at, found = self._rest + data, 0, []
         while at < len(text) and self._state != "over":
@@ -105,9 +106,9 @@ class MultipartFile:
             raise InvalidInputError("the body has no part named file", pointer="/file")
 
     def _until_delimiter(self, text: bytes, at: int) -> tuple[bytes, int]:
-        """Return a part's bytes from ``at`` on, and the position at which to continue.
+        """Return the bytes of a part from ``at`` on, and the position at which parsing continues.
 
-        A delimiter counts only if its line has no further text (RFC 2046, 5.1.1).
+        A delimiter is valid only if its line has no further text (RFC 2046, 5.1.1).
         """
         start = at
         while (place := text.find(self._delimiter, start)) >= 0:
@@ -124,7 +125,6 @@ class MultipartFile:
         return text[at:keep], keep
 
     def _header(self, text: bytes, at: int) -> int:
-        """Parse a part's header; return the position of its end, or ``at`` if it is incomplete."""
         end = text.find(b"\r\n\r\n", at, at + _LONGEST_HEADER)
         if end < 0:
             if len(text) - at >= _LONGEST_HEADER:
@@ -182,9 +182,9 @@ def clean_name(name: str) -> str | None:
 
 
 def multipart_of(request: Request, *fields: str) -> MultipartFile | None:
-    """Return a parser for a multipart body that has a file and may have these text ``fields``.
+    """Return a parser for a multipart body with a file and, optionally, these text ``fields``.
 
-    ``None``: the request's body has another type.
+    ``None``: the request's body is not multipart.
 
     Raises:
         InvalidInputError: ``bad_multipart``.
@@ -196,7 +196,7 @@ def multipart_of(request: Request, *fields: str) -> MultipartFile | None:
 
 
 async def file_in(request: Request, body: MultipartFile) -> AsyncIterator[bytes]:
-    """Yield the bytes of the file in a request's body; check at its end that it is complete.
+    """Yield the bytes of the file in a request's body; at the end, check that the body is complete.
 
     Raises:
         InvalidInputError: see :meth:`MultipartFile.feed` and :meth:`MultipartFile.close`.
@@ -215,7 +215,7 @@ async def file_in(request: Request, body: MultipartFile) -> AsyncIterator[bytes]
 
 @asynccontextmanager
 async def patience() -> AsyncIterator[None]:
-    """Limit the duration of the upload in the block, and end the upload if its client disconnects.
+    """Limit the duration of the upload in the block; end the upload if the client disconnects.
 
     Raises:
         InvalidInputError: ``upload_stopped``: the upload took too long, or the client disconnected.
@@ -425,7 +425,7 @@ def _content_type(row: Mapping[str, Any]) -> str:
 def _part(request: Request, size: int, etag: str) -> tuple[int, int] | None:
     """Return start and exclusive end of the requested bytes; ``None``: all bytes (RFC 9110, 14).
 
-    A range outside of the file becomes an empty range. This function ignores other forms of ranges.
+    For a range outside of the file, return an empty range. Ranges in any other form are ignored.
     """
     found = _RANGE.fullmatch(request.headers.get("range", ""))
     if found is None or request.headers.get("if-range", etag) != etag:

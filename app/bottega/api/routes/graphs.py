@@ -135,7 +135,7 @@ _Pointer = Annotated[str, StringConstraints(pattern="^(/|$)", max_length=1000)]
 
 
 class NodeForEach(Part):
-    """The list for which a node runs, once for each element."""
+    """The list for which a node runs: the node runs once for each element."""
 
     model_config = ConfigDict(serialize_by_alias=True)
 
@@ -157,7 +157,7 @@ class NodeForEach(Part):
 
 
 class NodeLoop(Part):
-    """Repetition of a graph: each turn reads the output of the previous turn."""
+    """Repetition of a graph: each turn gets the output of the previous turn as input."""
 
     until: dict[str, JsonValue]
     """Condition that ends the loop, tested after each turn. Features: `status`, `output` and
@@ -283,7 +283,7 @@ class Node(Part):
 
 
 class Edge(Part):
-    """A dependency: the target receives the source's answer before its own first model call."""
+    """A dependency: the target gets the source's answer before the target's first model call."""
 
     model_config = ConfigDict(
         serialize_by_alias=True,
@@ -304,7 +304,10 @@ class Edge(Part):
 
 
 class GraphContent(Body):
-    """A graph's definition without its name. Nodes that only edges name are added to the graph."""
+    """A graph's definition without its name.
+
+    If an edge names a node that is not in the list of nodes, the node is added to the graph.
+    """
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -444,7 +447,7 @@ class DryRunTool(Answer):
 
 
 class DryRunAgent(Answer):
-    """An agent that the run would have."""
+    """An agent that a run of the graph would have."""
 
     agent: str
     version: int
@@ -534,7 +537,7 @@ _TOO_LARGE = (-SIGXCPU, -SIGKILL, -SIGABRT, NO_MEMORY)
 
 
 class DryRuns:
-    """Queue of the dry runs that this process makes."""
+    """Runner of dry runs in separate processes, with limits per tenant."""
 
     def __init__(self, longest_s: float = LONGEST_S) -> None:
         self._limit = TenantLimit(4, "dry runs", "dry_runs")
@@ -565,14 +568,14 @@ DrawingKey = tuple[UUID, bytes]
 
 
 class Drawings:
-    """Cache of the drawings that this process made, by content.
+    """Cache of the drawings that this process made, by the graph's content.
 
-    A large graph is drawn in a separate process. Equal requests that wait at the same time share
-    one drawing.
+    A large graph is drawn in a separate process. Requests for the same drawing that wait at the
+    same time share one drawing.
 
     Args:
-        most_bytes: maximum size of the cache in bytes; beyond it, the cache drops the least
-            recently used drawings.
+        most_bytes: maximum size of the cache in bytes; a full cache drops the least recently used
+            drawings.
     """
 
     def __init__(self, most_bytes: int = 16 * 1024 * 1024) -> None:
@@ -627,12 +630,12 @@ class Drawings:
 async def plan_of(
     service: Service, tenant_id: UUID, graph: str, agent: str | None, question: str
 ) -> dict[str, Any]:
-    """Return the plan of a dry run, with the versions that a run would use now.
+    """Return the plan of a dry run, with the versions that a run started now would use.
 
     Raises:
         UnknownAgentError, InvalidInputError: see :func:`bottega.runs.submit.submit`.
     """
-    service.pins.forget(tenant_id, agent, graph)  # the cached pins may be old
+    service.pins.forget(tenant_id, agent, graph)  # not cached pins, which may be old
     pins = await service.pins.find(service.database.pool, tenant_id, agent, graph)
     pins_needed = set(pins_of(tenant_id, pins.pinned))
     found = await PinnedDefinitions(service.database.pool).get(pins_needed)
@@ -665,7 +668,7 @@ def sent_secrets(body: GraphContent) -> list[Sending]:
 async def prepare(caller: Caller, name: str, body: GraphContent) -> dict[str, Any]:
     """Check a graph, and return the content to store.
 
-    A thread does the slow part, because a graph with thousands of edges takes 100 ms.
+    A thread does the slow checks, because a graph with thousands of edges takes 100 ms.
     """
     content = body.model_dump(exclude={"name"}, by_alias=True)
     await refuse_foreign(caller, sent_secrets(body))
@@ -677,7 +680,7 @@ async def prepare(caller: Caller, name: str, body: GraphContent) -> dict[str, An
 
 
 async def _subgraphs(caller: Caller, content: Mapping[str, Any]) -> Graphs:
-    """Return all graphs nested in a graph, at any depth; stop at too many nodes in all."""
+    """Return all graphs nested in a graph, at any depth; refuse too many nodes in all."""
     found: dict[GraphRef, Mapping[str, Any]] = {}
     asked: set[GraphRef] = set()
     level = [content]
@@ -698,7 +701,7 @@ _REFERRING = ("arguments", "for_each", "loop")
 
 
 async def _answer_schemas(caller: Caller, content: Mapping[str, Any], graphs: Graphs) -> Schemas:
-    """Return the output schemas of the graph's agents if the graph refers to parts of answers.
+    """Return the output schemas of the graph's agents if the graph refers to members of answers.
 
     The result leaves out agents that do not exist.
     """

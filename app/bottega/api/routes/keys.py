@@ -244,11 +244,11 @@ class Me(Answer):
 
 
 class Code(Body):
-    """Authorization code of the identity provider, for the console.
+    """Authorization code with which the console signs a person in at the identity provider.
 
     Attributes:
-        verifier: secret of the page; the page has already sent its hash (RFC 7636).
-        redirect_uri: address of the page.
+        verifier: secret of the page; the page has already sent the secret's hash (RFC 7636).
+        redirect_uri: address of the console's page to which the identity provider sent the code.
     """
 
     code: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
@@ -258,7 +258,7 @@ class Code(Body):
 
 @router.get("/v1/sign-in", include_in_schema=False)
 async def sign_in_provider(service: ServiceDep) -> Any:
-    """Return the identity provider's addresses for signing in and out; null: people use keys."""
+    """Return the identity provider's addresses; null: people sign in with keys."""
     client_id = service.settings.oidc_client_id
     if client_id is None or service.sign_in is None:
         return {"client_id": None}
@@ -272,7 +272,7 @@ async def sign_in_provider(service: ServiceDep) -> Any:
 
 @router.post("/v1/sign-in", include_in_schema=False)
 async def sign_in(service: ServiceDep, request: Request, body: Code, response: Response) -> Any:
-    """Exchange a code for the console, because some providers refuse pages of other origins."""
+    """Exchange a sign-in code for a token: some identity providers refuse pages' requests."""
     client_id = service.settings.oidc_client_id
     if client_id is None or service.sign_in is None:
         raise NotFoundError(

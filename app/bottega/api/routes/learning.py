@@ -60,7 +60,7 @@ from bottega.tenants import audit
 
 
 class MinedPattern(Answer):
-    """A pattern that was found in the run's episode; only other runs are evidence for it."""
+    """A pattern that was found in the run's episode, which is no evidence for the pattern."""
 
     id: UUID
     name: str
@@ -123,7 +123,7 @@ Id = Annotated[UUID, Field(strict=False)]
 
 
 class ContextQuery(EpisodeReader):
-    """A task to find memory for."""
+    """A task for which to find memory."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -155,7 +155,7 @@ class ContextQuery(EpisodeReader):
 
 
 class KnownPattern(Answer):
-    """The parts of a pattern that are needed to apply it."""
+    """The fields of a pattern that are needed to apply the pattern."""
 
     id: UUID
     version: int
@@ -360,7 +360,7 @@ class MemorySection(Answer):
 
 
 class MemoryReference(Answer):
-    """An answer of a tool, of a sub-agent or, in a DAG, of an agent."""
+    """A stored answer of a tool, of a sub-agent or, in a DAG, of an agent."""
 
     reference: str
     """Argument of the tool `recall_memory`."""

@@ -153,7 +153,7 @@ async def ready(service: ServiceDep) -> Readiness | Response:
 
 
 async def readiness(service: Service) -> Readiness | Response:
-    """Return the readiness of this process, or a problem with the reason why it cannot work."""
+    """Return if this process is ready, or a problem that says why the process cannot work."""
     try:
         async with asyncio.timeout(3.0):
             await require_current(service.database.pool)
@@ -186,7 +186,7 @@ async def readiness(service: Service) -> Readiness | Response:
 
 @router.get("/metrics", include_in_schema=False)
 async def metrics(service: ServiceDep, request: Request) -> Response:
-    """Report metrics to Prometheus; they count all tenants, so they need a token of their own."""
+    """Report metrics of all tenants to Prometheus, which needs a separate token."""
     report = await service.scraping.report(sent(request.scope, b"authorization"))
     return Response(report, media_type=CONTENT_TYPE)
 
@@ -225,7 +225,7 @@ Parked = Annotated[
 
 
 class Pool(Answer):
-    """Tasks in a worker, for all tenants together."""
+    """Numbers of tasks in a worker, for all tenants together."""
 
     size: int = 0
     """Number of slots."""
@@ -250,7 +250,7 @@ class Pool(Answer):
 
 
 class Breaker(Answer):
-    """A circuit breaker of a run: it stops new tasks of an agent whose tasks keep failing."""
+    """A run's circuit breaker, which stops new tasks of an agent whose tasks keep failing."""
 
     run_id: UUID
     """The run whose tasks fail."""
@@ -265,7 +265,7 @@ class Breaker(Answer):
 
 
 class OwnTasks(Answer):
-    """Tasks in a worker, only of the caller's tenant."""
+    """Numbers of tasks in a worker, for the caller's tenant only."""
 
     running: int = 0
     """Started tasks, including parked tasks."""
@@ -294,7 +294,7 @@ class Worker(Answer):
 
 
 class QueuedRuns(Answer):
-    """The caller's queued runs of one priority."""
+    """The number of the tenant's queued runs of one priority."""
 
     priority: int
     """Priority of these runs; runs of priority 1 start first."""
@@ -305,7 +305,7 @@ class QueuedRuns(Answer):
 
 
 class WaitingRuns(Answer):
-    """The caller's runs of one agent that have the status `waiting` for one reason."""
+    """The number of the tenant's runs of one agent that wait for one reason."""
 
     reason: WaitReason
     """Reason for which the runs wait."""
@@ -333,7 +333,7 @@ class Quota(Answer):
 
 
 class Storage(Answer):
-    """Number of bytes that the caller's tenant stores; the count is some seconds old."""
+    """Number of bytes that the caller's tenant stores, as counted some seconds ago."""
 
     definitions: int = 0
     """Bytes of definitions, including deleted and earlier versions."""

@@ -152,7 +152,7 @@ class ModelBreaker(Answer):
 
 
 class ModelCalls(Answer):
-    """Model calls of this tenant in all workers, from the workers' last reports."""
+    """Numbers of this tenant's model calls in all workers, from the workers' last reports."""
 
     under_way: int = 0
     """Number of calls that workers have sent and that have not ended."""
@@ -184,7 +184,7 @@ class FailedCalls(Answer):
 class RecentCalls(Answer):
     """The last 100 tries of this tenant's model calls, in the tenant's newest 200 runs.
 
-    A try does not count if a limit or a breaker held it back, so that the server never got it.
+    A try does not count if a limit or a breaker held the try back before the server got it.
     """
 
     calls: int
@@ -270,7 +270,7 @@ async def check_address_of(service: Service, tenant: UUID, body: ProviderBody) -
             async with asyncio.timeout(3.0):
                 addresses = await look_up(str(tenant), url.host, url.port or 443)
         except (OSError, UnicodeError, TimeoutError):
-            return  # each connection is checked when it is made, too
+            return  # the address of each connection is checked again when the connection is made
         for address in addresses:
             check_address(url.host, ip_address(address), allowed)
     except EgressRefusedError as error:
@@ -306,8 +306,8 @@ def _operators(name: str, known: KnownProvider) -> dict[str, Any]:
 
 _ALIKE = ("agent", "model", "code", "http_status")
 _OWNERS = {True: "operator", False: "tenant"}
-# Selects the last 100 tries sent to each provider, in the newest 200 runs and child runs. The query
-# reads only the last 50 rows of each log.
+# This query selects the last 100 tries sent to each provider, in the newest 200 runs and child
+# runs. The query reads only the last 50 rows of each log.
 _RECENT = text("""
     WITH tries AS MATERIALIZED (
         SELECT l.data ->> 'provider' AS provider, l.data ->> 'model' AS model, l.agent, l.code,
@@ -345,11 +345,6 @@ _RECENT = text("""
 async def _health(
     caller: Caller, providers: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, dict[str, Any]]:
-    """Return the breakers and model calls of providers by name, for this tenant only.
-
-    Args:
-        providers: definitions by name, with ``owner`` and ``models``.
-    """
     found: dict[str, dict[str, Any]] = {}
     about = {"tenant": caller.tenant, "names": [*providers]}
     for row in (await caller.tx.execute(_RECENT, about)).mappings():
@@ -381,7 +376,7 @@ async def _health(
 
 
 class ProviderTest(Answer):
-    """Result of asking a model server for its models."""
+    """The result of requesting the list of models from a model server."""
 
     ok: bool
     """True: the server accepted the key, and listed its models."""
@@ -412,7 +407,7 @@ class ChosenModel(Answer):
 async def default_model(
     service: Service, connection: AsyncConnection, tenant_id: UUID
 ) -> tuple[str, bool]:
-    """Return the model of agents that name no model, and true if it is the demo model."""
+    """Return the model of agents that name no model, and true if this model is the demo model."""
     settings, chosen = service.settings, await store.default_model(connection, tenant_id)
     name = DEFAULT if chosen is None else chosen.partition(":")[0]
     own = (await known_providers(connection, tenant_id, [name])).get(name)

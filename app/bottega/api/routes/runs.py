@@ -82,7 +82,7 @@ RunId = Annotated[UUID, Path(description="The run's id.")]
 
 
 class Retry(Body):
-    """The point from which to repeat a run."""
+    """The point from which a retry repeats a run."""
 
     from_: Annotated[Literal["start", "last_step"], Field(alias="from")] = "start"
     """`start` repeats the whole run; `last_step` keeps the steps that succeeded."""
@@ -270,7 +270,6 @@ async def retry(
 async def _repeating(
     service: Service, principal: Principal, run_id: UUID, user: str | None
 ) -> AsyncIterator[AsyncConnection]:
-    """Check that the caller may repeat the run, and yield the transaction of this check."""
     tenant = principal.tenant_id
     acting = acts_for(principal, user)
     async with service.database.begin(tenant) as tx:
@@ -344,11 +343,6 @@ async def fork(
 
 
 def _refuse_giving(acting: Acting, node: Mapping[str, Any], user: str | None) -> None:
-    """Check that the caller may provide the publication of a node.
-
-    Raises:
-        ForbiddenError: ``insufficient_scope``, ``not_the_user``.
-    """
     who, token = node.get("who", "run"), acting.principal.token
     if token is not None:
         token.need("answer")
@@ -450,10 +444,10 @@ Handle = Callable[[Request], Awaitable[Response]]
 class _CreateRoute(APIRoute):
     """Route of ``POST /v1/runs`` that answers most requests with :func:`_create_directly`.
 
-    This route skips FastAPI's dependencies, which would cost a third more CPU. The route answers a
-    request directly if it has a valid JSON body, no query, and at most one valid
-    ``Idempotency-Key``. All other requests go through FastAPI to :func:`create`, so that FastAPI
-    makes the validation errors.
+    This route skips FastAPI's dependencies, with which a request would need a third more CPU time.
+    The route answers a request directly if the request has a valid JSON body, no query, and at most
+    one valid ``Idempotency-Key``. All other requests go through FastAPI to :func:`create`, so that
+    FastAPI makes the validation errors.
     """
 
     def get_route_handler(self) -> Handle:  # type: ignore[override]
@@ -467,7 +461,6 @@ class _CreateRoute(APIRoute):
 
 
 async def _sole_body(request: Request) -> NewRun | None:
-    """Parse the body; ``None``: the request is invalid, or has more than a body and a key."""
     scope = request.scope
     headers = dict(scope["headers"])
     if (
@@ -612,7 +605,7 @@ class RunQuery(ViewQuery, RunFilters):
 
 
 class CountedRuns(Answer):
-    """Sums over the runs of a list."""
+    """Sums over all runs of a list."""
 
     runs: int
     """Number of runs."""

@@ -125,7 +125,7 @@ class Schedule(Answer):
 
 
 class PlannedSchedule(Schedule):
-    """A schedule with its next starts."""
+    """A schedule with the times of its next starts."""
 
     next_starts: list[datetime]
     """The next five starts, the first at `next_at`; empty while the schedule is paused."""
@@ -195,7 +195,6 @@ async def create(
 async def _prepared(
     service: Service, principal: Principal, body: ScheduleContent
 ) -> AsyncIterator[tuple[AsyncConnection, dict[str, Any], StoredInput]]:
-    """Check a schedule; yield a transaction, the values to store, and the input's stored files."""
     principal.limits.need_no_limit_of_runs()
     asked, run, tenant = body.model_dump(), body.run, principal.tenant_id
     owner = Owner(acts_for(principal, run.user, "/run/user").user, run.session_id)

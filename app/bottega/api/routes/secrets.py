@@ -51,7 +51,6 @@ def _can_be_sent(value: SecretStr) -> SecretStr:
 
 
 def _as_compared(host: str) -> str:
-    """Return a host's name or address in the form that is compared with the hosts of URLs."""
     try:
         return as_compared(host)
     except InvalidInputError:
@@ -117,9 +116,10 @@ Name = Annotated[
 
 
 async def _keyring(service: ServiceDep, tenant: DefineTenant) -> Keyring:
-    """Return the keys that encrypt secrets, after a check of the caller's scopes.
+    """Check the caller's scopes, and return the keys that encrypt secrets.
 
-    If only this machine can reach the server, this function makes a missing key in the data folder.
+    If only this machine can reach the server and there is no key, this function makes a key in the
+    data folder.
     """
     hosts = service.outgoing.model_hosts
     found = keyring(service.settings, hosts.folder)

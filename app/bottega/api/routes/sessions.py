@@ -139,7 +139,7 @@ class SessionMemory(Session):
 
 
 class Erased(Answer):
-    """The rows that were permanently deleted."""
+    """Numbers of rows that were permanently deleted."""
 
     id: str
     """Id of the session."""

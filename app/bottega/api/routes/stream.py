@@ -89,7 +89,7 @@ class WatchQuery(BaseModel):
 
     @property
     def only(self) -> Filter:
-        """Filter of the events; the final event always passes it."""
+        """Filter of the events; the final event always passes the filter."""
         return Filter(
             agents=None if self.agents is None else frozenset(self.agents.split(",")),
             types=None if self.types is None else frozenset(self.types.split(",")),
@@ -334,12 +334,12 @@ logger = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class Family:
-    """A run and its child runs, all of which one client follows.
+    """A run and its child runs, whose events one client follows together.
 
     Args:
         parent: the reader of the run's own events.
-        find: a function that returns the child runs of some runs: child runs that have not ended,
-            or began lately.
+        find: a function that returns those child runs of some runs that have not ended, or began
+            lately.
     """
 
     streams: RunStreams
@@ -352,15 +352,15 @@ class Family:
     _following: dict[asyncio.Task[None], UUID] = field(default_factory=dict)
     _ended: set[UUID] = field(default_factory=set)
     _places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_AT_ONCE))
-    # A slow client slows all readers.
+    # The queue has one entry, so that a slow client also slows down the readers of the runs.
     _frames: asyncio.Queue[list[Frame] | None] = field(default_factory=lambda: asyncio.Queue(1))
 
     async def frames(self) -> AsyncGenerator[list[Frame]]:
         """Yield frames of all runs; an empty list means that a heartbeat is due.
 
-        The frames of a child run are in order, from the child run's first event, and have no
-        ``seq``: a client resumes after a ``seq`` of the parent run. The run's final event comes
-        last.
+        A child run's frames are in order, begin with the child run's first event, and have no
+        ``seq``, because a client resumes after a ``seq`` of the parent run. The final event of the
+        run comes last.
         """
         looking = asyncio.create_task(self._look_again())
         reading = asyncio.create_task(self._read(looking))
@@ -395,7 +395,8 @@ class Family:
             await asyncio.sleep(LOOKS_S)
 
     async def _look(self) -> None:
-        # A run ends after its child runs, so one search after its end finds the last of them.
+        # A run ends after its child runs, so one search after the run's end finds the last child
+        # runs.
         ended = set(self._ended)
         parents = {self.run_id, *self._following.values(), *ended}
         found = set(await self.find(parents)) - self._known

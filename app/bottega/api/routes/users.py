@@ -83,9 +83,9 @@ class FactToSet(Body):
 
 
 class EncodedPathRoute(APIRoute):
-    """A route that matches the path before it is decoded, so that a parameter may contain ``%2F``.
+    """A route that matches the path before decoding, so that a parameter may contain ``%2F``.
 
-    Bytes that are not UTF-8 become lone surrogates, and the parameter's check refuses these.
+    Bytes that are not UTF-8 become lone surrogates, which the check of the parameter refuses.
     """
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:

@@ -2,7 +2,7 @@
 
 Browsers need tickets, because their WebSockets and EventSources cannot send an Authorization
 header. ``bottega.api.auth`` redeems a ticket before it calls the route. A ticket has the scopes of
-the key that requested it, and becomes invalid with this key.
+the key that requested the ticket; if the key becomes invalid, so does the ticket.
 """
 
 import asyncio
@@ -108,9 +108,10 @@ async def watch(socket: WebSocket) -> None:
     """Send the run's events as JSON text frames, then close the socket with 1000.
 
     A refusal is an HTTP response before the upgrade. The client may send ``{"type": "ping"}``,
-    ``{"type": "cancel"}``, ``{"type": "message"}`` and ``{"type": "resolve"}``. Cancelling and
-    messages need the scope ``run``. A cancellation with a ``task_id`` cancels only this task.
-    Decisions need the same scopes as over HTTP. The server treats every other frame as a ping.
+    ``{"type": "cancel"}``, ``{"type": "message"}`` and ``{"type": "resolve"}``. The frames
+    ``cancel`` and ``message`` need the scope ``run``. A cancellation with a ``task_id`` cancels
+    only this task. The frame ``resolve`` needs the same scopes as over HTTP. The server treats
+    every other frame as a ping.
     """
     with contextlib.suppress(
         ClientDisconnected
@@ -118,12 +119,13 @@ async def watch(socket: WebSocket) -> None:
         await _watch(socket)
 
 
-# Use Starlette's kind of route: FastAPI's would resolve dependencies, and this route has none.
+# Use Starlette's kind of route: FastAPI's route would resolve dependencies, and this route has no
+# dependencies.
 router.add_websocket_route(f"{router.prefix}/{{run_id}}/ws", watch)
 
 
 async def nowhere(socket: WebSocket) -> None:
-    """Refuse a WebSocket at any other path."""
+    """Refuse a WebSocket at every path that has no WebSocket route."""
     detail = f"there is no WebSocket at this path: a run's path is {router.prefix}/{{id}}/ws"
     with contextlib.suppress(ClientDisconnected):
         await socket.send_denial_response(problem_response(404, "not_found", detail))
@@ -183,7 +185,7 @@ async def _serve(
             service.wakeups.resumable(sending.hand_over),
         ):
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        # if the first task is done, the socket is closed, and an error in an answer is expected
+        # if the first task is done, the socket is closed, so an error while answering is expected
         if not tasks[0].done():
             tasks[1].result()
     finally:
@@ -193,7 +195,7 @@ async def _serve(
 
 
 class _Sender:
-    """Sender of a subscriber's frames and of the frame that closes the socket.
+    """Sender of a subscriber's frames, and of the frame that closes the socket.
 
     Args:
         patience_s: maximum number of seconds for which the client may read nothing.
@@ -244,7 +246,7 @@ class _Sender:
                 async with asyncio.timeout(self._patience_s):
                     await self._send([frame.body for frame in frames] or [_HEARTBEAT])
                 self._place = place
-            # this number includes events that the filter left out
+            # the last event's number, even if the filter left out this event
             self._place = self._subscriber.place
             if self._subscriber.finished:
                 await self._last_answer()
@@ -270,7 +272,6 @@ class _Sender:
             self._drop(BROKEN, f"internal error; resume after={self._place}")
 
     async def _last_answer(self) -> None:
-        """Wait at most 1 s for the answer to the client's last frame; it may have ended the run."""
         with contextlib.suppress(TimeoutError):
             # The lock `answering` is free as soon as the answer has been sent.
             async with asyncio.timeout(1.0), self.answering:
@@ -295,7 +296,6 @@ async def _read_frames(
 async def _answer(
     frame: dict[str, Any], socket: WebSocket, service: Service, cursor: RunCursor
 ) -> str | None:
-    """Answer one frame; ``None``: the client sent too many pings."""
     extensions = socket.scope["extensions"]
     principal: Principal = socket.state.principal
     match frame:
@@ -313,7 +313,6 @@ async def _answer(
 
 
 async def _request(act: Callable[[], Awaitable[str]], extensions: Mapping[str, Any]) -> str:
-    """Wait until the tenant's rate limit allows a request, then do what the client's frame asks."""
     if TURN in extensions:
         await extensions[TURN]()
     try:

@@ -1,4 +1,4 @@
-"""Bodies of agents: their sub-agents, their success checks, and the results of the checks."""
+"""Bodies of agents, sub-agents, success checks, and results of success checks."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ _Text = Annotated[str, StringConstraints(min_length=1, max_length=10_000)]
 
 
 class EqualsCheck(Body):
-    """Check that the answer is this value, without regard to spaces around a text."""
+    """Check that the answer equals a value; spaces around a text are ignored."""
 
     deep = frozenset({"value"})
     type: Literal["equals"]
@@ -58,7 +58,7 @@ class EqualsCheck(Body):
 
 
 class ContainsCheck(Body):
-    """Check that the answer contains this text."""
+    """Check that the answer contains a text."""
 
     type: Literal["contains"]
     value: _Text
@@ -87,7 +87,7 @@ class JudgeCheck(Body):
 
 
 class PythonCheck(Body):
-    """Check that a plugin's function `check_success` makes."""
+    """Check that calls the function `check_success` of a plugin."""
 
     type: Literal["python"]
     name: Annotated[str, StringConstraints(min_length=1, max_length=64)]
@@ -115,7 +115,7 @@ SuccessCheck = Annotated[
 class ShownOutcome(Answer):
     """The result of a run.
 
-    A completed run without a judgement is `UNKNOWN`; a failed or timed-out run is a `FAILURE`.
+    Without a judgement, a completed run is `UNKNOWN`, and a failed or timed-out run is a `FAILURE`.
     """
 
     value: OutcomeValue
@@ -167,7 +167,7 @@ def _distinct(expose: list[Facade]) -> list[Facade]:
 
 
 def usual() -> list[Facade]:
-    """Return the façades of an agent that names no façades."""
+    """Return the façades of an agent whose definition names no façades."""
     return ["openai"]
 
 
@@ -190,7 +190,7 @@ _Seconds = Annotated[float, Field(gt=0, le=604_800)]
 class SubAgentLimits(Body):
     """Limits on the tasks of an agent in mode `async`; times are in seconds.
 
-    A limit may not be above the operator's limit; null means the operator's limit.
+    A limit may not be higher than the operator's limit; null means the operator's limit.
     """
 
     max_concurrent: _Count | None = None
@@ -212,7 +212,7 @@ class SubAgentLimits(Body):
 
 
 class SubAgentLimitsShown(Answer):
-    """The limits that apply to an agent's tasks: the lower of the agent's and the operator's."""
+    """The limits of an agent's tasks: the lower ones of the agent's and the operator's limits."""
 
     shows = SubAgentLimits
 
@@ -320,7 +320,7 @@ class AncestorsRecall(Body):
 
 
 class ToolRule(Body):
-    """A rule: the model must call a tool before its answer is accepted."""
+    """A rule: the model must call a tool before the model's answer is accepted."""
 
     tool_name: Annotated[str, StringConstraints(min_length=1, max_length=64)]
     """Name of the tool that the model must call."""
@@ -437,7 +437,7 @@ class AgentContent(Body):
         return self
 
     def _may_have(self, name: str, names: Sequence[str]) -> bool:
-        """Return true if the agent has a tool with this name, or may get one from an MCP server."""
+        """Return true if the agent has, or may get from an MCP server, a tool with this name."""
         return name in names or any(
             isinstance(tool, McpToolDefinition) and tool.may_have(name) for tool in self.tools
         )

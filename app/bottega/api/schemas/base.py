@@ -120,9 +120,9 @@ class Answer(DescribedModel):
 
 
 def taken_from(*path: str) -> Any:
-    """Return the annotation of an answer's field that gets its value from a nested attribute.
+    """Return the annotation of a response's field whose value comes from a nested attribute.
 
-    In a stored answer, the value is under the field's own name.
+    In a stored response, the value has the field's own name.
     """
     return Field(validation_alias=AliasPath(*path))
 
@@ -149,8 +149,8 @@ class Page(Answer, Generic[T]):
 def check_storable(value: Any, most_depth: int = 16) -> None:
     """Refuse values that the database cannot store, or that are too large to read.
 
-    The event loop waits during this check. So the check takes all values of one depth together: for
-    thousands of small values, this takes a third of the time of single checks.
+    This check delays the event loop. So the check handles all values of one depth together, which
+    takes a third of the time of single checks if there are thousands of small values.
 
     Raises:
         PydanticCustomError: a value has NUL characters, lone surrogates, NaN or infinity, is nested

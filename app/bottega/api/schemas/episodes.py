@@ -55,8 +55,6 @@ class Feedback(Answer):
 
 
 class _Recorded(Answer):
-    """A stored part of an episode; it may have any members."""
-
     model_config = ConfigDict(extra="allow")
 
 
@@ -383,7 +381,10 @@ class EpisodeSummary(Answer):
 
 
 class Verdict(Answer):
-    """Judgement of the run, with its reason. A person's judgement replaces a check's judgement."""
+    """Judgement of the run, with its reason.
+
+    The judgement of a person replaces the judgement of a check.
+    """
 
     outcome: OutcomeValue | None
     """Judged outcome; null: only the reason is known."""
@@ -396,14 +397,14 @@ class Verdict(Answer):
 
 
 class PartReceived(Answer):
-    """Another node's answer that this node received, shortened."""
+    """An answer that the node received from another node, shortened."""
 
     source: str
     content: str
 
 
 class EpisodePart(Answer):
-    """Work of an agent node of a graph, or of a sub-agent; long texts are shortened."""
+    """The work of a graph's agent node, or of a sub-agent; long texts are shortened."""
 
     agent: str
     node: str | None
@@ -482,7 +483,7 @@ class Episode(Answer):
 
 
 class HitRelevance(Answer):
-    """Similarity of an episode and the query; it does not depend on other hits."""
+    """The similarity of an episode to the query; it does not depend on the other hits."""
 
     cosine: float | None
     """Cosine of the two vectors; null: no vectors were compared."""

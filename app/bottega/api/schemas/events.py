@@ -1,4 +1,4 @@
-"""Schemas of all types of stored events; the OpenAPI and AsyncAPI documents are made from these.
+"""Schemas of all types of stored events, from which the OpenAPI and AsyncAPI documents are made.
 
 A field with a default may be absent in an event.
 """
@@ -67,7 +67,7 @@ class BatchStartedData(EventData):
 
 
 class BatchItemData(EventData):
-    """Data of an item of a batch that has ended."""
+    """Data of the end of a batch's item."""
 
     index: int
     """Index of the item in the batch, from 0."""
@@ -115,7 +115,7 @@ class RunEndedData(EventData):
 
 
 class AgentData(EventData):
-    """Data of a query to an agent."""
+    """Data of an event about a query to an agent."""
 
     try_: Annotated[int | None, Field(alias="try")] = None
     """Number of the asynchronous task's try, from the second try on."""
@@ -129,13 +129,13 @@ class AgentStartedData(AgentData):
 
 
 class AttemptData(EventData):
-    """Data of a task that waits, continues or was rebuilt."""
+    """Data of an agent or task that waits, continues, or was restored with its run."""
 
     attempt: int
 
 
 class AgentCompletedData(AgentData):
-    """Data of an agent's accepted answer."""
+    """Data of the end of a query: the agent's accepted answer."""
 
     output: str
     """Text of the accepted answer."""
@@ -203,7 +203,7 @@ class LlmCompletedData(ModelCallData):
 
 
 class LlmFailedData(ModelCallData):
-    """Data of a failed try of a model call, or of the failed call."""
+    """Data of a model call's failed try, or of the failed call as a whole."""
 
     try_: Annotated[int | None, Field(alias="try")] = None
     """Number of the failed try; only if another try follows."""
@@ -315,7 +315,7 @@ class MemoryInjectedData(PublicationData):
 
 
 class ContextRecalledData(PublicationData):
-    """Data of memory that an agent received, or that an experiment withheld from it."""
+    """Data of memory that an agent received, or that an experiment withheld from the agent."""
 
     source: str
     """Origin: an agent's name, `facts`, or `episode:`, `pattern:` or `insight:` with an id."""
@@ -438,7 +438,7 @@ class SubagentEndedData(EventData):
     duration_ms: int | None
     token_usage: Usage
     """Usage of the task itself, without its sub-agents."""
-    usage: AgentUsage | None = None  # usage of the child run that did the task
+    usage: AgentUsage | None = None  # the usage of the child run that did the task
 
 
 class SubagentCompletedData(SubagentEndedData):
@@ -487,7 +487,7 @@ class NodeFailedData(NodeData):
 
 
 class NodeSkippedData(NodeData):
-    """Data of a node that does not run."""
+    """Data of a node that is skipped."""
 
     reason: str
     """Reason why the node is skipped, with the name of the node that decided it."""
@@ -626,7 +626,6 @@ class OtherEvent(Event):
 
 
 def _event(kind: EventType) -> type[Event]:
-    """Return the schema of a type's events: the envelope and the data of this type."""
     words = kind.value.replace(".", "_").split("_")
     fields: dict[str, Any] = {"type": (Literal[kind.value], ...), "data": (DATA[kind], ...)}
     return create_model(
@@ -642,10 +641,10 @@ EVENTS: Mapping[EventType, type[Event]] = {kind: _event(kind) for kind in EventT
 
 
 def type_events(schemas: dict[str, Any]) -> None:
-    """Replace the schema ``Event`` by one schema for each type, in place.
+    """Replace, in place, the schema ``Event`` by one schema for each type of event.
 
-    ``KnownEvent`` is the union of all types that this version knows. An event of another version or
-    of a plugin is an ``OtherEvent``.
+    ``KnownEvent`` is the union of all types that this version knows. An event of a plugin, or of a
+    different version of Bottega, is an ``OtherEvent``.
     """
     ref = "#/components/schemas/{model}"
     models: tuple[type[Event], ...] = (*EVENTS.values(), OtherEvent)

@@ -64,7 +64,7 @@ class InterruptItem(Answer):
 
 
 class NewDecision(Body):
-    """A decision; its fields depend on the interrupt's kind."""
+    """A decision, whose fields depend on the interrupt's kind."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -93,7 +93,7 @@ class NewDecision(Body):
 
     @property
     def said(self) -> dict[str, Any]:
-        """Return the fields that were sent; null counts only in fields where null is a value."""
+        """Return the fields that the client sent, without null fields whose null means absent."""
         optional = ("decision", "arguments", "comment", "error")
         told = self.model_fields_set & set(NewDecision.model_fields) - {"user"}
         sent = self.model_dump(include=told)
@@ -101,7 +101,7 @@ class NewDecision(Body):
 
 
 class Resolve(NewDecision):
-    """A decision on a tool call for which the run waits; its fields depend on the kind."""
+    """A decision on a tool call for which the run waits; the kind determines the fields."""
 
     type: Literal["resolve"]
     interrupt_id: Annotated[UUID, Field(strict=False)]

@@ -28,7 +28,7 @@ class SendMessage(NewMessage):
 
 
 class MessageSent(Answer):
-    """Confirmation that a message is stored, with the id that the message's events have."""
+    """Confirmation that a message is stored, with the id that is in the message's events."""
 
     message_id: UUID
 
@@ -68,7 +68,7 @@ class Message(_Said):
 
 
 class PromptMessage(_Said):
-    """A message of a prompt, and its origin."""
+    """A message of a prompt, and the message's origin."""
 
     seq: int | None = None
     """Number of the message's event; null: the message comes from a definition."""

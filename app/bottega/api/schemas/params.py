@@ -57,7 +57,7 @@ class ClientToolDefinition(Body, Approvable):
 
 
 class RunToolDefinition(ClientToolDefinition):
-    """A client's tool that is defined in the request for a run."""
+    """A tool of the client, defined in the request for a run."""
 
     description: Annotated[str, StringConstraints(min_length=1, max_length=20_000)]
     """Purpose of the tool, for the model to read."""
@@ -120,9 +120,9 @@ class ToolName(Body):
 
 
 class Parameters(Body):
-    """Parameters of model calls. A missing parameter has the default of the model.
+    """Parameters of model calls. For a missing parameter, the model's default applies.
 
-    If the model's API does not have a parameter, the server refuses it.
+    The server refuses a parameter that the model's API does not have.
     """
 
     model_config = ConfigDict(

@@ -247,7 +247,7 @@ def _asks(value: list[InputMessage]) -> list[InputMessage]:
 
 
 def _check_calls(messages: list[InputMessage]) -> None:
-    """Check that the next messages answer a message's tool calls in order."""
+    """Check that the messages after tool calls answer the calls in the calls' order."""
     unanswered: list[str] = []
     for number, message in enumerate(messages):
         if message.role == "tool":
@@ -316,7 +316,7 @@ class Demands(Body):
 
 
 class ShownDemands(Answer):
-    """Goals, constraints and criteria of a run, as the run's request has them."""
+    """Goals, constraints and criteria of a run, as they are in the request for the run."""
 
     shows = Demands
 

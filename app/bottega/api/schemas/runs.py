@@ -48,7 +48,7 @@ def _positive(amount: str) -> str:
 
 
 class CostBudget(Body):
-    """An amount of money that a run may spend."""
+    """The amount of money that a run may spend."""
 
     amount: Annotated[
         str,
@@ -98,7 +98,7 @@ class AgentUsage(Usage):
 
 
 class UsageSum(Usage):
-    """Sum of the spending of runs. Only the field that `by` names is set."""
+    """Sum of the spending of runs. Of the key fields, only the field that `by` names is set."""
 
     agent: str | None = None
     """Name of the agent; null: the sum is by another field."""
@@ -142,7 +142,7 @@ class NewRun(Demands):
 
     deep = frozenset({"output_schema"})
     model_config = ConfigDict(
-        defer_build=False,  # so that the first run starts as soon as the next ones
+        defer_build=False,  # so that the first run starts as fast as later runs
         json_schema_extra={
             "examples": [
                 {"agent": "coordinator", "graph": "software", "input": "Build a todo app."},
@@ -313,7 +313,7 @@ ForkOf = ForkOfNode | ForkOfEvent
 
 
 class TakenOver(Answer):
-    """Work that a fork took over instead of doing it."""
+    """Work of the earlier run that a fork took over and did not repeat."""
 
     events: int
     """Number of events in the fork's log that are copies, from `seq` 2 on."""
@@ -666,7 +666,7 @@ class ReceivedDiff(Answer):
 
 
 class AgentDiff(Answer):
-    """An agent in both runs, without its sub-agents' figures."""
+    """An agent in both runs, without the figures of the agent's sub-agents."""
 
     agent: str
     version: BeforeAfter[int | None]

@@ -16,8 +16,8 @@ _ALWAYS: tuple[RawHeader, ...] = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
-    # A browser that shows a response as a page must not load or run anything. Routes of pages set
-    # their own policy.
+    # A browser that shows a response as a page must not load or run anything. Routes of HTML pages
+    # set their own policy.
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
 )
 _OF_API: tuple[RawHeader, ...] = (*_ALWAYS, (b"cache-control", b"no-store"))
@@ -43,7 +43,7 @@ class Addresses:
     """Open connections, counted by client address.
 
     Args:
-        each: maximum number of connections per address; for IPv6, per /64 network.
+        each: maximum number of open connections per address; for IPv6, per /64 network.
         trusted: networks of proxies, to which the limit does not apply.
     """
 
@@ -52,7 +52,7 @@ class Addresses:
     _open: Counter[str] = field(default_factory=Counter)
 
     def enter(self, client: tuple[str, int] | None) -> int:
-        """Count a new connection; return by how many connections its address exceeds the limit."""
+        """Count a connection; return by how many connections the address exceeds the limit."""
         address = _address_of(client)
         place = _place(address)
         self._open[place] += 1
@@ -74,7 +74,8 @@ class KeylessRates:
     Behind a trusted proxy, ``X-Forwarded-For`` has the client's address.
 
     Args:
-        per_s: requests of an address per second; up to 4 times as many may arrive at once.
+        per_s: average number of requests of an address per second; up to 4 times as many may arrive
+            at once.
     """
 
     def __init__(
@@ -88,15 +89,15 @@ class KeylessRates:
         return self._limits.rate
 
     def take(self, scope: Scope) -> Decision:
-        """Decide on a request that arrives now, and count the request."""
+        """Decide if a request may pass now, and count the request."""
         return self._limits.take(_place(self.client(scope)))
 
     def look(self, scope: Scope) -> Decision:
-        """Decide on a request that arrives now; do not count it, because its key may be valid."""
+        """Decide if a request may pass; do not count the request: its key may be valid."""
         return self._limits.look(_place(self.client(scope)))
 
     def client(self, scope: Scope) -> _Address | None:
-        """Return the client's address: the last address before the trusted proxies."""
+        """Return the client's address: the last address that is not a trusted proxy's address."""
         address = _address_of(scope.get("client"))
         named = b",".join(sent(scope, b"x-forwarded-for")).decode("latin-1")
         for hop in reversed(named.rsplit(",", _MOST_HOPS)[-_MOST_HOPS:] if named else []):
@@ -117,7 +118,6 @@ def _address_of(client: tuple[str, int] | None) -> _Address | None:
 
 
 def _parsed(text: str) -> _Address | None:
-    """Parse an address with or without a port (RFC 7239, 6); ``None``: the text is no address."""
     host = text.strip().strip('"')
     if host.startswith("["):
         host = host[1:].partition("]")[0]
@@ -134,7 +134,6 @@ def _parsed(text: str) -> _Address | None:
 
 
 def _place(address: _Address | None) -> str:
-    """Return the address or /64 network that is counted as one client."""
     if address is None:
         return ""
     return str(ip_network((address, 64), strict=False) if address.version == 6 else address)

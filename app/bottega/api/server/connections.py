@@ -3,8 +3,8 @@
 The extensions in the scope of a WebSocket have functions that ASGI does not define:
 
 - ``DROP`` disconnects a client that does not read; a closing handshake would wait for reads.
-- ``SEND`` sends many frames in one system call, because for a thousand subscribers the system calls
-  cost more than all other work.
+- ``SEND`` sends many frames in one system call, because with a thousand subscribers the system
+  calls cost more CPU time than all other work.
 - ``MAY_PING`` limits pings.
 """
 
@@ -56,7 +56,8 @@ MAX_HEAD_BYTES = 32 * 1024
 MAX_PIPELINED = 16
 SLOW_READER_S = 10.0
 """Seconds after which a client is disconnected if it reads nothing of a response or stream."""
-# Hides uvicorn's warnings about unreadable requests, because anyone could fill the log with them.
+# Hides uvicorn's warnings about unreadable requests, because anyone could fill the log with
+# warnings.
 _LOGGER = logging.getLogger("uvicorn.error.http")
 _LOGGER.setLevel(logging.ERROR)
 
@@ -66,8 +67,8 @@ class Bounds:
     """Limits that apply to clients.
 
     Attributes:
-        patience_s: maximum number of seconds until a request's head has arrived, and again until
-            its body has arrived; for an upload, the longest pause.
+        patience_s: maximum number of seconds until a request's head has arrived, and as many
+            seconds again until the request's body has arrived; for an upload, the longest pause.
         slow_reader_s: maximum number of seconds for which a client may read nothing of a response.
         connections: maximum number of connections of all clients together.
     """
@@ -89,8 +90,8 @@ class HttpProtocol(HttpToolsProtocol):
     """HTTP protocol with limits.
 
     The socket's send buffer is small, so that a slow client costs little memory. The server sends a
-    refusal only if no other response is in progress on the connection. Then the server closes the
-    connection.
+    refusal only if no response is in progress on the connection. After a refusal, the server closes
+    the connection.
     """
 
     _timer: TimerHandle | None = None
@@ -130,7 +131,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._wait()
 
     def _refuse_at_once(self, why: str) -> None:
-        """Send the refusal and close; a client that still sends may not receive the refusal."""
+        """Send the refusal and close at once; a client that is sending may miss the refusal."""
         self._refusal = _busy(why)
         self.transport.write(raw_answer(self._refusal, self.server_state.default_headers))
         self.transport.close()
@@ -150,7 +151,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._unfinished > MAX_HEAD_BYTES:
             self._refuse(_too_large(f"more than {MAX_HEAD_BYTES} bytes"))
         elif self._timer is None and not (self._answering or self._part):
-            self._wait()  # only empty lines have come, which may precede a request
+            self._wait()  # so far only empty lines have arrived, which may precede a request
 
     # Callbacks of the parser. After an exception, the parser calls send_400_response.
 
@@ -210,7 +211,8 @@ class HttpProtocol(HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         if (
             self._answering
-            # otherwise both responses would mix, and the first would not notice the disconnect
+            # otherwise two responses would mix, and the first response would not notice the
+            # disconnect
         ):
             detail = "a WebSocket was requested before the previous request was answered"
             self._refuse(problem_response(400, "bad_handshake", detail))
@@ -220,7 +222,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._stop_watching()
         super().handle_websocket_upgrade()
 
-    # A timer ends connections whose client does not read, because their buffers would stay full.
+    # A timer ends a connection whose client does not read, because the connection's buffers would
+    # stay full.
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -272,7 +275,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.close()
             return
         if self._part == "body" and self._is_upload and self._answering:
-            if self.flow.read_paused:  # the server still stores the client's data
+            if self.flow.read_paused:  # the server still buffers data of the client
                 self._heard_at = self.loop.time()
             left = self._heard_at + self._bounds.patience_s - self.loop.time()
             if left > 0:
@@ -288,13 +291,13 @@ class HttpProtocol(HttpToolsProtocol):
         return cycle is not None and not cycle.response_complete
 
     def _refuse(self, answer: Response) -> None:
-        """Refuse and close; abort if the client could read this as another request's response."""
+        """Refuse and close; abort if the refusal could be read as an earlier request's response."""
         if self._refusal is not None or self.transport.is_closing():
             return
         self._refusal = answer
         self._stop_waiting()
         free = not self._answering
-        if self._part == "body":  # the head was accepted, so its response may have begun
+        if self._part == "body":  # the server accepted the head, so the response may have begun
             free = not (free or self.pipeline or self.cycle.response_started)
         if self._answering:
             self.cycle.disconnected = True
@@ -303,8 +306,8 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.abort()
             return
         self.transport.write(raw_answer(answer, self.server_state.default_headers))
-        # If input stayed unread, the close would reset the connection, and the client would lose
-        # the response.
+        # With unread input, closing would reset the connection, and the client would lose the
+        # response.
         self.flow.resume_reading()
         self.transport.write_eof()
         self._timer = self.loop.call_later(1.0, self.transport.abort)
@@ -350,7 +353,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.conn.reject = _rejection  # type: ignore[method-assign]
 
     def connection_lost(self, exc: Exception | None) -> None:
-        # HttpProtocol counted this connection before its upgrade
+        # HttpProtocol counted this connection before the upgrade
         self._addresses.leave(self.client)
         super().connection_lost(exc)
 
@@ -365,7 +368,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def _with_refusals(self, app: Any) -> Any:
         async def wrapped(scope: Any, receive: Any, send: Any) -> None:
             await app(scope, receive, send)
-            # Tell uvicorn if the request was refused or the client left: it logs missing answers.
+            # Tell uvicorn if the request was refused or the client left: otherwise uvicorn logs
+            # that the response is missing.
             answered = self.initial_response is not None or self.transport.is_closing()
             self.handshake_complete |= answered
 
@@ -385,7 +389,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.transport.close()
 
     def handle_cont(self, event: Frame) -> None:
-        """Limit the number of a message's frames: frames may be empty, and uvicorn has no limit."""
+        """Limit the number of frames of a message: frames may be empty, uvicorn has no limit."""
         if self.close_sent:
             return
         if len(self.frames) >= MAX_PIECES:
@@ -399,7 +403,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             super().handle_ping()
 
     def handle_pong(self, event: Frame) -> None:
-        """Count a pong as a ping: the server sends no pings, so it expects no pong."""
+        """Count a pong like a ping: the server sends no pings, so it expects no pongs."""
         self._may_ping()
 
     def _may_ping(self) -> bool:
@@ -414,11 +418,6 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         return decision.allowed
 
     async def _send(self, texts: Iterable[bytes]) -> None:
-        """Send frames when the buffer has room for them.
-
-        Raises:
-            ClientDisconnected: the client has disconnected, or is closing.
-        """
         await self._room()
         if self.conn.state is not State.OPEN:
             raise ClientDisconnected
@@ -453,7 +452,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.close_timer = self.loop.call_later(5.0, self.transport.abort)
 
     def shutdown(self) -> None:
-        """Abort the connection if the client does not read; otherwise the application closes it."""
+        """Abort the connection if the client does not read; the application closes the rest."""
         if not self.writable.is_set():
             self.transport.abort()
         elif self.close_sent or not self.handshake_complete:
@@ -461,7 +460,6 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
 
 def _rejection(status: int, text: str) -> Handshake:
-    """Return a problem instead of the plain text of :meth:`ServerProtocol.reject`."""
     code = "internal" if status == HTTPStatus.INTERNAL_SERVER_ERROR else "bad_handshake"
     problem = problem_response(status, code, text.strip())
     added = ((name.decode(), value.decode()) for name, value in for_path(""))

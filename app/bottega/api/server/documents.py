@@ -53,10 +53,10 @@ class Document:
         return gzip.compress(self._body, mtime=0)
 
     def answer(self, request: Request, caching: str = CHECK) -> Response:
-        """Answer GET or HEAD; the answer is 304 if the client's copy is current.
+        """Answer a GET or HEAD request; the status is 304 if the client's copy is current.
 
         Args:
-            caching: the Cache-Control of the answer.
+            caching: the header Cache-Control of the response.
         """
         sent = request.headers
         if request.method not in _READ:
@@ -65,7 +65,7 @@ class Document:
         if _is_current(sent.get("if-none-match", ""), self._tag):
             return Response(status_code=304, headers=known)
         packed = _takes_gzip(sent.get("accept-encoding", ""))
-        # The tag is weak, because compressed and plain bytes differ.
+        # The entity tag is weak, because the compressed and the plain response differ.
         fields = {"ETag": f"W/{self._tag}", "Content-Encoding": "gzip"} if packed else {}
         body = self.gzipped if packed else self._body
         return Response(
@@ -104,9 +104,9 @@ class LateDocument:
 class DocumentFolder:
     """ASGI application that answers with the files of a folder; it reads the folder once.
 
-    Each file has a second path, which begins with ``version``; browsers cache this path for ever. A
-    path with another version (in a page of another release) leads to the current file, which
-    browsers then do not cache for ever.
+    Each file has a second path that begins with ``version``; browsers cache the file at this path
+    for ever. If a page of a different release asks for a path with a different version, it gets the
+    current file, which browsers then do not cache for ever.
 
     Args:
         pattern: glob pattern of the files; ``**`` matches folders.
@@ -123,7 +123,7 @@ class DocumentFolder:
         self.version = sha256(content.encode()).hexdigest()[:16]
 
     def with_index(self, page: Document) -> "DocumentFolder":
-        """Return a copy that has the same files, and this page at the folder's own path."""
+        """Return a copy of this application that answers with a page at the folder's own path."""
         same = copy(self)
         same._files = {**self._files, "": page}
         return same
@@ -153,7 +153,6 @@ def _not_allowed(method: str) -> Response:
 
 
 def _is_current(header: str, tag: str) -> bool:
-    """Return true if the header contains the tag, by weak comparison (RFC 9110, 8.8.3.2)."""
     tags = [each.strip().removeprefix("W/") for each in header[:2000].split(",")]
     return tag in tags or tags == ["*"]
 
@@ -204,7 +203,6 @@ def _page(title: str) -> Document:
 
 
 async def _assets(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer with the page's script and style, 1.9 MB that few processes ever need."""
     await _read_assets()(scope, receive, send)
 
 

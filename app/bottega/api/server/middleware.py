@@ -1,4 +1,4 @@
-"""Middleware in order from the outside: answers, proxy's path, CORS, limits, repetition.
+"""Middleware, from the outermost: answers, a proxy's path, CORS, limits, repetition.
 
 ``bottega.main`` builds the stack. :mod:`bottega.api.auth` is between CORS and the limits.
 """
@@ -38,7 +38,7 @@ from bottega.tracing.spans import CANCELLED, Span
 
 
 class Translation(NamedTuple):
-    """An error in the form of another API."""
+    """An error in the format of another API."""
 
     status: int
     body: Any
@@ -87,7 +87,7 @@ class Answers:
 
 
 class BelowPath:
-    """Middleware behind a proxy that strips a path; it adds the path to URLs in headers of answers.
+    """Middleware behind a proxy that strips a path: it adds the path to URLs in response headers.
 
     Args:
         root: the path that the proxy strips, such as ``/team/bottega``.
@@ -115,7 +115,7 @@ class BelowPath:
 
 
 class _MeasuredAnswer:
-    """The answer to a request; it is measured, and it is translated if it is a problem.
+    """The response to a request, which is measured, and translated if it is a problem.
 
     Args:
         translate: translation of problems; ``None``: problems stay unchanged.
@@ -160,7 +160,7 @@ class _MeasuredAnswer:
         await self._send({"type": "http.response.body", "body": body})
 
     def count(self, status: int) -> None:
-        """Count the request once; further calls do nothing."""
+        """Count the request; only the first call has an effect."""
         if self._is_counted:
             return
         self._is_counted = True
@@ -210,7 +210,7 @@ ALLOW_ORIGIN = "add the page's origin to BOTTEGA_CORS_ORIGINS"
 
 
 class Cors(CORSMiddleware):
-    """CORS for the configured origins; it refuses requests with a problem (RFC 9457)."""
+    """CORS for the configured origins; a refusal is a problem (RFC 9457)."""
 
     def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
         super().__init__(
@@ -244,7 +244,7 @@ class Cors(CORSMiddleware):
 
 
 async def refuse(answer: Response, scope: Scope, receive: Receive, send: Send) -> None:
-    """Send a refusal as the answer to a request, or to a WebSocket before its upgrade."""
+    """Send a refusal as the response to a request, or to a WebSocket before the upgrade."""
     if scope["type"] == "http":
         await answer(scope, receive, send)
         return
@@ -254,7 +254,7 @@ async def refuse(answer: Response, scope: Scope, receive: Receive, send: Send) -
 
 @dataclass(frozen=True, slots=True)
 class LongBodies:
-    """Limit on concurrent requests that may have longer bodies than other requests.
+    """Limit on concurrent requests of a kind that may have long bodies.
 
     Attributes:
         bytes: maximum size of a body in bytes.
@@ -306,15 +306,15 @@ class LimitRequests:
     """Middleware that limits a tenant's requests and streams, and the length of bodies.
 
     The middleware comes directly after the check of the key, so that a refusal is cheap. The
-    middleware adds the remaining quota to every response. While there are no keys, the middleware
-    limits only bodies, because only this machine has access. The middleware first checks a body's
-    declared length, then the number of received bytes. (FastAPI's own limit answers with plain
-    text.)
+    middleware adds a tenant's remaining quota to every response. While there are no keys, the
+    middleware limits only bodies, because only this machine has access. The middleware first checks
+    a body's declared length, then the number of received bytes. (FastAPI's own limit answers with
+    plain text.)
 
     Args:
         per_s: average number of a tenant's requests (and frames such as ``cancel``) per second.
-        streams: maximum number of concurrent streams of a tenant: WebSockets, server-sent events,
-            and requests that wait for a run.
+        streams: maximum number of concurrent streams of a tenant: streams are WebSockets,
+            server-sent events, and requests that wait for a run.
         max_bytes: maximum size of a body in bytes.
         longer: limits of requests that may have longer bodies, by method and path.
     """
@@ -379,7 +379,6 @@ class LimitRequests:
             await self._stream(tenant, bill, scope, receive, send_with_headers)
 
     def _refusal_of_key(self, limits: StoredLimits) -> Response | None:
-        """Return a refusal if the request exceeds the rate limit of its key."""
         if limits.requests_per_s is None:
             return None
         rate = Rate.of(limits.requests_per_s)
@@ -444,7 +443,7 @@ def _is_stream(scope: Scope) -> bool:
 
 @dataclass(slots=True)
 class _Bill:
-    """The cost of a request by its size; it is charged while the bodies are transferred.
+    """The cost of a request by size, which is charged while the bodies are transferred.
 
     Attributes:
         charge: a function that charges units; one unit costs as much as one more request.
@@ -459,7 +458,7 @@ class _Bill:
     def receiving(self, scope: Scope, receive: Receive, most: int) -> Receive:
         """Return a ``receive`` that also charges for the transferred bytes of the request's body.
 
-        The bytes between chunks count, too, because a chunk may have only one byte.
+        The bytes between the chunks of a body also count, because a chunk may have only one byte.
 
         Args:
             most: maximum size of the body in bytes; if the body is longer, reading it raises
@@ -483,7 +482,7 @@ class _Bill:
         return charged
 
     def answer(self, size: int) -> None:
-        """Charge for the part of the answer that exceeds the length of the request's body."""
+        """Charge for the bytes by which the response is longer than the request's body."""
         before, self.received = self.received, self.received + size
         self._charge(self._of_answer(self.received) - self._of_answer(before))
 
@@ -514,9 +513,9 @@ class RepeatRequests:
     """Middleware that repeats a request if the database is unavailable for a moment.
 
     The middleware repeats GET and HEAD after any temporary error. The middleware repeats PUT and
-    DELETE only if the failed transaction was rolled back: a second call must not meet the changes
-    of the first call. For other methods, the code that stores the change repeats its own
-    transaction.
+    DELETE only if the failed transaction was rolled back, because a repeated request must not meet
+    the changes of the first request. For all other methods, the code that stores the change repeats
+    its own transaction.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -538,7 +537,7 @@ class RepeatRequests:
 
 
 class _Answer:
-    """An answer that does not reach the client if the request can be repeated."""
+    """A response that is not sent to the client if the request can be repeated."""
 
     def __init__(self, scope: Scope, send: Send, until: float) -> None:
         self.is_dropped = False
@@ -556,8 +555,6 @@ class _Answer:
 
 
 def _again(received: list[Message], receive: Receive) -> Receive:
-    """Return a ``receive`` that replays earlier messages, then receives and stores new messages."""
-
     earlier: Iterator[Message] = iter([*received])
 
     async def receive_again() -> Message:

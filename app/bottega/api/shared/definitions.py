@@ -34,7 +34,7 @@ def if_match_version(header: str | None) -> int | None:
     """Return the version in ``If-Match``; ``None`` means any version.
 
     Raises:
-        VersionConflictError: the header is not an ETag of this API, so no version has this ETag.
+        VersionConflictError: the header is not an ETag that this API makes, so no version has it.
     """
     if header is None or header.strip() == "*":
         return None
@@ -45,7 +45,7 @@ def if_match_version(header: str | None) -> int | None:
 
 
 def is_only_new(if_none_match: str | None) -> bool:
-    """Return true if ``If-None-Match`` requires that the resource is new.
+    """Return true if the header ``If-None-Match`` requires that the resource is new.
 
     Raises:
         VersionConflictError: the header is not ``*``.
@@ -112,7 +112,7 @@ Others = Callable[[Service], Sequence[dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Bodies of GET for a kind whose list has more items than the tenant's own definitions.
+    """Bodies of GET for a kind of definitions whose list has more than the tenant's own.
 
     Attributes:
         output: schema of the body of a single definition.
@@ -147,13 +147,13 @@ class DefinitionRoutes:
 
     Attributes:
         new: schema for POST: ``content`` with a ``name``.
-        content: schema for PUT.
+        content: schema of the body of PUT.
         output: schema of responses.
         summary: schema of list items, without bodies.
         check: a function that checks the bodies of POST and PUT before the transaction begins,
             because the check may be slow.
         shown: bodies of GET; ``None``: GET returns the stored definitions.
-        more_fields: a function that returns the fields of a response that are not in the
+        more_fields: a function that returns those fields of a response that are not in the
             definition's content.
     """
 
@@ -423,7 +423,7 @@ class Sending(NamedTuple):
 
 
 async def refuse_foreign(caller: Caller, found: Sequence[Sending]) -> None:
-    """Refuse a definition that would send a secret to a host that may not get this secret.
+    """Refuse a definition that would send a secret to a host that may not get the secret.
 
     Raises:
         InvalidInputError: ``secret_host_unset``, ``secret_not_for_host``, ``secret_needs_https``.
@@ -448,7 +448,7 @@ async def refuse_foreign(caller: Caller, found: Sequence[Sending]) -> None:
 
 
 async def unknown_secrets(caller: Caller, names: Set[str]) -> Set[str]:
-    """Return the names for which neither the tenant nor the operator has a secret."""
+    """Return those of the names for which neither the tenant nor the operator has a secret."""
     if not names:
         return names
     stored = await rows.hosts_of(caller.tx, caller.tenant, names)

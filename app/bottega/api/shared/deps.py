@@ -48,10 +48,6 @@ Actor = Annotated[str, Depends(_actor)]
 
 
 async def _allowed(request: Request, principal: Principal, *scopes: Scope) -> UUID:
-    """Return the tenant after checks of the caller's scope, the query's names, and the body.
-
-    The façades of other APIs ignore unknown names and bodies.
-    """
     if scopes:
         principal.need(*scopes)
     route = request.scope["route"]
@@ -63,11 +59,6 @@ async def _allowed(request: Request, principal: Principal, *scopes: Scope) -> UU
 
 
 async def _refuse_body(request: Request) -> None:
-    """Refuse a body if the operation accepts none; the body ``{}`` counts as no body.
-
-    Raises:
-        InvalidInputError: the operation accepts no body.
-    """
     headers, route = request.headers, request.scope["route"]
     has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
     if not has_body or route.body_field or "requestBody" in (route.openapi_extra or {}):
@@ -103,7 +94,6 @@ def refuse_unknown_query(names: Iterable[str], known: Collection[str]) -> None:
 
 
 def _query_names(dependant: Dependant) -> set[str]:
-    """Return the names of the query parameters of a route and its dependencies."""
     own = get_flat_params(Dependant(query_params=dependant.query_params))
     return {field.alias for field in own}.union(*map(_query_names, dependant.dependencies))
 
@@ -163,7 +153,7 @@ _CHANGING: dict[Callable[..., Any], Scope] = {_tenant: "run", _define_tenant: "d
 
 
 def required_scopes(dependency: Callable[..., Any], method: str) -> tuple[Scope, ...]:
-    """Return the scopes that a dependency accepts; one is enough; ``()``: no scope is needed."""
+    """Return the scopes of which a dependency requires one; ``()``: no scope is needed."""
     changing = _CHANGING.get(dependency)
     return (_usual_scope(method, changing),) if changing else _SCOPES.get(dependency, ())
 

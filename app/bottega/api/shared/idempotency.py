@@ -29,7 +29,7 @@ def is_key(value: str) -> bool:
 
 
 class IdempotencyGuard:
-    """Function that creates a resource once per key; without a key, it creates one at each call.
+    """Function that creates one resource per key; without a key, a resource at each call.
 
     Attributes:
         key: the request's ``Idempotency-Key``; ``None``: the request has no key.
@@ -50,8 +50,8 @@ class IdempotencyGuard:
         """Call ``create`` and return its response; for a known key, return the stored response.
 
         Args:
-            tx: the open transaction that ``create`` uses.
-            response: the response whose headers, set by ``create``, are stored, too.
+            tx: the open transaction in which ``create`` works.
+            response: the response whose headers ``create`` sets, and which are stored.
             output: the schema of the response.
 
         Raises:
@@ -78,9 +78,10 @@ class IdempotencyGuard:
 
 
 async def once_key(request: Request, key: str) -> OnceKey:
-    """Return a key with a hash of path and body; the hash ignores spaces and the order of members.
+    """Return a key and a hash of path and body; the hash ignores spaces and the order of members.
 
-    If an end user's token sent the key, the hash includes the user: two users cannot share a key.
+    If an end user's token sent the key, the hash includes the user, so two users cannot share a
+    key.
     """
     if (acting := acting_user.get()) is not None:
         key = f"{sha256(acting.user.encode()).hexdigest()} {key}"

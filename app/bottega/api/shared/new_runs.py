@@ -35,7 +35,7 @@ async def check_webhook(
 ) -> None:
     """Refuse a webhook that could never be delivered.
 
-    The addresses of the webhook's host are checked at delivery.
+    The addresses of the webhook's host are checked when the webhook is sent.
 
     Raises:
         InvalidInputError: ``no_webhook_secret``, or ``egress_refused``.
@@ -73,7 +73,7 @@ async def start_run(
         channel: the façade that got the request, which must offer the run's agent; ``None``: this
             API.
         before: a function that is called in the transaction that stores the run, so that a refusal
-            undoes this function's changes.
+            of the run undoes the function's changes.
         draft: definition of the run's agent; see :meth:`bottega.runs.pins.PinCache.of_draft`.
 
     Returns:
@@ -120,7 +120,6 @@ async def _prepared(
     channel: str | None,
     draft: dict[str, Any] | None,
 ) -> AsyncIterator[tuple[submitting.RunRequest, StoredInput]]:
-    """Check the body and store the files of the input; yield the run to submit and its input."""
     tenant, settings = principal.tenant_id, service.settings
     user = acts_for(principal, body.user).user
     if user is None and body.session_id is not None and channel is None:

@@ -1,6 +1,7 @@
 """Pages of lists, with ``limit``, ``order``, and an opaque ``cursor`` for the next page.
 
-A page has fewer items if they would exceed ``PAGE_BYTES``; see :mod:`bottega.db.pages`.
+A page has fewer items than ``limit`` if more items would exceed ``PAGE_BYTES``; see
+:mod:`bottega.db.pages`.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ LINK = 'The next page, as `<path>; rel="next"`; absent on the last page.'
 
 
 class Window(TypedDict):
-    """The part of a list that a page shows; ``after`` is the result of :meth:`PageQuery.place`."""
+    """The limits of a page in a list; ``after`` is the result of :meth:`PageQuery.place`."""
 
     after: Any
     descending: bool
@@ -59,7 +60,8 @@ class PageQuery(BaseModel):
         """Return the cursor's position, of type ``kind``; ``None``: the request has no cursor.
 
         Raises:
-            InvalidInputError: ``invalid_cursor``: the cursor is malformed, or of another list.
+            InvalidInputError: ``invalid_cursor``: the cursor is malformed, or was made for a
+                different list.
         """
         if self.cursor is None:
             return None
@@ -69,7 +71,7 @@ class PageQuery(BaseModel):
                 raise ValueError
             check_storable(value)
             found = TypeAdapter(kind).validate_python(value, strict=False)
-            # range of integer columns in the database
+            # the range of integer columns in the database
             if isinstance(found, int) and not 0 <= found <= 2**31 - 1:
                 raise ValueError
             return found
@@ -89,7 +91,7 @@ class PageQuery(BaseModel):
             ) from None
 
     def window(self, kind: Any) -> Window:
-        """Return the part of a list that the request wants.
+        """Return which items of a list the request wants.
 
         Raises:
             InvalidInputError: ``invalid_cursor``, see :meth:`place`.
@@ -118,7 +120,7 @@ class PageQuery(BaseModel):
 
 
 async def encoded_page(page: dict[str, Any], item: type[BaseModel], of: Response) -> Response:
-    """Return the response for a page with large items; encode only a few items without a pause.
+    """Return the response for a page with large items; the event loop runs after every few items.
 
     FastAPI would encode the whole page at once, which would stop the event loop for milliseconds.
 
@@ -163,11 +165,11 @@ def merged(
     limit: int,
     order: Sequence[str],
 ) -> PageItems[dict[str, Any]]:
-    """Add other items to a page in the order of names. Pure.
+    """Add the items of another source to a page, in the order of names. Pure.
 
     Args:
-        others: items from another source than the page's items. If both sources have an item of the
-            same name, the result has the page's item.
+        others: items from another source than the page's items. If both sources have an item with
+            the same name, the result has the page's item.
         order: names of all items, in the order of the list.
     """
     place = {name: number for number, name in enumerate(order)}
@@ -242,7 +244,7 @@ _BREAKS = {
 async def escaped_lines(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
     """Yield chunks of JSON in which only line feeds end lines; each chunk has whole characters.
 
-    Closing the generator closes ``chunks``, too, which frees the source after a disconnect.
+    Closing this generator also closes ``chunks``, which frees the source after a disconnect.
     """
     try:
         async for chunk in chunks:

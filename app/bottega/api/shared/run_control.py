@@ -1,4 +1,4 @@
-"""Decisions on runs, messages to runs and changes of runs, for HTTP and WebSockets."""
+"""Decisions on interrupts, messages to runs and changes of runs, for HTTP and WebSockets."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -133,7 +133,6 @@ async def stored_message(
 
 
 async def _pins(service: Service, tenant: UUID, run_id: UUID) -> Pins | None:
-    """Return the pins of a new run of the same agent; ``None``: a new run would be refused."""
     async with service.database.begin(tenant) as tx:
         run = await read.get(tx, tenant, run_id)
     with contextlib.suppress(BottegaError):

@@ -1,4 +1,4 @@
-"""Follows a run for a client of another protocol that waits for the answer."""
+"""A follower of a run, for a client of another protocol that waits for the run's answer."""
 
 import asyncio
 import contextlib
@@ -82,7 +82,7 @@ class RunFollower:
     Attributes:
         ended: true if the client has the answer, or knows that there is no answer.
         place: ``seq`` of the last event that the follower has read.
-        asked: interrupts that the client already got, so that the run does not count as resting.
+        asked: interrupts that the client already got, and which no longer make the run rest.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class RunFollower:
         await until_rest(self._service, self._principal, self.run_id)
 
     def begin(self) -> AbstractAsyncContextManager[AsyncConnection]:
-        """Begin a transaction in the tenant of the run."""
+        """Begin a transaction of the run's tenant."""
         return self._service.database.begin(self._principal.tenant_id)
 
     def cancel(self) -> asyncio.Task[Any]:
@@ -121,7 +121,7 @@ class RunFollower:
         return task
 
     async def frames(self, events: Filter) -> AsyncIterator[Frame | None]:
-        """Yield the run's frames until the run rests; ``None`` means a heartbeat.
+        """Yield frames until the run has ended or waits for the client; ``None`` means a heartbeat.
 
         The next call continues after the last frame.
 
@@ -158,7 +158,6 @@ class RunFollower:
         )
 
     async def _calls(self) -> Calls:
-        """Return the interrupts that the run waits for and the client does not know yet."""
         filters = {"status": "pending", "kind": self._kind, "run_id": self.run_id}
         tenant = self._principal.tenant_id
         async with self.begin() as tx:
@@ -168,7 +167,7 @@ class RunFollower:
         return [each for each in found if each["id"] not in self.asked]
 
     async def answer(self) -> tuple[dict[str, Any], Calls]:
-        """Wait until the run rests; return the run and the interrupts that the client must answer.
+        """Wait until the run rests; return the run, and the interrupts that the client must answer.
 
         Raises:
             ModelError: the run failed.
@@ -203,12 +202,12 @@ async def while_connected(
     stay: bool,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Await an answer and return it as JSON; cancel the run if the client disconnects before that.
+    """Await an answer and return it as JSON; cancel the run if the client disconnects earlier.
 
     Args:
-        answer: awaitable of the answer. A :class:`Response` is returned unchanged; it must itself
-            cancel the run.
-        stay: the run continues if the client disconnects.
+        answer: awaitable of the answer. A :class:`Response` is returned unchanged; in this case the
+            response must cancel the run.
+        stay: true: the run continues if the client disconnects.
         headers: headers of the JSON response.
     """
     answering = asyncio.ensure_future(answer)
@@ -233,7 +232,10 @@ async def while_connected(
 async def leaving(
     follower: RunFollower, chunks: AsyncIterator[bytes], *, stay: bool
 ) -> AsyncIterator[bytes]:
-    """Yield chunks. If not ``stay``, cancel the run if the client leaves before the answer."""
+    """Yield chunks.
+
+    Cancel the run if the client leaves before the answer, unless ``stay`` is true.
+    """
     try:
         async for chunk in chunks:
             yield chunk
@@ -243,7 +245,6 @@ async def leaving(
 
 
 async def _gone(request: Request) -> None:
-    """Return when the client has closed its connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

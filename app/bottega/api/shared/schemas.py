@@ -1,4 +1,4 @@
-"""Checks of JSON Schemas; they take long, so they are done outside of the event loop."""
+"""Checks of JSON Schemas, which take long and are done outside of the event loop."""
 
 import asyncio
 from collections.abc import Mapping
@@ -71,7 +71,6 @@ async def _check_apart(tenant_id: UUID, found: Mapping[str, Patterns]) -> None:
 def _measured(
     schemas: Mapping[str, Mapping[str, Any]], patterns: Mapping[str, Patterns]
 ) -> tuple[Mapping[str, Patterns], int]:
-    """Check schemas without their patterns; return all patterns and the compiled size in bytes."""
     all_ = dict(patterns)
     for place, schema in schemas.items():
         try:

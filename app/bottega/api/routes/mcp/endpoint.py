@@ -84,7 +84,7 @@ _INSTRUCTIONS = "Each tool is an agent. A call is a run of the agent, and may ta
 @router.delete("/mcp")
 @router.delete("/mcp/")
 async def not_offered(tenant: ReadTenant) -> Response:
-    """Refuse GET and DELETE: this server has no streams without a call and no sessions to end."""
+    """Refuse GET and DELETE: this server has no stream without a call, and no session to end."""
     body = error_body(RpcCode.UNKNOWN_METHOD, "only POST is offered here")
     return JSONResponse(body, 405, {"Allow": "POST"})
 
@@ -130,7 +130,6 @@ async def _handled(
 
 
 def _of_protocol(message: McpMessage) -> Response:
-    """Answer methods of the protocol itself, which need no data of a tenant."""
     if message.stateless and message.method == "server/discover":
         found = {
             "supportedVersions": SPOKEN,
@@ -197,9 +196,8 @@ async def _cancel(
 
 
 def _refusal(error: BottegaError, message: McpMessage) -> Response:
-    """Return a JSON-RPC error with the id of its request and the header ``Retry-After``."""
     refusal = for_error(error)
-    # 400, because in MCP the status 404 means that the session has ended.
+    # Send 400, because in MCP the status 404 means that the session has ended.
     status = 400 if isinstance(error, NotFoundError) else refusal.status_code
     code = code_of(refusal.status_code)
     body = error_body(code, error.detail, {"code": error.code}, message.id)
@@ -256,7 +254,6 @@ def _of_approval(interrupt: Mapping[str, Any]) -> str:
 
 
 def _form(schema: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the form for an answer, a flat object as MCP requires; ``None``: there is no form."""
     if schema is None or schema.get("type") != "object":
         field = _field({"type": "string"} if schema is None else schema)
         if field is None:
@@ -282,9 +279,10 @@ def _field(schema: Any) -> dict[str, Any] | None:
 
 
 def decision(interrupt: Mapping[str, Any], response: Any) -> NewDecision | None:
-    """Return the person's decision; ``None``: the caller must cancel the run.
+    """Return the person's decision; ``None``: the caller of this function must cancel the run.
 
-    Declining an approval denies the tool call; declining a question, or cancelling, ends the run.
+    A person who declines an approval denies the tool call; a person who declines a question or
+    cancels ends the run.
 
     Raises:
         InvalidInputError: the response does not fit the request.
@@ -324,7 +322,7 @@ _INPUT = {
 
 
 async def listed(tx: AsyncConnection, principal: Principal, message: McpMessage) -> dict[str, Any]:
-    """Return a page of the caller's tools; the page's cursor is the name of its last tool."""
+    """Return a page of the caller's tools; the cursor is the name of the page's last tool."""
     after = message.params.get("cursor")
     if after is not None and not is_id(after):
         raise message.refusal(
@@ -397,7 +395,7 @@ def failed(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def waiting(run: Mapping[str, Any], pending: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the result of a tool call whose run waits for people whom the client cannot ask."""
+    """Return the result of a tool call whose run waits for people; the client cannot ask them."""
     waits = [
         f"- {each['kind']} {each['id']} (tool {each['tool']}): "
         f"POST /v1/interrupts/{each['id']}/resolve"
@@ -458,10 +456,10 @@ class ToolCall:
         self._paid_at = 0.0
 
     async def response(self, *, may_stream: bool) -> Response:
-        """Return the answer as JSON if no other message comes before it; otherwise an event stream.
+        """Return the answer as JSON if it is the first message; otherwise return an event stream.
 
         Args:
-            may_stream: the client accepts a stream; otherwise the response has only the answer.
+            may_stream: true: the client accepts a stream; false: the response has only the answer.
         """
         self._may_ask = may_stream
         messages = self._messages()
@@ -481,7 +479,6 @@ class ToolCall:
             yield HEARTBEAT if message is None else event(message)
 
     async def _messages(self) -> AsyncIterator[dict[str, Any] | None]:
-        """Yield progress, requests to the client, and the answer; ``None`` means a heartbeat."""
         try:
             before = self._rest() if self._token is None else self._progress_made()
             async for message in before:
@@ -503,7 +500,6 @@ class ToolCall:
             yield self._error(error)
 
     async def _rest(self) -> AsyncIterator[None]:
-        """Wait until the run ends or waits for people; this costs less than reading all events."""
         wait = until_rest(self._service, self._principal, self.follower.run_id)
         resting = asyncio.ensure_future(wait)
         try:
@@ -525,7 +521,6 @@ class ToolCall:
                 yield progress
 
     def _progress(self, frame: Frame) -> dict[str, Any] | None:
-        """Return the progress notification of an event; ``None``: the rate limit is reached."""
         allowance = decide_rate(_PROGRESS_RATE, self._paid_at, monotonic())
         self._paid_at = allowance.paid_at
         if not allowance.allowed:
@@ -536,9 +531,9 @@ class ToolCall:
         return {"jsonrpc": "2.0", "method": "notifications/progress", "params": params}
 
     def _requests(self, pending: Calls) -> list[dict[str, Any]]:
-        """Return requests to a client with a session; its answers are separate HTTP requests.
+        """Return requests to a client with a session, which answers in separate HTTP requests.
 
-        The requests have the ids of interrupts, so any process can accept the answers.
+        A request's id is the id of the interrupt, so any process can accept the client's answer.
         """
         if self._message.stateless or not self._may_ask:
             return []
@@ -589,7 +584,7 @@ async def begun(service: Service, principal: Principal, message: McpMessage) -> 
     """Start the run of a tool call, or continue a run that waits for the client's answers.
 
     Raises:
-        RpcError: the tool does not exist, or the call to continue does not exist.
+        RpcError: the tool, or the call to continue, does not exist.
         InvalidInputError: the arguments are wrong.
         BottegaError: see :func:`bottega.api.shared.new_runs.start_run`.
     """
@@ -609,7 +604,6 @@ async def begun(service: Service, principal: Principal, message: McpMessage) -> 
 
 
 async def _schemas(service: Service, principal: Principal, name: str) -> Sequence[Any]:
-    """Return a list with the schema of the tool's arguments; empty: the tool does not exist."""
     if not is_id(name):
         return []
     tenant = principal.tenant_id
@@ -632,14 +626,14 @@ def call_key(session: str, call_id: Any) -> str:
 
 
 def call_prefix(session: str) -> str:
-    """Return the common prefix of a session's values of ``mcp_call``."""
+    """Return the prefix that all values of ``mcp_call`` in a session have."""
     return f"{session}/"
 
 
 async def _resumed(
     service: Service, principal: Principal, message: McpMessage, agent: str
 ) -> RunFollower:
-    """Continue a run with the client's answers; the call must have the same key, tool and user."""
+    """Continue a run with the client's answers, if the caller's key, tool and user are the same."""
     found, answers = run_of(message.params["requestState"]), message.params.get("inputResponses")
     answers = {} if answers is None else answers
     if found is None or not isinstance(answers, dict) or len(answers) > 128:
@@ -666,15 +660,16 @@ async def _resumed(
 
 
 async def taken(service: Service, principal: Principal, message: McpMessage) -> None:
-    """Apply the client's answer to a request that a call of the same session and key sent.
+    """Apply the client's answer to a request of this server for a call of the same session and key.
 
-    If the answer does not fit, this function cancels the run, because the run would wait for ever.
+    If the client's answer does not fit, this function cancels the run, because the run would wait
+    for ever.
 
     Raises:
         UserRequiredError: the key requires an end user, but the result's ``_meta`` names no user.
-        NotFoundError: no call of this session and key sent a request with this id.
+        NotFoundError: no call of this session and key led to a request with this id.
         ConflictError: the run belongs to another user.
-        InvalidInputError: the answer does not fit.
+        InvalidInputError: the client's answer does not fit the request.
     """
     acting = acts_for(principal, message.user, None)
     interrupt = await _asked(service, acting, str(message.id))
@@ -708,7 +703,6 @@ def _unasked(name: str) -> NotFoundError:
 async def _answered(
     service: Service, acting: Acting, interrupt: Mapping[str, Any], response: Any
 ) -> None:
-    """Resolve an interrupt with the person's response; a late response changes nothing."""
     if interrupt["status"] != "pending":
         return
     principal = acting.principal

@@ -1,8 +1,8 @@
 """JSON-RPC messages and errors for MCP clients, in both generations of the protocol. Pure.
 
 In versions until 2025-11-25 a client begins with ``initialize``. The session id in the server's
-answer states whether the client can ask people, so no process must store this. Since 2026-07-28
-there are no sessions: each request has the client's capabilities in ``_meta``.
+answer says if the client can ask people, so no process must store the capability. Since version
+2026-07-28 there are no sessions: each request has the client's capabilities in ``_meta``.
 """
 
 import base64
@@ -134,7 +134,7 @@ class McpMessage:
 
     @property
     def user(self) -> str | None:
-        """The end user that the message names; ``None``: the message names no user.
+        """The end user in the message; ``None``: the message has no user.
 
         Raises:
             RpcError: the name is not a text.
@@ -152,9 +152,9 @@ class McpMessage:
         return {"jsonrpc": "2.0", "id": self.id, "result": whole}
 
     def refusal(self, code: int, message: str) -> RpcError:
-        """Return an error for this request; its status is 200 for clients with sessions.
+        """Return an error for this request; for clients with sessions, the HTTP status is 200.
 
-        Clients with sessions ignore the body of an answer with another status.
+        Clients with sessions ignore the body of an answer whose status is not 200.
         """
         status = _STATUSES.get(code, 400) if self.stateless else 200
         return RpcError(code, message, call_id=self.id, status=status)
@@ -225,7 +225,7 @@ def _answer_of(
 
 
 def _stateless(message: McpMessage, version: str | None, headers: Mapping[str, str]) -> McpMessage:
-    """Check version, capabilities and headers of a 2026-07-28 request; complete the message."""
+    """Check version, capabilities and headers of a request of 2026-07-28; complete the message."""
     meta = message.meta
     if message.id is None or _VERSION not in meta:
         named = version
@@ -302,13 +302,12 @@ def _session_of(headers: Mapping[str, str], call_id: CallId | None) -> str | Non
 
 
 def _asks(capabilities: Any) -> bool:
-    """Return true if a client with these capabilities can show a form to a person."""
     asks = capabilities.get("elicitation") if isinstance(capabilities, dict) else None
     return isinstance(asks, dict) and (not asks or "form" in asks)
 
 
 def agreed(asked: Any) -> str:
-    """Return the protocol version for the answer to ``initialize``."""
+    """Return the protocol version with which the server answers ``initialize``."""
     return asked if asked in WITH_SESSIONS else WITH_SESSIONS[0]
 
 

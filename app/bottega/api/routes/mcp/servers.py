@@ -145,7 +145,7 @@ class McpServer(McpServerSummary):
 
 
 class McpServerTools(Answer):
-    """The tools that an MCP server has now."""
+    """The tools that an MCP server listed at the last refresh."""
 
     version: int
     """Version of the server's definition. If the tools changed, this is a new version."""
@@ -160,10 +160,10 @@ _READ = ("tools", "warnings", "tools_at", "stale")
 
 
 def with_tools_of(content: dict[str, Any], earlier: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a client's definition with the tools of the previous version.
+    """Add the tools of the previous version to a definition from a client.
 
     If the address changed, the result has no tools, because the server at the new address may have
-    other tools. A refresh reads the new tools.
+    other tools. A refresh reads the tools at the new address.
     """
     if earlier is not None and all(content[each] == earlier[each] for each in _ADDRESS):
         return content | {each: earlier[each] for each in _READ if each in earlier}
@@ -177,17 +177,18 @@ async def store_tools(
     tools: Sequence[Mapping[str, Any]],
     warnings: Sequence[str],
 ) -> tuple[Definition, bool]:
-    """Store the tools that a server listed.
+    """Store the tools in an MCP server's response.
 
     Args:
-        asked: the definition with which Bottega asked the server.
+        asked: the definition with which Bottega requested the tools from the server.
 
     Returns:
         The current definition, and true if this definition is a new version.
 
     Raises:
-        NotFoundError: somebody deleted the definition meanwhile.
-        ConflictError: ``changed``: somebody changed the server's address or headers meanwhile.
+        NotFoundError: somebody deleted the definition after the request for the tools.
+        ConflictError: ``changed``: somebody changed the server's address or headers after the
+            request.
     """
     current = await store.get(connection, MCP_SERVERS, tenant_id, asked.name, lock=True)
     if any(current.content[each] != asked.content[each] for each in _ASKED):
@@ -205,7 +206,6 @@ async def store_tools(
 
 
 async def _set_fresh(connection: AsyncConnection, tenant_id: UUID, current: Definition) -> None:
-    """Remove the mark ``stale`` without a new version, because the tools are unchanged."""
     if current.content.get("stale"):
         table = MCP_SERVERS.versions
         await connection.execute(
@@ -256,11 +256,6 @@ async def prepare(caller: Caller, name: str, body: McpServerBody) -> dict[str, A
 
 
 def _refuse_private(url: str, allowed: AllowList) -> None:
-    """Refuse an IP address that is not public; host names are checked at each connection.
-
-    Raises:
-        InvalidInputError: ``egress_forbidden``.
-    """
     try:
         refuse_inside(url, allowed)
     except EgressRefusedError as error:
@@ -268,7 +263,7 @@ def _refuse_private(url: str, allowed: AllowList) -> None:
 
 
 def _with_stale(_: Service, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the warnings, and one more warning if the server has reported changed tools."""
+    """Return the warnings, and a further warning if the server has reported changed tools."""
     if not content.get("stale") or "warnings" not in content:
         return {}
     told = "the server says that its tools have changed: refresh it"
@@ -317,10 +312,10 @@ async def refresh(
 async def _said(
     service: Service, tenant: UUID, tenant_name: str, asked: Definition
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Ask a server for its tools; return the tools and the warnings about them, without secrets.
+    """Request a server's tools; return the tools, and warnings about the tools, without secrets.
 
     Raises:
-        InvalidInputError: the server may not get a secret that its headers contain;
+        InvalidInputError: the server may not get a secret in the headers of its definition;
             ``unknown_command``.
         UpstreamError: ``mcp_unreachable``, ``egress_forbidden``.
     """

@@ -1,9 +1,11 @@
-"""Answers and errors of OpenAI's API; a whole or streamed answer is one round of a run.
+"""Answers and errors of OpenAI's API; each answer, whole or streamed, is one round of a run.
 
-:class:`Spoken` builds the text for both forms, so joined pieces equal the whole text.
+:class:`Spoken` builds the text of whole and streamed answers, so the joined pieces equal the whole
+text.
 
-A run without client tools has one round. A run with client tools has one more round each time its
-client answers. This module reads every round from the log, so clients can read old rounds again.
+A run without client tools has one round. A run with client tools has one more round for each answer
+of the client. This module reads every round from the run's log, so clients can read old rounds
+again.
 """
 
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
@@ -42,9 +44,9 @@ class Round:
 
     Attributes:
         until: ``seq`` of the last event of the round.
-        said: messages of the root agent's model in order, without messages that a check rejected.
-        calls: interrupts that the client must answer; empty: the run ended, or continues without
-            the client.
+        said: messages of the root agent's model, in order, without rejected messages.
+        calls: interrupts that the client must answer; empty: the run has ended, or continues
+            without the client.
         usage: tokens in the form of the run's ``usage``; ``None``: not known yet.
     """
 
@@ -82,7 +84,7 @@ async def round_of(tx: AsyncConnection, run: Mapping[str, Any], after: int) -> R
 
 
 class Checks(NamedTuple):
-    """Kinds of checks that the answer of a run's agent must pass.
+    """The kinds of checks that a run's answer must pass.
 
     Attributes:
         schema: the answer must fit a JSON Schema of the run or of the agent.
@@ -108,7 +110,7 @@ async def checks_of(tx: AsyncConnection, run: Mapping[str, Any]) -> Checks:
 
 
 def _since(after: int) -> tuple[ColumnElement[bool], ...]:
-    """Return the conditions for a round's events: the root agent's answers and the run's waits."""
+    """Return the SQL conditions for a round's events: answers of the root agent, and waits."""
     of_root = (EventType.LLM_COMPLETED, EventType.ANSWER_REJECTED)
     own = and_(_e.type.in_(of_root), _e.task_id.is_(None))
     return _e.step > after, _e.seq > after, or_(own, _e.type == EventType.RUN_WAITING)
@@ -161,7 +163,7 @@ class RoundAnswer:
 
     Attributes:
         run: the run, in the form of ``GET /v1/runs/{id}``.
-        calls: tool calls that the client must answer; they stand at the end of the answer.
+        calls: tool calls at the end of the answer, which the client must answer.
         usage: tokens of this round, in the form of a run's ``usage``; ``None``: not known yet.
     """
 
@@ -182,8 +184,8 @@ class RoundAnswer:
 class Spoken:
     """The text of a round, built from the messages of the round's model.
 
-    A text that has tool calls becomes a separate paragraph before the last answer. A message that
-    was cut off and the message after it become one text.
+    The text of a message with tool calls becomes a separate paragraph before the last answer. If a
+    message was cut off, the message and the next message become one text.
     """
 
     def __init__(self) -> None:
@@ -211,12 +213,12 @@ class Spoken:
         return self._with(self._cut or self._last if last is None else last)
 
     def certain(self, live: str = "") -> str:
-        """Return the beginning of the text, which later messages cannot change.
+        """Return the beginning of the text that later messages can no longer change.
 
         Args:
             live: the first part of the next message.
         """
-        if self._cut:  # the next message may repeat the end of this message
+        if self._cut:  # hold back the end of this message, because the next message may repeat it
             return self._with(self._cut.rstrip())
         if not live:
             return self._with(self._last)
@@ -244,13 +246,14 @@ class _Live:
 
 
 async def pieces(follower: RunFollower) -> AsyncIterator[str | RoundAnswer | None]:
-    """Yield an answer's text in pieces, then the answer itself; ``None`` means a heartbeat.
+    """Yield an answer's text in pieces, and then the whole answer; ``None`` means a heartbeat.
 
-    If checks may refuse the answer, the text is yielded only after the answer has passed them.
+    If checks may reject the answer, the text is yielded only after the answer has passed the
+    checks.
 
     Raises:
-        ModelError: the run failed; or the model's answer broke off, and the next try began with
-            another text.
+        ModelError: the run failed; or the model's answer broke off, and the next try began with a
+            different text.
     """
     run, checks = await _looked_at(follower)
     spoken, live, sent = Spoken(), _Live(), ""
@@ -282,7 +285,7 @@ async def pieces(follower: RunFollower) -> AsyncIterator[str | RoundAnswer | Non
 
 
 async def shown(follower: RunFollower) -> RoundAnswer:
-    """Return the current state of an answer; its run may still continue, or may have failed.
+    """Return the current state of an answer, whose run may still continue or may have failed.
 
     Raises:
         NotFoundError: the run does not exist.
@@ -332,7 +335,7 @@ def answer_of(run: Mapping[str, Any], part: Round, checks: Checks) -> RoundAnswe
 
 
 def output_text(run: Mapping[str, Any]) -> str:
-    """Return a run's output as text; if a DAG has several answers, the text is JSON by agent."""
+    """Return a run's output as text; the text of a DAG's several answers is JSON by agent."""
     output = run["output"]
     if output is None or isinstance(output, str):
         return output or ""
@@ -389,19 +392,19 @@ class Encoder(Protocol):
         ...
 
     def begin(self) -> Iterator[bytes]:
-        """Yield the events before the text."""
+        """Yield the events that come before the text."""
         ...
 
     def delta(self, text: str) -> Iterator[bytes]:
-        """Yield the events for a piece of the text."""
+        """Yield the events that send a piece of the text."""
         ...
 
     def end(self, answer: RoundAnswer) -> Iterator[bytes]:
-        """Yield the events after the text."""
+        """Yield the events that come after the text."""
         ...
 
     def failed(self, error: BottegaError) -> Iterator[bytes]:
-        """Yield the events that end a failed answer."""
+        """Yield the events that end an answer whose run failed."""
         ...
 
 
@@ -414,7 +417,7 @@ async def respond(
     stay: bool,
     headers: Mapping[str, str],
 ) -> Response:
-    """Answer a request with a run's answer; ``stay``: a disconnect does not cancel the run."""
+    """Answer a request with a run's answer; ``stay``: do not cancel the run at a disconnect."""
     if stream:
         return event_stream(leaving(follower, _encoded(follower, encoder), stay=stay), headers)
     answer = _whole(follower, encoder)
@@ -584,7 +587,7 @@ class ResponseObject:
         }
 
     def whole(self, answer: RoundAnswer) -> dict[str, Any]:
-        """Return the response with an answer, which may be incomplete."""
+        """Return the response that has an answer; the answer may be incomplete."""
         run = answer.run
         made = self.body("completed" if answer.calls else _STATUSES.get(run["status"], "failed"))
         said = made["status"] == "completed" and (answer.text or not answer.calls)
@@ -606,7 +609,7 @@ class ResponseObject:
         return made
 
     def message(self, text: str, status: str = "completed") -> dict[str, Any]:
-        """Return the item that has the answer's text; an ``in_progress`` item has no text."""
+        """Return the response's item that has the text; an ``in_progress`` item has no text."""
         return {
             "id": id_of("msg", self.run_id, self.after),
             "type": "message",
@@ -617,7 +620,7 @@ class ResponseObject:
 
 
 def item_of(call: ClientCall) -> dict[str, Any]:
-    """Return the item for a call of a client's tool."""
+    """Return the response's item for a call of a client's tool."""
     return {
         "id": id_of("fc", call.interrupt),
         "type": "function_call",
@@ -634,7 +637,7 @@ def part(text: str) -> dict[str, Any]:
 
 
 class ResponseEvents:
-    """The events of a streamed response, numbered in their order."""
+    """The events of a streamed response, with their numbers."""
 
     def __init__(self, response: ResponseObject) -> None:
         self._response = response

@@ -1,6 +1,6 @@
 """Bodies of OpenAI's chat completions and responses. Pure.
 
-The same functions read both bodies, because no field has a different meaning in the other body.
+The same functions read both bodies, because no field has different meanings in the two bodies.
 OpenAI's API reference describes the fields: *Create chat completion*, *Create a model response*.
 """
 
@@ -56,7 +56,7 @@ class StreamOptions(Lenient):
 class Request(NamedUser):
     """Fields that chat completions and responses share. Unknown fields are refused.
 
-    Known fields that do not affect the answer are ignored, whatever their value.
+    Known fields that do not affect the answer are ignored, with any value.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -100,7 +100,6 @@ class ChatRequest(Request):
 
 
 def _session_of(sent: Any) -> str | None:
-    """Return the session that ``conversation`` names; it is a name, or an object with an ``id``."""
     named = sent["id"] if isinstance(sent, dict) and sent.keys() == {"id"} else sent
     if sent is None or sent == "":
         return None
@@ -142,7 +141,7 @@ class ResponsesRequest(Request):
 
 
 def without_nothing(body: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a body without null fields and without unknown fields that are empty."""
+    """Return a body without null fields, and without empty unknown fields."""
     empty: tuple[Any, ...] = ([], {}, "")
     return {
         name: value
@@ -152,7 +151,7 @@ def without_nothing(body: Mapping[str, Any], known: Mapping[str, Any]) -> dict[s
 
 
 def referred_items(sent: ResponsesRequest) -> dict[int, str]:
-    """Return the ids of the items that the input refers to, by their indexes in the input."""
+    """Return the ids of the items to which the input refers, by their indexes in the input."""
     return {
         number: item["id"]
         for number, item in enumerate(sent.input)
@@ -167,7 +166,7 @@ def read_chat(sent: ChatRequest) -> ModelRequest:
     """Convert the body of a chat completion to a request.
 
     Raises:
-        InvalidInputError: a run does not support a field; ``pointer`` names this field.
+        InvalidInputError: the body has a field that a run does not support (see ``pointer``).
     """
     limit = "max_tokens" if sent.max_completion_tokens is None else "max_completion_tokens"
     stop = [sent.stop] if isinstance(sent.stop, str) else sent.stop or []
@@ -188,10 +187,10 @@ def read_response_request(
     """Convert the body of a response to a request.
 
     Args:
-        known: the items that the input refers to, by their indexes in the input.
+        known: the items to which the input refers, by their indexes in the input.
 
     Raises:
-        InvalidInputError: a run does not support a field; ``pointer`` names this field.
+        InvalidInputError: the body has a field that a run does not support (see ``pointer``).
     """
     text, reasoning = sent.text or TextOptions(), sent.reasoning or Reasoning()
     params = {
@@ -232,11 +231,6 @@ def _request(
 
 
 def _tool(tool: Any, place: str) -> Tool:
-    """Parse a client's tool; in chat completions, the tool's fields are below ``function``.
-
-    Raises:
-        InvalidInputError: the tool is not a function, or a field has the wrong type.
-    """
     if not (isinstance(tool, Mapping) and tool.get("type") == "function"):
         raise InvalidInputError(
             "only tools of the type 'function' are accepted: define other tools in the agent",
@@ -272,7 +266,6 @@ def _choice(choice: Any) -> str | dict[str, str] | None:
 
 
 def _schema(asked: Mapping[str, JsonValue] | None, place: str) -> Any:
-    """Return the JSON Schema for the answer; ``None``: the answer is a text."""
     match asked or {"type": "text"}:
         case {"type": "text"}:
             return None
@@ -289,7 +282,6 @@ def _schema(asked: Mapping[str, JsonValue] | None, place: str) -> Any:
 
 
 def _joined(said: Iterator[HistoryMessage]) -> Iterator[HistoryMessage]:
-    """Yield messages; a model's text and the tool calls after it become one message."""
     last: HistoryMessage | None = None
     for one in said:
         if last is not None and one.role == last.role == "assistant" and one.calls:

@@ -1,8 +1,8 @@
 """Conversion of requests of OpenAI's API to runs. Pure.
 
-Chat completions and responses are first parsed into a :class:`ModelRequest`. Then this module
-makes, for both forms: the run's fields, the messages of the run's history, and the names of the
-client's fields in errors.
+Chat completions and responses are first parsed into a :class:`ModelRequest`. From a
+:class:`ModelRequest`, this module makes the run's fields, the messages of the run's history, and
+the names of the client's fields in errors.
 """
 
 import json
@@ -36,10 +36,10 @@ def content_of(content: Any, place: str, *, is_history: bool) -> tuple[Content, 
 
     Args:
         place: JSON Pointer to the content.
-        is_history: the message is not from the user; its unknown parts become text.
+        is_history: true: the message is not from the user, and its unknown parts become text.
 
     Raises:
-        InvalidInputError: the content is invalid, or has a part that a run does not support.
+        InvalidInputError: the content is invalid, or has a part that runs do not support.
     """
     if content is None or isinstance(content, str):
         return content or "", []
@@ -62,7 +62,6 @@ def text_of(parts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _part(part: Any, place: str, is_history: bool) -> dict[str, Any] | None:
-    """Return a part in the form of a run's input; ``None``: the part is empty."""
     match part:
         case str(text) | {"type": "refusal", "refusal": str(text)}:
             return _text(text)
@@ -148,13 +147,13 @@ _NO_QUESTION = "(no message of the user follows: go on)"
 
 
 class Lenient(BaseModel):
-    """Part of a request that ignores unknown fields."""
+    """Base class for parts of a request that ignore unknown fields."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 class NamedUser(Lenient):
-    """The fields of a request that may name its end user."""
+    """The fields of a request that may name the end user."""
 
     user: str | None = None
     safety_identifier: str | None = None
@@ -178,7 +177,7 @@ class HistoryMessage:
         place: JSON Pointer to the message in the request.
         answers: id of the call that a message of the role ``tool`` answers.
         parts: JSON Pointers to the parts of the message's content, if the content is not a text.
-        field: name of the request's field that has the message's content.
+        field: name of the field of the request that has the message's content.
     """
 
     role: Role
@@ -202,11 +201,11 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """A request of OpenAI's API in either form; its pointers are JSON Pointers into its body.
+    """A chat completion or response request; pointers are JSON Pointers into the request's body.
 
     Attributes:
-        messages_at: pointer to the messages.
-        instructions: system text for this request only.
+        messages_at: pointer to the list of messages.
+        instructions: system text that applies to this request only.
         choice: parameter ``tool_choice``: a word, or a mapping that has a tool's name.
         params: values by the names of a run's parameters, each value with its pointer.
         schema_at: pointer to the schema of the answer.
@@ -224,7 +223,7 @@ class ModelRequest:
     schema_at: str = ""
 
     def after(self, earlier: Sequence[HistoryMessage]) -> "ModelRequest":
-        """Return the request with earlier messages before the request's own messages."""
+        """Return a copy of the request, with earlier messages before the request's own messages."""
         return replace(self, messages=[*earlier, *self.messages])
 
 
@@ -232,7 +231,7 @@ class ModelRequest:
 class RunBody:
     """The body of ``POST /v1/runs`` for a request.
 
-    ``places`` maps JSON Pointers in this body to pointers in the client's request.
+    ``places`` maps JSON Pointers in this body to JSON Pointers in the client's request.
     """
 
     fields: dict[str, Any]
@@ -265,7 +264,8 @@ def body_of(request: ModelRequest, user: str | None) -> RunBody:
 
     Raises:
         UnknownAgentError: the model cannot be the name of an agent or graph.
-        InvalidInputError: a run does not support a field; ``pointer`` names this field.
+        InvalidInputError: the request has a field that a run does not support; ``pointer`` names
+            this field.
     """
     name, version = versioned(request.model)
     graph = graph_of(name)
@@ -345,7 +345,7 @@ def id_of(kind: str, own: UUID, after: int = 0) -> str:
     Args:
         kind: ``resp``: a response; ``msg``: the response's item with the text; ``call``: a call of
             the client's tool; ``fc``: the item with a call.
-        own: id of the run; for a call, id of the call's interrupt.
+        own: id of the run; for a call, the id of the call's interrupt.
         after: ``seq`` of the last event before the response.
     """
     return f"{kind}_{own.hex}" + (f"_{after}" if after else "")
@@ -358,7 +358,7 @@ def known_by(kind: str, sent: str | None) -> tuple[UUID, int] | None:
 
 
 def interrupt_of(call: str | None) -> UUID | None:
-    """Return the interrupt behind a call's id; ``None``: this service did not make the id."""
+    """Return the interrupt behind a call's id; ``None``: Bottega did not make this id."""
     return (known := known_by("call", call)) and known[0]
 
 
@@ -398,7 +398,7 @@ def _change(request: ModelRequest, names: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _names(tools: Sequence[Tool]) -> dict[str, str]:
-    """Return the names of tools that models see, by the client's names of these tools.
+    """Return the names of tools as models see them, by the client's names of the tools.
 
     Raises:
         InvalidInputError: ``duplicate_tool``; or a name is empty, too long, or has a space.
@@ -422,15 +422,12 @@ def _names(tools: Sequence[Tool]) -> dict[str, str]:
 
 
 def _fit(name: str) -> str:
-    """Return a tool's name without the characters that model APIs refuse."""
     name = _UNFIT.sub("_", name)
     return (name if name[:1].isalpha() else f"t{name}")[:_LONGEST_NAME]
 
 
 @dataclass(slots=True)
 class _OpenCall:
-    """A call that may still get an answer; ``sent``: the client's id; ``id``: the run's id."""
-
     sent: str
     id: str
     answer: HistoryMessage | None = None
@@ -441,10 +438,10 @@ Kept = tuple[dict[str, Any], HistoryMessage]
 
 
 class _History:
-    """A history that model APIs accept: exactly one answer follows each call, in the calls' order.
+    """A history that model APIs accept: answers follow in the order of the calls, one per call.
 
     Args:
-        names: names of tools that models see, by the client's names.
+        names: names of tools as models see them, by the client's names of the tools.
     """
 
     def __init__(self, names: Mapping[str, str]) -> None:
@@ -457,15 +454,16 @@ class _History:
         self._caller: HistoryMessage | None = None
 
     def read(self, said: Sequence[HistoryMessage], messages: str) -> list[Kept]:
-        """Return the messages for a run, each with the client's message from which it was made.
+        """Return pairs of a message for the run and the client's message from which it was made.
 
         Empty messages are skipped. An answer with an id belongs to the first open call with this
-        id; an answer without an id belongs to the first open call. A call without an answer gets an
-        answer that reports the missing result. A late answer becomes a text of the user.
+        id; an answer without an id belongs to the first open call. If a call has no answer, an
+        answer is added that says that the result is missing. An answer that comes too late becomes
+        a text of the user.
 
         Raises:
-            InvalidInputError: an answer belongs to no call, a message has too many calls, or all
-                messages are empty.
+            InvalidInputError: an answer belongs to no call, a message has too many calls, or no
+                message has content.
         """
         for one in said:
             if one.role == "tool":
@@ -478,7 +476,6 @@ class _History:
         return self._kept
 
     def _say(self, one: HistoryMessage) -> None:
-        """Add a message; parts other than text become a message of the user, as APIs require."""
         if one.role in ("system", "assistant") and not isinstance(one.content, str):
             shown = [at for at, part in enumerate(one.content) if part["type"] != "text"]
             seen = replace(
@@ -544,8 +541,8 @@ class _History:
     def _end_with_question(self, messages: str) -> None:
         """Make the history end with a question or with tool results, as agents require.
 
-        If the last question is missing, the history gets a note in brackets as the user's message.
-        No other text becomes a user's message.
+        If the history does not end with a question, a note in brackets is added as the user's
+        message. No other text is added as the user's message.
         """
         if not self._kept:
             raise InvalidInputError("all messages are empty: send a question", pointer=messages)
@@ -560,7 +557,6 @@ class _History:
 
 
 def _arguments(sent: str) -> dict[str, Any]:
-    """Return a call's arguments; text that is no JSON object becomes ``{"arguments": text}``."""
     try:
         found = storable(json.loads(sent or "{}"))
     except (ValueError, RecursionError):
@@ -569,7 +565,7 @@ def _arguments(sent: str) -> dict[str, Any]:
 
 
 def result_of(one: HistoryMessage) -> tuple[str, Sequence[Mapping[str, Any]]]:
-    """Return the text of a tool's answer and the other parts of the answer."""
+    """Return the text of a tool's answer, and those parts of the answer that are not text."""
     if isinstance(one.content, str):
         return one.content, ()
     return text_of(one.content), [part for part in one.content if part["type"] != "text"]

@@ -1,11 +1,11 @@
 """Routes of OpenAI's API: chat completions, responses and models.
 
-A response is a run, and a chain of responses is a session. A response may continue an earlier
-response or a conversation, and it may refer to items of both.
+A response is a run, and a chain of responses is a session. A request for a response may continue an
+earlier response or a conversation, and may refer to items of both.
 
 A waiting run waits for results of the client's tools. A waiting run belongs to the caller if the
-same key and user started it. If the caller's next request has no results for the run, the server
-cancels the run, so that no run waits for ever.
+caller's key and user started the run. If the caller's next request has no results for a waiting
+run, the server cancels the run, so that no run waits for ever.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -89,10 +89,10 @@ _MOST_MESSAGES, _MOST_PAGES = 500, 8
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The session of a run, and the history that the run continues.
+    """The session of a run, and the history with which the run begins.
 
     Attributes:
-        session: the session of a new run; ``None``: later requests cannot continue the run.
+        session: the session of a new run; ``None``: no later request can continue the run.
         fork_of: session and run from which a new session is forked; ``None``: no fork.
         history: a function that reads the earlier messages, for a new run.
         waits: id of the session's run that waits for its client; ``None``: no run waits.
@@ -109,10 +109,11 @@ async def start_or_resume(
 ) -> RunFollower:
     """Continue the run that waits for this request's results, or start a new run.
 
-    Before a new run starts, this function cancels waiting runs without results in the request.
+    Before a new run starts, this function cancels the caller's waiting runs for which the request
+    has no results.
 
     Raises:
-        BottegaError: see :func:`body_of` and :func:`start_run`; ``pointer`` names a field of the
+        BottegaError: see :func:`body_of` and :func:`start_run`; ``pointer`` locates a field of the
             client's request.
     """
     waiting = await _waiting(service, acting, request, place)
@@ -141,7 +142,7 @@ async def start_or_resume(
 
 
 def message_of_calls(calls: Waiting, place: str) -> HistoryMessage:
-    """Return the assistant's message that made these calls; it has no text."""
+    """Return the assistant's message, without text, that made these calls."""
     made = [
         Call(id_of("call", each["id"]), each["tool"], as_json(each["arguments"])) for each in calls
     ]
@@ -151,7 +152,6 @@ def message_of_calls(calls: Waiting, place: str) -> HistoryMessage:
 async def _waiting(
     service: Service, acting: Acting, request: ModelRequest, place: Place
 ) -> Waiting:
-    """Return the caller's pending calls in the runs to which the request refers."""
     named = (call.id for one in request.messages for call in one.calls)
     answered = (one.answers for one in request.messages)
     ids = [each for call in (*named, *answered) if (each := interrupt_of(call)) is not None]
@@ -169,12 +169,12 @@ def waits_for(call: ClientCall, acting: Acting) -> bool:
 
 
 def _answered(waiting: Waiting, tail: Sequence[HistoryMessage], place: Place) -> Waiting:
-    """Return the pending calls of the run that a request answers; empty: it answers no run.
+    """Return the pending calls of the run that a request answers; empty: there is no such run.
 
     Args:
-        tail: the request's messages after the assistant's last message. The request answers a run
-            only if each result is for a different call of this run, and all other messages are the
-            user's.
+        tail: the request's messages after the assistant's last message. A request answers a run
+            only if each result is for a different call of the run, and all other new messages are
+            the user's.
     """
     results = {interrupt_of(one.answers) for one in tail if one.role == "tool"}
     answered = (each["run_id"] for each in waiting if each["id"] in results)
@@ -187,7 +187,6 @@ def _answered(waiting: Waiting, tail: Sequence[HistoryMessage], place: Place) ->
 
 
 async def _fits(service: Service, tenant: UUID, run_id: UUID, model: str, new: NewRun) -> bool:
-    """Return true if the request would start a run with the same definition and settings."""
     async with service.database.begin(tenant) as tx:
         run = await read.get(tx, tenant, run_id)
     name, version = versioned(model)
@@ -203,9 +202,10 @@ async def _fits(service: Service, tenant: UUID, run_id: UUID, model: str, new: N
 async def _resumed(
     service: Service, acting: Acting, waiting: Waiting, tail: Sequence[HistoryMessage]
 ) -> RunFollower | None:
-    """Continue a run with its client's results; ``None``: the run has continued or ended meanwhile.
+    """Continue a run with the client's results; ``None``: the run no longer waits.
 
-    The user's texts, and the parts of results that are not text, reach the model as one message.
+    The model gets one message with the user's texts and with those parts of results that are not
+    text.
     """
     tenant, principal, user = acting.tenant_id, acting.principal, acting.user
     run_id, last_seq = waiting[0]["run_id"], waiting[0]["last_seq"]
@@ -273,7 +273,6 @@ async def _started(
 async def _new_run(
     service: Service, acting: Acting, request: ModelRequest, place: Place
 ) -> tuple[RunBody, NewRun]:
-    """Return the run for a request; all agents of a graph get the request's instructions."""
     body, told = body_of(request, acting.user), request.instructions
     fields = body.fields | ({"session_id": place.session} if place.session else {})
     with body.named_as_sent():
@@ -299,15 +298,15 @@ _NAME: TypeAdapter[str] = TypeAdapter(Annotated[UserName, AfterValidator(storabl
 def acting_of(
     request: Request, principal: Principal, headers: Sequence[str], caller: NamedUser
 ) -> Acting:
-    """Return the caller and the first end user that the request names; blank names are skipped.
+    """Return the caller and the first end user in the request; blank names are skipped.
 
     Args:
-        headers: names of headers in which chat products name their user; they are read in this
-            order, and before the body.
+        headers: names of headers in which chat products send their user, in the order of reading;
+            headers are read before the body.
         caller: the request's body.
 
     Raises:
-        InvalidInputError: a name is too long, or the database cannot store it.
+        InvalidInputError: a name is too long, or the database cannot store the name.
         UserRequiredError: the key requires an end user, but the request names no user.
     """
     body = {
@@ -327,12 +326,12 @@ def named_in(request: Request, headers: Sequence[str]) -> str | None:
 
 
 def memory_headers(user: str | None) -> dict[str, str]:
-    """Return the header that states whether the run could read memory, and if not, why not."""
+    """Return the header that says if the run could read memory, or why the run could not."""
     return {MEMORY: "off; no user" if user is None else "user"}
 
 
 def _sent(request: Request, headers: Sequence[str]) -> Iterator[tuple[None, str]]:
-    """Yield the end user of each header that names one; none if the caller's token has a user.
+    """Yield the end users that headers name; nothing if the caller's token has a user.
 
     Raises:
         InvalidInputError: a header names two users.
@@ -348,7 +347,6 @@ def _sent(request: Request, headers: Sequence[str]) -> Iterator[tuple[None, str]
 
 
 def _text(value: bytes) -> str:
-    """Decode a header's value as UTF-8, or as Latin-1 if it is not UTF-8."""
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -372,13 +370,13 @@ def unknown(response: str, pointer: str | None = None) -> NotFoundError:
 
 
 async def place_of(service: Service, acting: Acting, sent: ResponsesRequest) -> Place:
-    """Return the place of a new response: its session and the history that it continues.
+    """Return the session of a new response, and the history that the new response continues.
 
-    Without an earlier response or a conversation, a new session begins. If the earlier response is
-    not the last of its session, the session is forked.
+    If the request has no earlier response and no conversation, a new session begins. If the earlier
+    response is not the last response of its session, the session is forked.
 
     Raises:
-        NotFoundError: ``previous_response_id`` is unknown, or of another user.
+        NotFoundError: ``previous_response_id`` is unknown, or belongs to another user.
         InvalidInputError: the earlier response is not complete, or the request also names a
             conversation.
     """
@@ -406,7 +404,7 @@ async def place_of(service: Service, acting: Acting, sent: ResponsesRequest) -> 
 
 
 async def _in_conversation(service: Service, acting: Acting, session: str, model: str) -> Place:
-    """Return the place in a conversation, with the run in it that waits for the caller, if any."""
+    """Return the place for a request in a conversation, with the run that waits for the caller."""
     async with service.database.begin(acting.tenant_id) as tx:
         waiting = await interrupts.of_client(tx, acting.tenant_id, session_id=session)
     name = versioned(model)[0]
@@ -422,7 +420,6 @@ async def _in_conversation(service: Service, acting: Acting, session: str, model
 async def _after(
     service: Service, tx: AsyncConnection, run: Mapping[str, Any], after: int, new: str
 ) -> Place:
-    """Return the place in which a request continues a run. ``new``: id of the new session."""
     tenant, session, run_id = run["tenant_id"], run["session_id"], run["id"]
     if session is None:
         raise InvalidInputError(
@@ -443,7 +440,6 @@ async def _after(
 
 
 async def _base(tx: AsyncConnection, run: Mapping[str, Any]) -> tuple[str, UUID] | None:
-    """Return session and run of the previous turn; ``None``: the run is the first turn."""
     if (base := (run["turn"] or {}).get("base")) is None:
         return None
     earlier = await read.get(tx, run["tenant_id"], UUID(str(base)))
@@ -513,7 +509,7 @@ async def known_items(
     """Return the earlier items to which the input refers, by their indexes in the input.
 
     Raises:
-        InvalidInputError: the request's user has no such item.
+        InvalidInputError: the request's user has no item with this id.
     """
     references = referred_items(sent)
     if len(set(references.values())) > MOST_CALLS:
@@ -543,11 +539,6 @@ async def known_items(
 
 
 async def _item(tx: AsyncConnection, acting: Acting, name: str) -> Mapping[str, Any] | None:
-    """Return an item; ``None``: the item belongs to another user, or is not complete.
-
-    Raises:
-        NotFoundError: the item does not exist.
-    """
     if (known := known_by("fc", name)) is not None:
         call = await interrupts.get(tx, acting.tenant_id, known[0])
         if call["user"] != acting.user or call["kind"] != "client_tool":
@@ -628,7 +619,6 @@ async def cancel(
 async def _shown(
     service: Service, principal: Principal, response: str, user: str | None
 ) -> tuple[RunFollower, RoundAnswer]:
-    """Return the current state of a response, which must belong to the request's user, if any."""
     if (known := known_by("resp", response)) is None:
         raise unknown(response)
     follower = RunFollower(service, principal, *known)
