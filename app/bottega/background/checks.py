@@ -5,11 +5,11 @@ decides the checks without a transaction, stores the verdicts and labels the run
 worker dies, another worker decides the checks after the lease has expired.
 
 A round has three stages: simple checks, which need no plugin or model; checks by plugins; and
-checks by models (judges). Each stage has its own workers, so that no check waits for a check of a
-later stage. If a check cannot be decided, for example because a judge is down, the next round tries
-the check again. The pauses between rounds grow. A failed check decides the run's outcome at once,
-without later stages. A judge that the tenant's daily budget cannot pay is tried each day for a
-week.
+checks by models (judges). Each stage has its own tasks, so that no check waits for a check of a
+later stage. If a check cannot be decided, for example because a judge's model fails, the next round
+tries the check again. The pauses between rounds grow. A failed check decides the run's outcome at
+once, without later stages. A judge that the tenant's daily budget cannot pay is tried each day for
+a week.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ class EndResult:
 
     @property
     def text(self) -> str:
-        """The answer as text; an answer that is no text becomes JSON."""
+        """The answer as text. An answer that is no text becomes JSON."""
         return self.output if isinstance(self.output, str) else to_json(self.output).decode()
 
 
@@ -71,7 +71,7 @@ class CheckVerdict:
 
     Attributes:
         passed: true if the check passed; ``None`` if the check could not be decided.
-        reason: reason of the decision; empty for a simple check that passed.
+        reason: why the check passed or failed; empty for a simple check that passed.
         signature: signature of the check's failure; see :mod:`bottega.memory.text.signature`.
     """
 
@@ -95,7 +95,7 @@ async def decide(check: Check, result: EndResult, outside: Mapping[str, Ask]) ->
     """Decide a check.
 
     Args:
-        outside: for each type of check that a model or plugin decides: the function that decides.
+        outside: the functions that decide checks by models and plugins, by the check's type.
     """
     kind = check["type"]
     try:
@@ -109,7 +109,7 @@ async def decide(check: Check, result: EndResult, outside: Mapping[str, Ask]) ->
 
 
 def passed(verdicts: Sequence[CheckVerdict]) -> bool | None:
-    """Return true if all checks passed, false if one failed, and ``None`` otherwise."""
+    """Return true if all checks passed, false if one check failed, and ``None`` otherwise."""
     if any(each.passed is False for each in verdicts):
         return False
     return True if all(each.passed for each in verdicts) else None
@@ -168,7 +168,7 @@ class _EndedRun:
 
     Attributes:
         agent: name of the agent, or of the DAG's graph, that defines the checks.
-        unpaid: the error of each judge that could not be paid.
+        unpaid: the errors of the judges for which the daily budget could not pay.
     """
 
     tenant_id: UUID
@@ -188,7 +188,7 @@ class _Unpaid(NamedTuple):
 
     Attributes:
         is_all: true if the budget is the only reason for undecided checks.
-        is_busy: true if the budget may soon have enough left for the judges.
+        is_busy: true if the budget may soon have enough left to pay for the judges.
         is_old: true if the run ended too long ago to wait for the next day's budget.
     """
 
@@ -204,7 +204,7 @@ class SuccessChecks:
     Args:
         models_for: returns a judge's model.
         plugins: check functions, by the name of the plugin.
-        known: returns a tenant's redactor, because a check's reason may contain secrets.
+        known: returns the tenant's redactor, because a check's reason may contain secrets.
 
     Attributes:
         stages: the leased work of each stage.
@@ -228,8 +228,8 @@ class SuccessChecks:
                 pool=pool,
                 name=name,
                 columns="run_id uuid, stage smallint, tries integer",
-                # The lease is longer than any stage: a stage's checks run at the same time, and
-                # each has a timeout.
+                # The lease is longer than any stage, because a stage's checks run at the same time
+                # and have timeouts.
                 lease_s=180.0,
                 share=8,
                 places=places,
@@ -245,7 +245,7 @@ class SuccessChecks:
         The function has two boolean parameters: the run stored an episode; its checks are due.
 
         Args:
-            episode_stored: function to call after a run that stored an episode.
+            episode_stored: function that is called after the end of a run that stored an episode.
         """
 
         def on_run_finished(has_episode: bool, has_checks: bool) -> None:
@@ -257,12 +257,12 @@ class SuccessChecks:
         return on_run_finished
 
     async def _check(self, tenant_id: UUID, rows: Sequence[asyncpg.Record]) -> None:
-        """Decide the checks of one stage of a run. After an internal error, store the error."""
+        """Decide the checks of one stage of a run. If an internal error occurs, store the error."""
         (claimed,) = rows
         try:
             await self._check_run(claimed)
         except Exception as error:
-            if is_transient(error):  # another worker tries again when the lease expires
+            if is_transient(error):  # a worker tries again when the lease has expired
                 raise
             logger.error("run.not_checked", run_id=str(claimed["run_id"]), exc_info=error)
             why = f"an internal error ({type(error).__name__}): see the worker's log"
@@ -380,10 +380,10 @@ class SuccessChecks:
         """Store the verdicts of a stage, or only an error if the stage has no verdicts.
 
         Args:
-            left: numbers of the stages with undecided checks. The next stage with undecided checks
-                follows. If no stage follows, or a check failed, the round is over.
-            unpaid: judges that could not be paid. The row waits for a budget if no other check is
-                undecided, or if no tries are left.
+            left: numbers of the later stages that have undecided checks. The next stage with
+                undecided checks follows. If no stage follows, or a check failed, the round is over.
+            unpaid: the judges for which the budget could not pay. The row waits for a budget if no
+                other check is undecided, or if no tries are left.
         """
         stage, tries = claimed["stage"], claimed["tries"]
         good, later = passed(verdicts) if verdicts else None, None

@@ -85,7 +85,7 @@ def next_tick(cron: str, zone: str, after: datetime) -> datetime:
     When clocks change, an expression with a list, a range or a step of hours or minutes is due each
     time that a local clock shows one of its times: twice for a repeated time, never for a skipped
     time. An expression for a single time of the day is due once a day. If a change of clocks skips
-    this time, the due time is later by the length of the skip.
+    this local time, the due time is later by the length of the skip.
     """
     clocks = ZoneInfo(zone)
     here = after.astimezone(clocks)
@@ -95,7 +95,7 @@ def next_tick(cron: str, zone: str, after: datetime) -> datetime:
     offsets = {before.utcoffset(), here.utcoffset(), tick.utcoffset()}
     if len(offsets) == 1 and _shown(tick) == local:
         return tick.astimezone(UTC)
-    # The clocks change near this time, so check both occurrences of all local times nearby.
+    # The clocks change near this time, so check both occurrences of each local time nearby.
     is_once = all(len(each) == 1 and each != ["*"] for each in croniter.expand(cron)[0][:2])
     times = _local_times(cron, here - _CHANGE)
     found: list[datetime] = []
@@ -122,7 +122,6 @@ def _local_times(cron: str, after: datetime) -> croniter:
 
 
 def _shown(moment: datetime) -> datetime:
-    """Return the local time at a moment."""
     return moment.astimezone(UTC).astimezone(moment.tzinfo).replace(tzinfo=None, fold=0)
 
 
@@ -178,15 +177,15 @@ async def put(
 ) -> tuple[dict[str, Any], bool]:
     """Store a schedule as :func:`create` does, or replace the schedule of the same name.
 
-    If cron expression and time zone are unchanged, the due time is unchanged too, so that no run is
-    lost.
+    If the cron expression and the time zone stay the same, the due time does, too, so that no run
+    is lost.
 
     Returns:
-        The schedule, and true if the schedule is new.
+        The schedule, and true if no schedule had the name.
 
     Raises:
         ConflictError: ``too_many`` or ``session_user``.
-        LimitedError: ``storage_quota``, unless the replaced schedule is at least as large.
+        LimitedError: ``storage_quota``, unless the old schedule is at least as large.
         UserErasingError: the user of the schedule's runs is being erased.
     """
     values = await _values(connection, tenant_id, new)
@@ -315,10 +314,10 @@ async def _tell(connection: AsyncConnection) -> None:
 
 
 class Ticker:
-    """Starter of due schedules' runs. A schedule that missed several due times starts one run.
+    """Starter of due schedules' runs. A schedule that missed several due times starts only one run.
 
     Args:
-        memory: the server's memory mode, see :meth:`RunRequest.of`.
+        memory: the server's memory mode; see :meth:`RunRequest.of`.
     """
 
     def __init__(self, database: Database, memory: str, pins: PinCache) -> None:
@@ -332,7 +331,6 @@ class Ticker:
         await self.loop.run()
 
     async def _start_due(self) -> float:
-        """Start the runs of all due schedules. Return the seconds until the next due time."""
         started = True
         while started:
             due = await self._database.pool.fetch(_DUE, self._after, _AT_ONCE)
@@ -343,7 +341,7 @@ class Ticker:
         return await seconds_until_due(self._database.pool, _NEXT)
 
     async def _start_one(self, tenant_id: UUID, name: str) -> bool:
-        """Start a schedule's run. Return false if the schedule is not due, or locked."""
+        """Start a schedule's run; false: the schedule is not due, or a worker has locked it."""
         async with self._database.engine.begin() as tx:
             await act_as(tx, tenant_id)
             mine = _named(tenant_id, name)
@@ -381,5 +379,5 @@ class Ticker:
             logger.exception("schedule.broken", schedule=row["name"])
             detail = "an internal error: its run did not start; the worker's log says more"
             changes["last_error"] = {"code": "internal", "message": detail}
-            changes["paused"] = "next_at" not in changes  # else the schedule would stay due
+            changes["paused"] = "next_at" not in changes  # without next_at, it would stay due
         return changes

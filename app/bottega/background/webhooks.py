@@ -66,9 +66,9 @@ class Delivery:
     """The result of a try to deliver a message.
 
     Attributes:
-        status: ``delivered``, ``failed``, or ``pending``: the next try is after ``wait_s``.
-        answer: the HTTP status of the reply, if there was a reply.
-        error: the reason for which the message was not delivered.
+        status: ``delivered``, ``failed``, or ``pending``: the next try follows after ``wait_s`` s.
+        answer: the HTTP status of the reply; ``None``: there was no reply.
+        error: the reason why the message was not delivered.
     """
 
     status: str
@@ -80,7 +80,7 @@ class Delivery:
 def outcome(
     answer: int | None, error: BottegaError | None, tries: int, retries_s: tuple[float, ...]
 ) -> Delivery:
-    """Return the result of a try from the reply's HTTP status or the error. Pure."""
+    """Return the result of a try, from the HTTP status of the reply or from the error. Pure."""
     if answer is not None and 200 <= answer < 300:
         return Delivery("delivered", answer)
     if error is not None:
@@ -95,7 +95,7 @@ def outcome(
 
 
 def message(tenant: str, run: Mapping[str, Any], event: asyncpg.Record | None = None) -> bytes:
-    """Return the message about the end of a run or batch. Every try sends an equal message. Pure.
+    """Return the message about the end of a run or batch, the same for every try. Pure.
 
     Args:
         event: ``type``, ``data`` and ``at`` of a batch's final event, because a retried batch ends
@@ -123,7 +123,7 @@ _JSON = ("output", "output_json", "error", "usage", "metadata")
 def waiting_message(tenant: str, run: Mapping[str, Any], event: asyncpg.Record) -> bytes:
     """Return the body of the message about a run that waits for people. Pure.
 
-    Every try sends an equal body, even if the run continues between the tries.
+    Every try to deliver sends the same body, even if the run continues between the tries.
 
     Args:
         event: ``at`` and ``data`` of the event ``run.waiting``.
@@ -155,10 +155,10 @@ class Webhooks:
 
     Args:
         secret: the first webhook secret of the tenant ``default``.
-        retries_s: seconds from each failed try to the next try.
-        timeout_s: timeout in seconds of the run's queries, and also of the HTTP request.
+        retries_s: seconds from each failed try to the next try, in order.
+        timeout_s: timeout in seconds of the queries of a delivery, and of the HTTP request.
         lease_s: length of a delivery's lease in seconds; more than twice ``timeout_s``.
-        jitter: returns a random factor for the time until the next try.
+        jitter: returns a random factor by which the time until the next try is multiplied.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Opening of connections to PostgreSQL or a pooler, with a role and the tenants' limits."""
+"""Opening of connections to PostgreSQL or a pooler, which set a role and the tenants' limits."""
 
 import asyncio
 import socket
@@ -15,13 +15,13 @@ from bottega.errors import DatabaseAwayError, InvalidInputError, UnavailableErro
 
 
 class PooledSession(ListenSession):
-    """A connection to a pooler, which may run each transaction in another session of the server.
+    """A connection to a pooler, which may run each transaction in a new session of the server.
 
-    So each transaction sets its role and limits at the beginning, in the round trip of ``BEGIN``. A
+    So each transaction sets its role and limits at the start, in the round trip of ``BEGIN``. A
     single statement becomes a transaction.
 
     Attributes:
-        set_up: statements to send after each ``BEGIN``.
+        set_up: SQL statements that are sent after each ``BEGIN``.
     """
 
     set_up: str = ""
@@ -75,7 +75,7 @@ _MEANING = {
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
-    # A plan for a small table must not read the whole table after the table has grown.
+    # A plan that was made for a small table must not read the whole table after it has grown.
     "enable_seqscan": "off",
 }
 """Settings on which our statements depend. A database or a login may have other defaults.
@@ -115,15 +115,15 @@ async def connect(
 ) -> ListenSession:
     """Open a connection whose statements take at most ``longest_s`` seconds.
 
-    If the address has several servers, use the first server that accepts writes, and try the last
-    used server first. See :func:`open_database` for the errors.
+    If the address has several servers, try the last used one first, and use the first that accepts
+    writes. See :func:`open_database` for the errors.
 
     Args:
         conninfo: address in any form that libpq reads; see :func:`bottega.db.conninfo.servers`.
-        role: role of the session; ``None``: the login's role.
+        role: role of the session; ``None``: the role of the login.
         limits: see :class:`Database`.
         trust: state that all connections to the database share.
-        pooled: true if the address is a pooler's; see :class:`PooledSession`.
+        pooled: true if the address leads to a pooler; see :class:`PooledSession`.
     """
     session, trust = _session(role, limits or {}), trust or ConnectionGeneration(SilenceTimeouts())
     listed = servers(conninfo)
@@ -140,7 +140,7 @@ async def connect(
         except (OSError, asyncpg.TargetServerAttributeNotMatched) as error:
             failures.append(error)
         except (ValueError, asyncpg.InterfaceError) as error:
-            # The driver's own errors have the option's name. Other errors may have a secret value.
+            # The driver's own errors name only the option. Other errors may contain a secret value.
             is_own = isinstance(error, asyncpg.ClientConfigurationError)
             reason = str(error).splitlines()[0] if is_own else type(error).__name__
             raise InvalidInputError(
@@ -162,7 +162,7 @@ async def _connect_one(
     trust: ConnectionGeneration,
     pooled: bool,
 ) -> ListenSession:
-    # A pooler itself is neither primary nor standby.
+    # A pooler is neither a primary nor a standby.
     target = server.target or ("any" if pooled else "primary")
     connection: ListenSession = await asyncpg.connect(
         **server.arguments(),
@@ -204,7 +204,8 @@ async def check_same(url: str, pooler: str) -> None:
     """Check that a pooler leads to the database at ``url``.
 
     Raises:
-        UnavailableError: the pooler leads to another database, or one of the two is unreachable.
+        UnavailableError: the pooler leads to a different database, or one of the two is
+            unreachable.
     """
     found = []
     for each, pooled in ((url, False), (pooler, True)):
@@ -264,13 +265,12 @@ async def _check_session(
 ) -> None:
     """Check in one round trip that a new session accepted its start-up parameters.
 
-    The driver would prepare a statement with parameters or rows, so this statement has neither. A
-    proxy that ignores start-up parameters may not support prepared statements.
+    The check's statement has no parameters or rows, so that the driver does not prepare it. A proxy
+    that ignores start-up parameters may not support prepared statements.
 
     Args:
         asked: the result of :func:`_session`.
-        newer: settings that older servers refuse as start-up parameters. The check itself sets
-            these settings.
+        newer: settings that the check sets, because older servers refuse them at the start.
         database: name of the database in the address.
 
     Raises:
@@ -310,7 +310,7 @@ async def _check_session(
 
 
 def _session(role: str | None, limits: Mapping[str, int | None]) -> dict[str, str]:
-    """Return the settings of each transaction: role, limits and the settings of our statements."""
+    """Return the settings of each transaction: role, limits, and what the service's SQL needs."""
     set_ = {} if role is None else {"role": role}
     return (
         _MEANING
@@ -325,6 +325,6 @@ def _start_up(session: Mapping[str, str]) -> dict[str, str]:
 
 
 def _set_up(session: Mapping[str, str]) -> str:
-    """Return the settings as statements of a transaction, with the settings for a pooler."""
+    """Return the settings as statements, together with the settings for a pooler."""
     settings = {**session, **_OF_POOLED}
     return "".join(f"SET LOCAL {name} = '{value}';" for name, value in settings.items())

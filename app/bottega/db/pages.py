@@ -39,8 +39,8 @@ MOST_SKEW = timedelta(hours=1)
 _MEASURES = ("page_rows", "page_row", "page_bytes")
 _MOST = "page_most"
 _BYTES = "page_bytes_most"
-# The planner expects few rows of a tenant, so that it would read and sort all rows for each page.
-# Without sorting, the planner reads the rows by an index.
+# The planner expects few rows of a tenant. So it would read and sort all rows for each page. If
+# sorts are switched off, the planner reads the rows by an index.
 _BY_INDEX = "SELECT set_config('enable_sort', 'off', true)"
 
 
@@ -57,11 +57,11 @@ class PageItems(list[T]):
 
 
 def paged(query: Query, *columns: ColumnElement[Any], after: Any, descending: bool) -> Query:
-    """Return a query that is sorted by columns. The columns' values together must be unique.
+    """Return a query that is sorted by columns. Together, the columns' values must be unique.
 
     Args:
-        after: values of the columns in the previous page's last row (one value for one column);
-            ``None``: begin with the first row.
+        after: the columns' values in the last row of the previous page (for one column, only the
+            value); ``None``: begin with the first row.
     """
     if after is not None:
         single = len(columns) == 1
@@ -74,7 +74,7 @@ def paged(query: Query, *columns: ColumnElement[Any], after: Any, descending: bo
 def lateral_rows(table: Table, which: ColumnElement[bool], *columns: str) -> LateralFromClause:
     """Return a lateral subquery with columns of the table's rows that meet ``which``.
 
-    The subquery reads the rows by index for each row of the outer query. A plain join may compare
+    PostgreSQL reads these rows by index for each row of the outer query. A plain join might compare
     all rows of the tenant with each other.
     """
     own = select(*(table.c[name] for name in columns)).where(which).correlate_except(table)
@@ -108,8 +108,8 @@ async def fetch_page(
     Args:
         values: parameters of a query that :func:`measured` has returned; ``None``: the query does
             not come from :func:`measured`.
-        by_index: true: read rows in the order of an index, so that all pages cost the same (also
-            in the rest of the transaction). False: sort the rows, because few meet the conditions.
+        by_index: true: read rows in the order of an index, also in the rest of the transaction: all
+            pages cost the same. False: sort the rows, because few meet the conditions.
     """
     if by_index:
         await connection.execute(text(_BY_INDEX))
@@ -158,5 +158,5 @@ def _part(rows: Sequence[Any], limit: int) -> PageItems[dict[str, Any]]:
 
 
 def first_id(moment: datetime) -> UUID:
-    """Return a lower bound of all UUIDv7s from a moment on."""
+    """Return a lower bound of all UUIDv7s that are made at or after a moment."""
     return UUID(int=int(moment.timestamp() * 1000) << 80)

@@ -1,8 +1,8 @@
 """Connections that end when the server is silent. Only this module changes the driver's code.
 
 Packets may be lost without an error, because a load balancer drops an idle connection or a network
-fails. The kernel detects a silent TCP connection. If a proxy between us and the server still
-answers the kernel, this module detects the silence.
+fails. The kernel detects a silent TCP connection. If a proxy between this process and a silent
+server still answers the kernel, this module detects the silence.
 """
 
 import asyncio
@@ -53,9 +53,9 @@ class SilenceTimeouts:
     """Timeouts for a silent database, in seconds.
 
     Attributes:
-        probe_every_s: pause between two probes of a connection that only listens.
+        probe_every_s: pause between two probes of a connection that only listens for notifications.
         answer_s: timeout for the answer to a probe.
-        cancel_s: timeout for the server's confirmation of a statement's cancellation.
+        cancel_s: timeout in which the server must confirm the cancellation of a statement.
         step_s: timeout of a statement of the asyncpg pool.
     """
 
@@ -72,7 +72,7 @@ class ConnectionGeneration:
         generation: number of the current generation of connections.
         pool: the open asyncpg pool of these connections.
         signals: sender of the signals of the connections' transactions.
-        last: by address: the last used server. Both may have passwords.
+        last: the server that was used last, by address. Both may have passwords.
     """
 
     def __init__(self, silence: SilenceTimeouts) -> None:
@@ -89,19 +89,19 @@ class ConnectionGeneration:
 
 
 class _Kept:
-    """Stand-in for a prepared statement when the driver has prepared none.
+    """Stand-in for a prepared statement that the driver has not prepared.
 
-    With this object, the unnamed statement that was prepared last stays valid.
+    So the unnamed statement that was prepared last stays valid.
     """
 
     name = "none"
 
 
 class ListenSession(asyncpg.Connection):  # type: ignore[misc]
-    """A connection that ends when the server does not confirm a cancellation in time.
+    """A connection that ends if the server does not confirm a cancellation in time.
 
-    The driver sends the cancellation over a new connection. The driver alone would wait without
-    limit for the cancellation's effect on the old connection.
+    The driver sends a cancellation over a new connection. Without this class, the driver would wait
+    for ever for the effect on the old connection.
     """
 
     trust: ConnectionGeneration
@@ -114,7 +114,7 @@ class ListenSession(asyncpg.Connection):  # type: ignore[misc]
 
     @property
     def distrusted(self) -> bool:
-        """True if another connection of the same generation was silent."""
+        """True if a different connection of the same generation was silent."""
         return self.generation != self.trust.generation
 
     async def _do_execute(self, *arguments: Any, **options: Any) -> Any:
@@ -139,7 +139,7 @@ class ListenSession(asyncpg.Connection):  # type: ignore[misc]
             self._untold.clear()
 
     def _process_log_message(self, fields: Mapping[str, str], last_query: str) -> None:
-        """Store a signal until the transaction's end. Log and count a run that has ended."""
+        """Store a signal until the transaction has ended. Log and count a run that has ended."""
         if fields.get("C") == SIGNAL:
             self._untold.append((fields["M"], fields.get("D", "")))
         elif fields.get("C") == _RUN_ENDED:
@@ -150,7 +150,7 @@ class ListenSession(asyncpg.Connection):  # type: ignore[misc]
             say("run.ended", task_id=None, trace_id=trace_id, **end)
 
     async def probe(self) -> None:
-        """Check with a query that the server answers.
+        """Check by a query that the server answers.
 
         Raises:
             TimeoutError: the server does not answer.
@@ -167,8 +167,8 @@ class ListenSession(asyncpg.Connection):  # type: ignore[misc]
     ) -> tuple[list[asyncpg.Record], Any]:
         """Describe types, such as ``uuid[]``, that a connection uses for the first time.
 
-        On each connection, the driver would ask the server with three statements that cost as much
-        as a dozen usual statements. For PostgreSQL's own types, this process asks only once.
+        The driver would query the types anew on each connection, with three statements that cost as
+        much as a dozen usual ones. This process queries PostgreSQL's own types only once.
         """
         wanted = frozenset(numbers)
         if wanted in _known_types:
@@ -196,7 +196,7 @@ def _keep_alive(connection: socket.socket) -> None:
         return
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _SOCKET_OPTIONS.items():
-        if hasattr(socket, name):  # not every platform has the option
+        if hasattr(socket, name):  # some platforms lack the option
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
@@ -209,17 +209,16 @@ class ShrinkingPool(AsyncAdaptedQueuePool):
     __module__ = AsyncAdaptedQueuePool.__module__  # name of its logger
 
     def shrink(self, most: int) -> None:
-        """Close idle connections until at most ``most`` connections are open, or none is idle."""
+        """Close idle connections until at most ``most`` are open or no connection is idle."""
         while self.checkedin() and self.checkedin() + self.checkedout() > most:
             idle = self._pool.get(block=False)
-            self._dec_overflow()  # before the close: no caller may wait for this connection
+            self._dec_overflow()  # before the close, so that no caller waits for this connection
             idle.close()
 
 
 async def driver_of(connection: AsyncConnection) -> asyncpg.Connection:
-    """Return the driver's connection, which runs statements in SQLAlchemy's transaction.
-
-    SQLAlchemy must have begun the transaction, as in ``Database.begin``.
+    """Return the driver's connection of a transaction that SQLAlchemy has begun, as in
+    ``Database.begin``.
     """
     return (await connection.get_raw_connection()).driver_connection
 
@@ -230,7 +229,7 @@ def session_of(adapter: Any) -> ListenSession:
 
 
 def decoded(value: Any) -> Any:
-    """Decode the JSON of a row, unless SQLAlchemy's engine has already decoded the JSON."""
+    """Decode a JSON value of a row, unless SQLAlchemy's engine has already decoded it."""
     return from_json(value) if isinstance(value, str) else value
 
 

@@ -1,7 +1,7 @@
-"""Signals between processes: hints about new data. Readers also find new data by polling.
+"""Signals between processes. A signal is a hint about new data. Readers also poll for new data.
 
 A transaction that stores data sends no NOTIFY, because NOTIFY locks the whole cluster until the
-commit is flushed. Instead, the SQL function ``send_signal`` gives the signal to the session by
+commit is flushed. Instead, the SQL function ``send_signal`` hands the signal to the process by
 RAISE NOTICE, and the process sends the signal after the transaction. The process sends the first
 signal at once, and the signals of the next 10 ms together. If a process dies before it sends a
 signal, readers find the new data at their next poll.
@@ -10,8 +10,8 @@ Signals are sent by NOTIFY. If the operator has NATS, wake-ups are sent over NAT
 only while this process has no connection to NATS. NATS may lose a wake-up without a notice, but
 readers also poll (see :mod:`bottega.events.nats`).
 
-The end of a child run is an arrival for the parent run. After the transaction that stored the end,
-the same process calls the SQL function ``arrive`` in another transaction, which locks the parent
+When a child run ends, the end must arrive at the parent run. After the transaction that stored the
+end, the same process calls the SQL function ``arrive`` in a new transaction, which locks the parent
 run. If the process dies before this call, the sweep calls ``arrive``.
 """
 
@@ -52,8 +52,8 @@ class SignalSender:
     """Sender of signals by NOTIFY, on a connection of a pool, or of wake-ups over NATS.
 
     Attributes:
-        pool: pool of the connection; ``None``: signals wait until :meth:`take` returns them.
-        claims: claims due runs in this process. ``claims`` returns true if no signal is needed.
+        pool: pool of the connection; ``None``: signals wait until :meth:`take` returns the signals.
+        claims: claims due runs in this process, and returns true if no signal is needed.
         wake: sends a wake-up over NATS. ``wake`` returns false without a connection to NATS; then
             NOTIFY sends the wake-up.
     """
@@ -114,7 +114,7 @@ class SignalSender:
 
 
 def _notifications(by_channel: Mapping[str, Sequence[str]]) -> tuple[list[str], list[str]]:
-    """Return channels and payloads of as few notifications as possible, which have all ids."""
+    """Return channels and payloads of notifications: as few as possible that contain all ids."""
     channels, payloads = [], []
     for channel, ids in by_channel.items():
         for first in range(0, len(ids), _MOST_IDS):

@@ -37,7 +37,6 @@ _metadata = MetaData()
 
 
 def _table(name: str, **columns: str) -> Table:
-    """Return a table. Each argument is a type in ``_TYPES`` with the names of columns."""
     made: list[Column[Any]] = [
         Column(each, _TYPES[kind]) for kind in columns for each in columns[kind].split()
     ]

@@ -1,6 +1,6 @@
 """Dry runs: a team answers with the demo model, in a separate process that stores nothing.
 
-The API imports only this module, which has the command and the limits of that process.
+The API imports only this module, which has the command and the limits of the process.
 """
 
 import os

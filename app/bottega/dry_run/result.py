@@ -1,7 +1,7 @@
 """A dry run, from its plan to its answer.
 
 The team is built as for a real run, but with the demo model, without a server, and with tools that
-do nothing. Notes record the question, the received answers, the prompt and the answer of each task.
+do nothing. Notes record each task's question, received answers, prompt and answer.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ class DemoProvider:
         options: ModelOptions = _DEFAULTS,
         on_delta: OnDelta | None = None,
     ) -> AssistantMessage:
-        """Answer a request; the request's parameters have no effect on the demo model."""
+        """Answer a request. The request's parameters have no effect on the demo model."""
         output = self._dialect.output(options)
         plain = replace(options, params=None)
         request: dict[str, Any] = from_json(self._dialect.body(messages, tools, plain, output))
@@ -103,7 +103,7 @@ MOST_CALLS = 5_000
 
 
 class TooMuchError(Exception):
-    """Signal that a dry run reached a limit; the message names the limit."""
+    """Error of a dry run that reached a limit. The error's text names the limit."""
 
 
 @dataclass(slots=True)
@@ -257,7 +257,7 @@ def _embedder() -> RecallEmbedder:
 
 
 def tools_of(agent: BaseAgent) -> list[dict[str, Any]]:
-    """Return an agent's tools in the API's form; a flag is true for tools that a dry run calls."""
+    """Return an agent's tools in the API's form. A flag is true for tools that a dry run calls."""
     return [
         {
             "name": tool.name,
@@ -303,7 +303,7 @@ async def dry_run(plan: Mapping[str, Any]) -> bytes:
 
 
 async def _query_agent(notes: Notes, agent: BaseAgent, question: str) -> str | None:
-    """Query an agent; return the error's text, or ``None`` if the agent answered."""
+    """Query an agent. Return the error's text; ``None``: the agent answered."""
     return (await agent.execute_query_async(question, recorder=notes)).error
 
 
@@ -312,7 +312,7 @@ class _Trial:
     """A dry run in progress.
 
     Attributes:
-        ends: how each node of the graph ended, by name.
+        ends: how each node of the graph ended, by the node's name.
     """
 
     notes: Notes
@@ -340,9 +340,9 @@ class _Trial:
         team: BuiltTeam,
         course: GraphCourse,
     ) -> str | None:
-        """Query the agents in the graph's order; return the text of the first error, if any.
+        """Query the agents in the graph's order. Return the text of the first error, if any.
 
-        The dry run calls no tools and asks no people, so later nodes get no answers from tools or
+        A dry run calls no tools and asks no people. Later nodes get no answers from tools or
         people. A node with ``for_each`` or ``loop`` runs once.
         """
         number = {name: index for index, name in enumerate(graph.get_topological_order())}
@@ -373,7 +373,7 @@ class _Trial:
     async def _end_of(
         self, node: Mapping[str, Any], name: str, graph: SharedMemoryGraph, team: BuiltTeam
     ) -> tuple[NodeEnd, str | None]:
-        """Query the agents of a node or its graph; return the node's end and the error's text."""
+        """Query a node's agents. Return the node's end and the error's text."""
         if "for_each" in node or "loop" in node:
             text = f"'{name}' runs only once in a dry run: a run repeats it"
             self.notes.warnings.append(("dry_run_once", text))
@@ -439,7 +439,7 @@ def _answer(
 def _output(
     agent: str | None, rules: GraphRules, notes: Notes, ends: Mapping[str, NodeEnd]
 ) -> str | dict[str, str]:
-    """Return the answer of the queried agent or of the only answering node, or answers by node."""
+    """Return the queried agent's answer, the only answering node's answer, or answers by node."""
     first: dict[str, Note] = {note.agent: note for note in notes.tasks if note.parent is None}
     if agent is not None:
         return first[agent].output if agent in first else ""
@@ -452,7 +452,7 @@ def _output(
 
 
 def levels(graph: SharedMemoryGraph) -> list[list[str]]:
-    """Return the agents by level; an agent is one level below all agents that it reads. Pure."""
+    """Return the agents by level: an agent is one level below all agents that it reads. Pure."""
     level: dict[str, int] = {}
     found: list[list[str]] = []
     for name in graph.get_topological_order():

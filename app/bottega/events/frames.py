@@ -26,8 +26,7 @@ class Frame:
 
     Attributes:
         seq: the event's ``seq``; ``None`` if the event is not stored.
-        depth: depth of the event's task, as ``/tasks`` shows it; -1 for events of the root and the
-            run.
+        depth: depth of the event's task, as ``/tasks`` shows it; -1: an event of the root or run.
         body: the envelope as JSON.
     """
 
@@ -44,7 +43,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A client's filter of events. The final event always passes. A ``None`` field does not filter.
+    """A client's filter of events. The final event always passes. ``None``: this field is ignored.
 
     Attributes:
         agents: names of the agents whose events pass.
@@ -72,7 +71,7 @@ class Filter:
         """Return the event types as which the client wants to get a model call's live text.
 
         Args:
-            is_async: the call belongs to an asynchronous task.
+            is_async: true if the call belongs to an asynchronous task.
         """
         by_name = is_async and self.types is not None
         kinds = (LLM_DELTA, OUTPUT_CHUNK) if by_name else (LLM_DELTA,)

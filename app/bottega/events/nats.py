@@ -1,12 +1,13 @@
 """NATS, an optional server that carries wake-ups and live text between processes.
 
-A process has one connection. A subject consists of a channel and ids, never of a tenant's words.
-NATS loses messages while the connection is away, and may lose messages without a notice. So readers
-also poll, and no message that must arrive is sent over NATS. Only Bottega's processes may subscribe
-or publish: a subscriber sees all tenants' texts, and a publisher can show texts to all tenants.
+A process has one connection. A subject consists of a channel and ids, and never contains texts of
+tenants. NATS loses messages while the connection is away, and may lose messages without a notice.
+So readers also poll, and no message that must arrive is sent over NATS. Only Bottega's processes
+may subscribe or publish: a subscriber sees all tenants' texts, and a publisher can show texts to
+all tenants.
 
-The client library reconnects by itself, but not after every error, and it waits without limit for a
-silent server. So this module makes a new client for each connection.
+The client library does not reconnect after every error, and waits without limit for a silent
+server. So this module makes a new client for each connection.
 """
 
 import asyncio
@@ -52,12 +53,12 @@ LONGEST_END = 10_000
 
 
 class TextMessage(TypedDict):
-    """Live text of a call, with the same fields as a row of the table ``live_text``.
+    """A piece of a call's live text, with the same fields as a row of the table ``live_text``.
 
     Attributes:
         at: number of the call's characters before ``text``; for tool progress, the report's number.
         text: the text; for a tool's progress, the report as JSON.
-        is_repeated: true if watchers may already have a part of the text.
+        is_repeated: true if watchers of the run may already have some of the text.
     """
 
     task_id: UUID | None
@@ -143,8 +144,8 @@ class NatsSignals:
     def subscribe(self, channel: str, *ids: str, receive: Receive) -> Callable[[], None]:
         """Call ``receive`` for each message. Return a function that ends the calls.
 
-        A call ``receive(None, …)`` says that messages arrive from now on. The same
-        call comes after each interruption.
+        The first call is ``receive(None, …)``: all later messages arrive. This call is repeated
+        after each interruption of the connection.
         """
         subject = ".".join((channel, *ids))
         self._receivers[subject].append(receive)
@@ -163,7 +164,7 @@ class NatsSignals:
         self._news.set()
 
     async def text_of(self, tenant_id: UUID, run_id: UUID) -> dict[UUID | None, str]:
-        """Return the end of the live text of a run's open model calls, by task."""
+        """Return the end of each open model call's live text from the run's worker, by task."""
         from nats.errors import Error
 
         client = self._client
@@ -172,7 +173,7 @@ class NatsSignals:
         subject = ".".join((TEXT_WANTED, str(tenant_id), str(run_id)))
         try:
             answer = await client.request(subject, timeout=_PATIENCE_S)
-        except (Error, OSError, TimeoutError):  # no worker executes the run, or it is silent
+        except (Error, OSError, TimeoutError):  # no worker answers
             return {}
         calls = decoded(answer.data)
         return {each["task_id"]: each["text"] for each in calls if each["tool_call_id"] is None}
@@ -195,7 +196,7 @@ class NatsSignals:
             await asyncio.sleep(_PAUSE_S * random.uniform(0.5, 1.5))  # noqa: S311
 
     async def refusal(self) -> str | None:
-        """Try to connect once. Return the reason if the connection fails."""
+        """Try to connect once. Try to connect. Return the reason if the connection fails."""
         client = self._client_type()
         try:
             return await self._connect(client)
@@ -203,12 +204,12 @@ class NatsSignals:
             await _close(client)
 
     async def _connect(self, client: "Client") -> str | None:
-        """Connect. Return an error text if no server answers in time."""
+        """Connect. Return an error's text if no server answers in time."""
         reasons = ["no answer"]
 
         async def note(error: Exception) -> None:
             reasons[0] = str(error) or type(error).__name__
-            if client.is_connected and not self._is_refused:  # such as a subject that is forbidden
+            if client.is_connected and not self._is_refused:  # else about one subject
                 self._is_refused = True
                 logger.warning("nats.lost", error=reasons[0], hint=_HINT)
 
@@ -252,7 +253,7 @@ class NatsSignals:
                 async with asyncio.timeout(2 * _PROBE_S):
                     await self._send(client, subscriptions)
                 if (task := asyncio.current_task()) and task.cancelling():
-                    raise asyncio.CancelledError  # the library may have swallowed it
+                    raise asyncio.CancelledError  # the library may have swallowed the cancellation
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_PAUSE_S):
                         await self._news.wait()
@@ -262,7 +263,6 @@ class NatsSignals:
         self._is_away = True
 
     async def _send(self, client: "Client", subscriptions: "dict[str, Subscription]") -> None:
-        """Subscribe and unsubscribe, then send the messages."""
         changed, self._changed = self._changed, {}
         begun = []
         for subject in changed:
@@ -278,7 +278,7 @@ class NatsSignals:
         for subject, data in messages:
             await client.publish(subject, data)
         if begun:
-            await client.flush(_PROBE_S)  # from the answer on, messages arrive
+            await client.flush(_PROBE_S)  # after the server's answer, messages arrive
             for subject in begun:
                 self._hand_on(subject, None, "")
 
@@ -289,7 +289,7 @@ class NatsSignals:
         for receive in list(self._receivers.get(subject, ())):
             try:
                 receive(data, reply)
-            except Exception:  # an error of the receiver must not end the connection
+            except Exception:  # a receiver's error must not end the connection
                 logger.exception("nats.not_handled")
 
 
@@ -305,7 +305,7 @@ def _client_type() -> "type[Client]":
 
 
 async def _close(client: "Client") -> None:
-    """Close a connection, without a long wait for a silent server."""
+    """Close a connection. Do not wait long for a silent server."""
     with contextlib.suppress(Exception):
         async with asyncio.timeout(_PATIENCE_S):
             await client.close()

@@ -1,9 +1,9 @@
 """Reader of logs and live text for runs' subscribers. One query reads many runs.
 
-A log has each answer's text only once. Other events refer to the text by ``answer_seq``:
-``agent.completed`` refers to the ``llm.completed`` with the text. The event that ends a sub-agent's
-call or task refers to the sub-agent's ``agent.completed``. Clients get the text in each of these
-events. This module copies the text as JSON, without decoding.
+A log has the text of each answer only once. Other events refer to the text by ``answer_seq``:
+``agent.completed`` refers to the event ``llm.completed`` with the text. The event that ends a
+sub-agent's call or task refers to the sub-agent's ``agent.completed``. In the events that clients
+get, the text replaces ``answer_seq``. This module copies the text as JSON, without decoding.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ _REFERRING = frozenset(
     {EventType.AGENT_COMPLETED, EventType.TOOL_COMPLETED, EventType.SUBAGENT_COMPLETED}
 )
 _REFERENCE = '"answer_seq"'
-# The pattern matches only keys, because quotes within a string are escaped. ``usage`` also has a
-# key ``output``, but with a number.
+# The pattern matches only keys of JSON, because quotes within a string are escaped. ``usage`` also
+# has a key ``output``, but with a number.
 _TEXT = re.compile(r'(?:"message": ?\{"content"|"output"): ?(?=")')
 _END_OF = JSONDecoder().raw_decode
 _READ_ANSWERS = """
@@ -52,7 +52,7 @@ def fill(rows: Sequence[LogRow]) -> list[tuple[LogRow, int]]:
     """Copy answers' texts to the rows of a run that refer to these answers.
 
     Returns:
-        The rows whose text is in none of the rows, with the ``seq`` of the event that has the text.
+        Rows whose text is not in the rows, with the ``seq`` of the event that has the text.
     """
     by_seq: dict[int, LogRow] = {}
     missing = []
@@ -95,12 +95,12 @@ async def fill_from(
     """Read texts of answers from the logs of a tenant's runs, and add these texts to rows.
 
     Args:
-        missing: a run's id, a row without text, and the ``seq`` of the event that has the text.
+        missing: (run's id, row without its text, ``seq`` of the event that has the text).
         run_bytes: maximum size in bytes of a run's texts, after the first text.
         total_bytes: maximum size in bytes of all runs' texts, after the first text.
 
     Returns:
-        For each run with rows that still have no text: the ``seq`` of the first such row.
+        By run with rows that still lack their texts: the ``seq`` of the first such row.
     """
     asked = missing[:_MOST]
     runs, seqs = [run for run, _, _ in asked], [seq for _, _, seq in asked]
@@ -132,10 +132,10 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RunCursor:
-    """The state of a run when a client begins to watch it.
+    """The state of a run at the moment when a client begins to watch the run.
 
     Attributes:
-        over: true if the event ``last_seq`` is the run's final event.
+        over: true if the event with the ``seq`` ``last_seq`` is the run's final event.
         waits: true if the run waits for people.
     """
 
@@ -146,10 +146,10 @@ class RunCursor:
     waits: bool = False
 
     def require(self, after: int) -> None:
-        """Check that the log of a run under way has the event ``after``, which the client has.
+        """Check that the log of an unfinished run has the client's last event ``after``.
 
         Raises:
-            LogWentBackError: the log does not have this event.
+            LogWentBackError: the log does not have this event any more.
         """
         if after > self.last_seq and not self.over:
             raise LogWentBackError(
@@ -165,7 +165,7 @@ class NewEvents:
     Attributes:
         after: ``seq`` of the event before ``rows``.
         rows: events in order. The ``data`` of an event is JSON text.
-        more: true if there may be more events.
+        more: true if the log may have more events.
         gone: true if the run was deleted.
     """
 
@@ -186,7 +186,7 @@ class NewEvents:
         self.more = self._events >= PAGE or self._bytes >= PAGE_BYTES
 
     def bound(self, end: int | None) -> None:
-        """Remove the events from the ``seq`` ``end`` on, and all events after ``PAGE_BYTES``."""
+        """Remove events with a ``seq`` of at least ``end``, and all events after ``PAGE_BYTES``."""
         size = 0
         for place, row in enumerate(self.rows):
             if row["seq"] == end or size >= PAGE_BYTES:
@@ -204,7 +204,7 @@ class LogReader:
     """Queries for the streams of runs.
 
     Args:
-        closed: set when this process is about to stop.
+        closed: event that is set when this process is about to stop.
     """
 
     def __init__(self, pool: asyncpg.Pool, closed: asyncio.Event) -> None:
@@ -223,10 +223,10 @@ class LogReader:
         return RunCursor(tenant_id, run_id, row["last_seq"], row["over"], row["waits"])
 
     async def logs(self, places: Sequence[tuple[RunCursor, int]]) -> list[NewEvents]:
-        """Return events of several runs. A place is a run and the ``seq`` of the last known event.
+        """Return events of several runs.
 
-        The total size is limited, so that some runs may get only a part of their events. Then
-        ``more`` is true.
+        Each place is a run's id and the ``seq`` of the last known event. The total size is limited,
+        so that the answer may contain only some events of a run. Then ``more`` is true.
         """
         found = [NewEvents(after) for _, after in places]
         total = 0
@@ -250,7 +250,6 @@ class LogReader:
     async def _fill(
         self, places: Sequence[tuple[RunCursor, int]], found: Sequence[NewEvents]
     ) -> None:
-        """Add answers' texts to the events that refer to the answers, up to the size limits."""
         missing: defaultdict[UUID, list[tuple[UUID, LogRow, int]]] = defaultdict(list)
         for (run, _), new in zip(places, found, strict=True):
             for row, seq in fill(new.rows):
@@ -283,7 +282,7 @@ class LogReader:
         return rows
 
     async def text(self, places: Sequence[tuple[RunCursor, int]]) -> list[list[Row]]:
-        """Return runs' live text. A place is a run and the id of the last known piece of text."""
+        """Return runs' live text. A place is a run's id and the id of the last known piece."""
         most = min(500, 5000 // len(places) + 1)
         found: list[list[Row]] = [[] for _ in places]
         for row in await self._pool.fetch(

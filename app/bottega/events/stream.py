@@ -1,16 +1,16 @@
 """Streams of watched runs. A stream reads its run's log once for all the run's subscribers.
 
 A subscriber is only a position in the log, a ``seq``. The subscriber gets newer events from the
-run's stream, which keeps the newest events in memory. A late or slow subscriber may need older
-events. A late subscriber reads pages of the log until it has caught up with the stream. So no
-subscriber delays another, and a slow subscriber costs no memory. A stream also has the live text of
-model calls, and the progress of MCP tools' calls, as far as this process has received both.
+run's stream, which keeps the newest events in memory. A late or slow subscriber first reads pages
+of the log until it has caught up with the stream. So no subscriber delays a different subscriber,
+and a slow subscriber costs no memory. A stream also has the live text of model calls and the
+progress of MCP tools, as far as this process has received them.
 
 One loop reads the logs of all watched runs of a process, with one query. A run is *awake* for some
 seconds after each of its events and wake-ups. The loop reads awake runs every few milliseconds, but
 less often if many awake runs wait for a model or show a model's text. The loop reads other runs
-every few seconds, because a wake-up may have been lost. At a wake-up, the loop reads only the run
-of the wake-up. Workers send wake-ups only for runs that may not be awake
+every few seconds, because a wake-up may have been lost. After a wake-up, the loop at once reads
+only the run of the wake-up. Workers send wake-ups only for runs that may not be awake
 (:class:`bottega.events.listener.Notifier`).
 
 The loop reads live text together with the log. If NATS brings the live text, live text does not
@@ -58,7 +58,7 @@ _TEXT_ENDS = frozenset(
 class PartialCompletion:
     """The live text of one model call.
 
-    Each try of the call has its own object.
+    Each try of the model call has its own object.
 
     Attributes:
         is_async: true if the call belongs to an asynchronous task.
@@ -83,7 +83,7 @@ class PartialCompletion:
         return bool(self.call == row["call"] and self.attempt == row["attempt"])
 
     def same_call(self, other: "PartialCompletion") -> bool:
-        """Return true if the other object has text of the same try of the same model call."""
+        """Return true if both objects have text of the same try of the same model call."""
         return (self.call, self.attempt) == (other.call, other.attempt)
 
     def frame(self, offset: int, kind: str = LLM_DELTA) -> Frame:
@@ -116,7 +116,7 @@ class PartialCompletions:
     """The open model calls of a run. A task has at most one open call.
 
     Attributes:
-        has_gap: true if text is missing between the known text of a call and a newer piece.
+        has_gap: true if a piece of text is missing between a call's known text and a newer piece.
     """
 
     def __init__(self, run_id: UUID) -> None:
@@ -130,7 +130,7 @@ class PartialCompletions:
 
     @property
     def any_open(self) -> bool:
-        """True if a call is under way, with text or without."""
+        """True if a model call is open, with or without text."""
         return bool(self._open)
 
     def see(self, row: Row) -> None:
@@ -233,11 +233,11 @@ class OpenToolCalls:
 
     @property
     def any_open(self) -> bool:
-        """True if a call is under way, with a report or without."""
+        """True if a call of an MCP tool is open, with or without a report."""
         return bool(self._open)
 
     def reported(self) -> Iterable[tuple[Key, ReportedProgress, Frame]]:
-        """Return the calls that have a report, each with its report and the report's frame."""
+        """Return the calls that have a report, each with the report and the report's frame."""
         return [(key, call, call.frame) for key, call in self._open.items() if call.frame]
 
     def see(self, row: Row) -> None:
@@ -255,7 +255,7 @@ class OpenToolCalls:
             self._open.clear()
 
     def recall(self, rows: Iterable[Row]) -> None:
-        """Process the events that started open calls; these events are older than the stream."""
+        """Process the events that started open calls, which are older than the stream."""
         for row in rows:
             if row["type"] == EventType.TOOL_STARTED:
                 self.see(row)
@@ -294,20 +294,20 @@ class RunStream:
 
     Attributes:
         last: ``seq`` of the newest event that the stream has read.
-        over: true if the event ``last`` is the final event.
+        over: true if the event whose ``seq`` is ``last`` is the final event.
         gone: true if the run was deleted.
-        went_back: true if the log no longer has the event ``last``.
-        losses: number of signal losses when the log was last compared with the events in memory.
+        went_back: true if the log no longer has the event whose ``seq`` is ``last``.
+        losses: the feed's ``losses`` when the log was last compared with the events in memory.
         closed: set when this process is about to stop.
         changed: set, and replaced by a new ``asyncio.Event``, at every change of the stream.
         watchers: number of subscribers.
         completions: live text of the model calls that are open after the event ``last``.
         tool_calls: progress of the MCP tools' calls that are open after the event ``last``.
         text_id: id of the newest piece of live text in the stream.
-        text_at: earliest time of the next query or request for live text.
-        text_seen_at: time when live text was last read.
+        text_at: earliest monotonic time of the next query or request for live text.
+        text_seen_at: monotonic time at which live text was last read.
         text_wanted: true if workers must send the text of open calls again.
-        event_at: time when this process got the newest event or wake-up.
+        event_at: monotonic time at which this process got the newest event or wake-up.
         unwatch: function that ends the wake-ups about this run.
     """
 
@@ -340,25 +340,26 @@ class RunStream:
 
     @property
     def ended(self) -> bool:
-        """True if the stream has nothing more to read."""
+        """True if the stream's loop has nothing more to read."""
         return self.over or self.gone or self.went_back or self._failure is not None
 
     @property
     def newest(self) -> Frame | None:
-        """The last event that was read; ``None`` if this event is not in memory."""
+        """The last event that the stream has read; ``None`` if the event is not in memory."""
         return self._ring[-1] if self._ring else None
 
     def compare(self, new: NewEvents) -> None:
-        """End the stream if the first event of ``new`` is not the stream's last event."""
+        """Check that ``new`` begins with the stream's last event. If not, end the stream."""
         same = new.rows and of_row(self.cursor.run_id, new.rows[0]) == self.newest
         if not (same or new.gone):
             self.went_back = True
             self.wake()
 
     def since(self, after: int) -> list[Frame] | None:
-        """Return events after ``after``; ``None`` if memory no longer has all these events."""
+        """Return the events after ``after``; ``None`` if memory no longer has all of them."""
         if self._failure is not None:
-            # Many subscribers raise this error. Each raise would lengthen the error's traceback.
+            # Many subscribers raise this error. A copy is raised, because each raise would lengthen
+            # the error's traceback.
             raise self._failure.with_traceback(self._failed_at)
         missing = self.last - len(self._ring)
         if after < missing:
@@ -379,7 +380,7 @@ class RunStream:
 
     async def _read_page(self, after: int) -> list[Frame]:
         rows = await self._reader.page(self.cursor, after)
-        if not (rows or self.closed.is_set()):  # no newer events: the run was deleted
+        if not (rows or self.closed.is_set()):  # an empty page means that the run was deleted
             self._forget()
         return [of_row(self.cursor.run_id, row) for row in rows]
 
@@ -412,12 +413,12 @@ class RunStream:
 
     @property
     def may_have_text(self) -> bool:
-        """True if the run has open calls of models or MCP tools, or if this is not known yet."""
+        """True if the run has open calls of models or MCP tools, or if that is not known yet."""
         any_open = self.completions.any_open or self.tool_calls.any_open
         return not self._has_calls or any_open
 
     def shows_text(self, since: float) -> bool:
-        """Return true if live text was read after the time ``since``, and a model call is open."""
+        """Return true if a model call is open and the stream read live text after ``since``."""
         return self.text_seen_at > since and self.completions.any_open
 
     def add_text(self, rows: list[Row]) -> None:
@@ -441,7 +442,7 @@ class RunStream:
         self._pushed = []
 
     async def show_text(self) -> None:
-        """Show the added text to subscribers, if all events before the text were read."""
+        """Show the added text to subscribers, if the stream has read all events before the text."""
         if not self._text or self._is_behind or self.ended:
             return
         if not (self._has_calls or self._knows_calls(self._text)):
@@ -490,8 +491,8 @@ class Subscriber:
         after: ``seq`` of the last event that the client has.
 
     Attributes:
-        place: the subscriber's position; events up to this ``seq`` were returned or filtered out.
-        stopped: true if the subscriber returns no more events, even if the run has more events.
+        place: the subscriber's position: events up to this ``seq`` were returned or filtered out.
+        stopped: true if the subscriber returns no more events, although the run may have some.
     """
 
     def __init__(self, stream: RunStream, after: int, only: Filter) -> None:
@@ -505,7 +506,7 @@ class Subscriber:
 
     @property
     def finished(self) -> bool:
-        """True if the final event was returned, or an ended run has no more events."""
+        """True if the final event was returned, or the run has ended without more events."""
         return self._ended or (self._stream.over and self.place >= self._stream.last)
 
     @property
@@ -557,10 +558,10 @@ class Subscriber:
         return found
 
     def _text(self) -> list[Frame]:
-        """Return new live text, if all earlier events were returned.
+        """Return new live text, if the subscriber has returned all earlier events.
 
         A subscriber that read a page from the log may be ahead of the stream. The stream then does
-        not know all open calls, so the subscriber gets no text.
+        not know all open calls, so that the subscriber gets no text.
         """
         if self.place > self._stream.last:
             return []
@@ -610,7 +611,7 @@ def pause_of(awake: int, quiet: int, streaming: int) -> float:
 
     Args:
         awake: number of runs that are awake.
-        quiet: number of awake runs without an event in the last 50 ms.
+        quiet: number of awake runs that had no event in the last 50 ms.
         streaming: number of awake runs that receive a model's text. These runs may be read less
             often, because their next event comes only at the end of the text.
     """
@@ -682,7 +683,7 @@ class RunStreams:
                 stream.unwatch()
 
     def _watch(self, cursor: RunCursor, stream: RunStream) -> Callable[[], None]:
-        """Receive a run's wake-ups and live text. Return a function that stops the reception."""
+        """Receive a run's wake-ups and live text. Return a function that ends this."""
         unwatch = self._wakeups.watch(cursor.run_id, lambda: self._on_wakeup(stream))
         if self._nats is None:
             return unwatch
@@ -696,7 +697,7 @@ class RunStreams:
         return end
 
     def _on_text(self, stream: RunStream, data: bytes | None, reply: str) -> None:
-        """Show a message of live text. If messages were lost, ask for all text so far."""
+        """Show a message of live text. If messages were lost, ask the worker for all text."""
         if data is None:
             stream.text_wanted = True
             self._ask_for_text(stream)
@@ -709,7 +710,7 @@ class RunStreams:
             self._ask_for_text(stream)
 
     def _ask_for_text(self, stream: RunStream) -> None:
-        """Ask the run's worker to repeat the text of open calls, if some of it is missing."""
+        """Ask the run's worker to send the text of open calls again, if some of it is missing."""
         now = monotonic()
         if self._nats is None or stream.text_at > now:
             return
@@ -735,7 +736,7 @@ class RunStreams:
         self._news.set()
 
     async def run(self) -> None:
-        """Read the streams until cancelled. After a restart, first read all streams."""
+        """Read the streams until cancelled. A new call after an error first reads all streams."""
         took_s = self._all_at = 0.0
         while True:
             await self._rest(took_s)
@@ -744,7 +745,7 @@ class RunStreams:
             took_s = monotonic() - began
 
     async def _rest(self, took_s: float) -> None:
-        """Wait for the next read. The wait is at least twice as long as the last read took."""
+        """Wait for the next read. The pause is at least twice as long as the last read."""
         least = min(_MOST_S, max(_LEAST_S, 2 * took_s, self._woken * _PER_WOKEN_S))
         await asyncio.sleep(least)
         self._woken = 0
@@ -753,7 +754,7 @@ class RunStreams:
         self._news.clear()
 
     def _due(self, now: float) -> list[RunStream]:
-        """Return the streams to read now. End the awake time of streams without recent events."""
+        """Return the streams that are due. Streams without recent events are no longer awake."""
         due, self._with_news = dict(self._with_news), {}
         if now >= self._awake_at:
             due |= dict.fromkeys(self._awake)
@@ -770,7 +771,7 @@ class RunStreams:
         for first in range(0, len(due), _AT_ONCE):
             some = due[first : first + _AT_ONCE]
             await self._compare_logs(some)
-            await self._read_text(some)  # first: the log must have the starts of the texts' calls
+            await self._read_text(some)  # first, so that the logs have the calls' starts
             await self._read_logs(some)
             for stream in some:
                 try:
@@ -784,8 +785,9 @@ class RunStreams:
     async def _compare_logs(self, due: Sequence[RunStream]) -> None:
         """End the streams whose log has lost events.
 
-        After a failover, the standby may lack the last commits. A failover breaks all connections.
-        The new listening connection counts as a loss of wake-ups, so the logs are compared then.
+        After a failover, the new primary may lack the last commits. A failover breaks all
+        connections. A new listening connection counts as a loss of wake-ups. After each loss, logs
+        are compared.
         """
         losses = self._wakeups.losses
         read = [
@@ -809,7 +811,7 @@ class RunStreams:
             if len(due) == 1:
                 due[0].fail(error)
                 return
-            for stream in due:  # read one by one: only the streams with an error fail
+            for stream in due:  # read the streams one by one, so that only those with an error fail
                 await self._read_logs([stream])
             return
         for stream, new in zip(due, found, strict=True):

@@ -1,8 +1,8 @@
-"""Types of the events in a run's log, and their envelope. Pure.
+"""Types of the events in a run's log, and the envelope of an event. Pure.
 
 If several modules read or write an event's data, this module has a class for the data. The method
 ``of`` of a class sets the defaults of optional fields; an absent field without a default is
-``None``. ``of`` does not copy or parse values, so it is fast enough for each event of an agent.
+``None``. ``of`` does not copy or parse values, so that it is fast enough to process each event.
 """
 
 from collections.abc import Mapping, Sequence
@@ -158,7 +158,7 @@ _new = tuple.__new__
 
 
 class EventError(NamedTuple):
-    """The ``error`` of a failed model call, agent or task; a cancelled task has only a message."""
+    """The ``error`` of a failed model call, agent or task. A cancelled task has only a message."""
 
     code: str | None
     message: str | None
@@ -176,7 +176,7 @@ TOOL_ERROR = "tool_error"
 
 
 class ToolError(NamedTuple):
-    """The ``error`` of ``tool.failed``; ``status`` is an HTTP status."""
+    """The ``error`` of an event ``tool.failed``. ``status`` is an HTTP status."""
 
     type: str
     message: str
@@ -239,7 +239,7 @@ class MessageDelivered(NamedTuple):
 
     Attributes:
         content: a text, or parts.
-        answered: true if the agent had given its final answer, and continues with the message.
+        answered: true if the agent had given its final answer and continues with the message.
     """
 
     message_id: str
@@ -344,7 +344,7 @@ class ContextReceived(NamedTuple):
 
     Attributes:
         content: ``None`` if ``answer_seq`` refers to the text.
-        call, tool_call_id: the failed tool call because of which memory was recalled.
+        call, tool_call_id: the failed tool call for which memory was recalled.
     """
 
     source: str
@@ -397,8 +397,8 @@ class SubagentDispatched(NamedTuple):
 
     Attributes:
         agent: ``None`` for a helper without a definition.
-        shared: the part of the metadata that the task's agent can read.
-        child_run_id: the child run that does the task; ``None``: the task is done in this run.
+        shared: those metadata that the task's agent can read.
+        child_run_id: the child run that executes the task; ``None``: this run executes the task.
     """
 
     agent: str | None
@@ -446,7 +446,7 @@ class SubagentEnded(NamedTuple):
 
     Attributes:
         output: ``None`` if ``answer_seq`` refers to the text.
-        usage: usage of the child run that did the task.
+        usage: usage of the child run that executed the task.
     """
 
     duration_ms: int
@@ -488,7 +488,7 @@ def tool_name_of(data: Data) -> str:
 
 
 def is_repeated(failed: Data) -> bool:
-    """Return true if the model call is tried again after this ``llm.failed``."""
+    """Return true if the model call will be tried again after this event ``llm.failed``."""
     return "try" in failed
 
 
@@ -498,7 +498,7 @@ def llm_failed(
     """Return the data of ``llm.failed``.
 
     Args:
-        retry: number of the failed try, and milliseconds until the next try; ``None``: no try
+        retry: number of the failed try and milliseconds until the next try; ``None``: no try
             follows.
     """
     error = {"code": failure.code, "message": failure.detail}
@@ -507,7 +507,7 @@ def llm_failed(
 
 
 def served_by(target: tuple[str, str] | None) -> dict[str, str]:
-    """Return the provider and model of a model call for its events; ``{}`` if unknown."""
+    """Return a model call's provider and model, for the call's events; ``{}`` if unknown."""
     return {} if target is None else {"provider": target[0], "model": target[1]}
 
 

@@ -1,4 +1,4 @@
-"""Schemas of tools' arguments, for models and for validation of the arguments. Pure."""
+"""Schemas of tools' arguments, for models and for the validation of arguments. Pure."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,8 +20,8 @@ class ArgumentSchema:
     """A JSON Schema (2020-12) of an object, ready to check arguments.
 
     Attributes:
-        schema: the schema for the model. Unless the schema sets ``additionalProperties``, a check
-            refuses unknown arguments.
+        schema: the schema in the form that the model gets. A check refuses unknown arguments,
+            unless the schema sets ``additionalProperties``.
         patterns: the schema's unchecked patterns, by JSON Pointer.
 
     Raises:
@@ -46,15 +46,15 @@ class ArgumentSchema:
 
     @property
     def unchecked(self) -> Sequence[str]:
-        """JSON Pointers of unchecked patterns, which only other engines support."""
+        """JSON Pointers of patterns that no check uses, because the engine lacks support."""
         return self._checked.unchecked
 
     def check(self, arguments: Mapping[str, Any]) -> None:
-        """Check a call's arguments, which takes as long as :meth:`CheckedSchema.problems`.
+        """Check the arguments of a call. That takes as long as :meth:`CheckedSchema.problems`.
 
         Raises:
-            InvalidInputError: the arguments are invalid; the error text lists the violations for
-                the model.
+            InvalidInputError: the arguments are invalid. The error's text tells the model the
+                violations.
         """
         if problems := self._checked.problems(arguments):
             raise InvalidInputError(f"invalid arguments: {'; '.join(map(str, problems))}")
@@ -62,7 +62,7 @@ class ArgumentSchema:
 
 @cached(schema_cache(), lock=Lock())
 def argument_schema(text: str) -> ArgumentSchema:
-    """Parse a schema from JSON text; cached, because runs build their tools repeatedly."""
+    """Parse a schema from JSON text. The result is cached, because each run builds its tools."""
     return ArgumentSchema(json.loads(text))
 
 
@@ -70,7 +70,7 @@ MAX_DEPTH = 64
 
 
 def shown_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool's schema in the form for models, with the type ``object``.
+    """Return a tool's schema in the form that models get, with the type ``object``.
 
     Raises:
         InvalidInputError: the schema is too large, too deep, or does not describe an object.

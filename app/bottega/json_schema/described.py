@@ -1,6 +1,6 @@
-"""Models whose JSON Schemas describe each field by the string below the field.
+"""Pydantic models whose JSON Schemas describe each field by the string below the field.
 
-Fields with the same meaning in all bodies are described here, once.
+Fields that have the same meaning in all bodies are described here, once.
 """
 
 import ast
@@ -154,13 +154,12 @@ SHARED_PARAMETERS: Mapping[str, str] = {
 class DescribedModel(BaseModel):
     """A model whose JSON Schema describes each field by the string below the field.
 
-    Pydantic's `use_attribute_docstrings` would parse each class at import, which doubles the start
-    time. This class parses each file once, when the service makes a document. Pydantic builds the
-    validators at the first use, because most processes never use most models.
+    Pydantic's `use_attribute_docstrings` would parse each class at import, and so double the start
+    time. This class parses each file once, when the service first makes an OpenAPI document.
+    Pydantic builds the validators at the first use, because most processes never use most models.
 
     Attributes:
-        shows: request body whose fields this answer repeats; the fields have the body's
-            descriptions.
+        shows: request body whose fields this answer repeats, with the same descriptions.
     """
 
     model_config = ConfigDict(defer_build=True)
@@ -185,7 +184,7 @@ class DescribedModel(BaseModel):
 
 @functools.cache
 def _field_texts(model: type) -> Mapping[str, str]:
-    """Return the strings below the fields of a model and its base classes, by field."""
+    """Return the strings below the fields of a model and of its base classes, by field."""
     texts: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if base.__module__.startswith("bottega."):

@@ -41,7 +41,7 @@ class OutputSchema:
 
     @property
     def unchecked(self) -> Sequence[str]:
-        """JSON Pointers of unchecked patterns, which only other engines support."""
+        """JSON Pointers of patterns that no check uses, because the engine lacks support."""
         return self._checked.unchecked
 
     def problems(self, value: Any) -> list[Problem]:
@@ -49,7 +49,7 @@ class OutputSchema:
         return self._checked.problems(value)
 
     def json_in(self, text: str) -> str:
-        """Return the JSON in an answer, without byte order mark, thoughts or code fence."""
+        """Return the JSON in an answer, without a byte order mark, thoughts or a code fence."""
         text = text.strip("\ufeff \t\r\n")
         if thought := _THOUGHT.match(text):
             text = text[thought.end() :].strip()
@@ -59,7 +59,7 @@ class OutputSchema:
         return text
 
     def read(self, text: str) -> tuple[Any, list[Problem]]:
-        """Parse an answer (see :meth:`json_in`); return the value and its violations."""
+        """Parse an answer (see :meth:`json_in`). Return the value and its violations."""
         if len(text) > MAX_ANSWER:
             return None, [Problem((), f"it is longer than {MAX_ANSWER} characters")]
         try:
@@ -77,7 +77,7 @@ def _cached(text: str) -> OutputSchema:
 
 
 def check_length(schema: Mapping[str, Any]) -> None:
-    """Check the length of a schema; the check is quick.
+    """Check the length of a schema, which is quick.
 
     Raises:
         InvalidInputError: the schema is too long.
@@ -87,9 +87,9 @@ def check_length(schema: Mapping[str, Any]) -> None:
 
 
 def output_schema(schema: Mapping[str, Any]) -> OutputSchema:
-    """Parse and check a schema; cached, because runs build their agents repeatedly.
+    """Parse and check a schema. The result is cached, because each run builds its agents.
 
-    A large schema takes up to 50 ms, so the first call should run in a thread.
+    A large schema takes up to 50 ms, so that the first call for a schema should run in a thread.
 
     Raises:
         InvalidInputError: the schema is invalid, or exceeds a bound.

@@ -1,10 +1,11 @@
-r"""Users' regular expressions, with a size limit before compilation and a match in linear time.
+r"""Users' regular expressions. Their sizes are limited, and they match in linear time.
 
-The engine is Rust's ``regex``, in pydantic-core. The engine holds the GIL while it compiles and
-matches. A limit on the pattern's expanded size limits the time of compiling and of matching. In the
-expanded pattern, a repeat copies its operand, and a Unicode class such as ``\w`` takes about 40 KB
-of automaton. Before this process compiles an expensive pattern, a separate process (``python -m``
-this module) compiles it, because even a thread would delay all requests.
+The engine is Rust's ``regex``, in pydantic-core. The engine holds Python's global lock (GIL) while
+it compiles and matches, so that all threads wait. A limit on a pattern's expanded size limits the
+time that the engine needs to compile and match. In an expanded pattern, a repeat copies its
+operand, and a Unicode class such as ``\w`` adds about 40 KB to the automaton. Before this process
+compiles an expensive pattern, a separate process (``python -m`` this module) compiles it for a
+test.
 """
 
 import os
@@ -54,18 +55,18 @@ _ESCAPE = re.compile(r"\\(?:[pPxuU]\{[^}]*\}|b\{[a-z-]+\}|[pP].|.)", re.DOTALL)
 
 
 class UnsupportedPatternError(InvalidInputError):
-    """Error of a pattern with look-around or back-references, which only other engines support."""
+    """Error: a pattern has look-around or back-references, which the engine does not support."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The size of a pattern with its repeats expanded.
+    """The size of a pattern after its repeats were expanded.
 
     Attributes:
-        bytes: estimated size of the compiled form.
+        bytes: estimated size of the compiled pattern, in bytes.
         states: number of characters and classes. The time per matched byte is proportional to this
             number.
-        repeats: largest product of nested repeats.
+        repeats: largest product of the counts of nested repeats.
     """
 
     bytes: int = 0
@@ -84,7 +85,7 @@ class Size:
 
 
 def size_of(pattern: str) -> Size:
-    """Measure a pattern, in time linear in the pattern's length.
+    """Measure a pattern. The time is linear in the pattern's length.
 
     Raises:
         InvalidInputError: the pattern is too long, or has the flag ``x``, which ignores spaces.
@@ -105,7 +106,7 @@ def check_patterns(patterns: Mapping[str, Mapping[str, str]]) -> None:
 
 
 def measure_patterns(patterns: Mapping[str, Mapping[str, str]]) -> int:
-    """Check the number and sizes of an agent's patterns; return their compiled size in bytes.
+    """Check the number and sizes of an agent's patterns. Return their compiled size in bytes.
 
     Args:
         patterns: patterns by tool and JSON Pointer.
@@ -129,13 +130,13 @@ def measure_patterns(patterns: Mapping[str, Mapping[str, str]]) -> int:
 
 
 def compile_patterns(patterns: Mapping[str, Mapping[str, str]]) -> None:
-    """Compile measured patterns. For each million bytes, all threads stop for about 12 ms.
+    """Compile measured patterns.
 
-    Patterns that only other engines support are skipped.
+    For each million bytes of the patterns' size, the GIL stops all threads for about 12 ms.
+    Patterns that the engine does not support are skipped.
 
     Raises:
-        InvalidInputError: ``pattern_too_large``, or a pattern is invalid; ``pointer`` is the
-            pattern's position.
+        InvalidInputError: ``pattern_too_large``, or an invalid pattern, to which ``pointer`` leads.
     """
     for of_tool in patterns.values():
         for pointer, pattern in of_tool.items():
@@ -158,7 +159,7 @@ def is_supported(pattern: str) -> bool:
 
 @contextmanager
 def _pointing(pointer: str) -> Iterator[None]:
-    """Add a JSON Pointer to the errors of the ``with`` block."""
+    """Add a JSON Pointer to errors that the ``with`` block raises."""
     try:
         yield
     except InvalidInputError as error:
@@ -190,7 +191,7 @@ class Compiled:
     size: Size
 
     def found_in(self, text: str) -> bool:
-        """Return true if the text matches; takes up to 25 ns x states x bytes of text."""
+        """Return true if the pattern matches, after up to 25 ns x states x bytes of text."""
         try:
             self.validator.validate_python(text)
         except ValidationError:
@@ -220,7 +221,7 @@ def compiled(pattern: str) -> Compiled:
 
 
 class _Measure:
-    """Scanner that measures a pattern. The engine reports errors, not the scanner."""
+    """Scanner that measures a pattern. The engine, not the scanner, reports errors."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
@@ -275,7 +276,6 @@ class _Measure:
         return Size(_CHARACTER, 1)
 
     def _class(self) -> Size:
-        """Measure a class in brackets: its largest member, and one character for each member."""
         depth, largest, members = 0, 0, 0
         while self._at < len(self._pattern):
             here = self._pattern[self._at]
@@ -296,7 +296,7 @@ class _Measure:
         return Size(max(largest, _CHARACTER) + _CHARACTER * members, 1)
 
     def _begin_class(self) -> None:
-        """Skip ``[``, ``^``, and the literal characters that may follow these signs."""
+        """Skip ``[``, ``^`` and the literal characters that may follow them."""
         pattern, at = self._pattern, self._at + 1
         at += pattern.startswith("^", at)
         start = at
@@ -313,14 +313,14 @@ def _count(repeat: re.Match[str]) -> int:
 
 
 def command() -> tuple[list[str], dict[str, str]]:
-    """Return arguments and environment of a process that compiles patterns by :func:`main`."""
+    """Return the arguments and the environment of a process that calls :func:`main`."""
     path = os.pathsep.join(filter(None, sys.path))
     arguments = [sys.executable, "-P", "-m", "bottega.json_schema.patterns"]
     return arguments, {**os.environ, "PYTHONPATH": path}
 
 
 def main() -> None:
-    """Read patterns from standard input as JSON; compile the patterns; write an error or null."""
+    """Read patterns as JSON from standard input. Compile the patterns. Write an error or null."""
     try:
         compile_patterns(from_json(sys.stdin.buffer.read()))
     except InvalidInputError as error:

@@ -3,8 +3,8 @@
 The module converts schemas of older drafts to 2020-12. The module omits keywords that only
 describe, and refuses keywords that it cannot apply. The cost of a schema is bounded: the schema's
 size has a limit, ``$ref`` must stay within the schema, :mod:`bottega.json_schema.patterns` limits
-patterns, and a check has a limited number of steps. Because the number of steps is limited, a
-``$ref`` may refer to itself: a check follows the ``$ref`` as deep as the value is nested.
+patterns, and a check has a limited number of steps. So a ``$ref`` may refer to a schema that
+contains it: a check follows the ``$ref`` as deep as the checked value is nested.
 """
 
 import json
@@ -93,7 +93,7 @@ _Keyword = Callable[[Any, Any, Any, Any], Iterable[jsonschema.ValidationError] |
 
 @dataclass(slots=True)
 class _Allowance:
-    """The remaining work of one check, and the targets of the schema's references."""
+    """The steps that one check may still do, and the targets of the schema's references."""
 
     targets: Mapping[str, "Schema"]
     matching: int = MAX_MATCHING
@@ -110,7 +110,7 @@ class Bounds:
     Attributes:
         depth: maximum number of nested levels.
         values: maximum number of values in the schema.
-        work: maximum product of the numbers of values in the schema and in the checked value.
+        work: maximum product of two numbers: values in the schema, and values in the checked value.
     """
 
     depth: int
@@ -119,14 +119,14 @@ class Bounds:
 
 
 class Problem(NamedTuple):
-    """A violation of a schema; ``path`` leads to the wrong value."""
+    """A violation of a schema. ``path`` leads to the wrong value."""
 
     path: tuple[str | int, ...]
     message: str
 
     @property
     def pointer(self) -> str:
-        """The path as a JSON Pointer (RFC 6901)."""
+        """The violation's path as a JSON Pointer (RFC 6901)."""
         return "".join(f"/{escaped(str(name))}" for name in self.path)
 
     def __str__(self) -> str:
@@ -135,7 +135,7 @@ class Problem(NamedTuple):
 
 
 class CheckedSchema:
-    """A valid schema, ready to check values.
+    """A valid schema that can check values.
 
     Attributes:
         patterns: the schema's unchecked patterns, by JSON Pointer; see
@@ -160,14 +160,14 @@ class CheckedSchema:
 
     @cached_property
     def unchecked(self) -> Sequence[str]:
-        """JSON Pointers of patterns that a check omits; see :func:`is_supported`."""
+        """JSON Pointers of the patterns that a check omits. See :func:`is_supported`."""
         return [place for place, each in self.patterns.items() if not is_supported(each)]
 
     def problems(self, value: Any) -> list[Problem]:
-        """Return the first violations, or ``[]`` if the value is valid.
+        """Return the first violations; ``[]``: the value is valid.
 
-        The check of a large value may take seconds. Patterns take up to 0.2 s more, and longer the
-        first time, because they must be compiled.
+        The check of a large value may take seconds. Patterns take up to 0.2 s more, and longer in
+        the first check, which compiles the patterns.
         """
         _left.set(_Allowance(self._targets))
         if count_values(value) * self.size > self._work:
@@ -198,12 +198,11 @@ def _cut(message: str) -> str:
 class _Modern:
     """Conversion of a schema of any draft to 2020-12, with only the keywords that checks apply.
 
-    Each part is converted once, even if several references in different spellings lead to the part.
+    Each subschema is converted once, even if references in different spellings lead to it.
 
     Attributes:
         targets: target schemas by reference, for all references that a check may follow.
-        patterns: patterns by their JSON Pointers in the original, without definitions that no
-            reference uses.
+        patterns: patterns by JSON Pointers of the original schema, except in unused definitions.
     """
 
     def __init__(self, root: dict[str, Any]) -> None:
@@ -242,7 +241,7 @@ class _Modern:
             elif keyword == "dependencies":
                 self._split(value, at, modern)
             elif keyword in _DEFINITIONS:
-                self._named(value, at)  # only checks the form: references add definitions
+                self._named(value, at)  # only checks the form: references add the definitions
             elif keyword in _RULES:
                 modern[keyword] = value
             elif keyword in _MANY:
@@ -268,7 +267,7 @@ class _Modern:
         return {name: self._of(each, f"{place}/{escaped(name)}") for name, each in schemas.items()}
 
     def _split(self, dependencies: Any, place: str, modern: dict[str, Any]) -> None:
-        """Convert ``dependencies`` of older drafts to the two keywords of newer drafts."""
+        """Convert the keyword ``dependencies`` of older drafts to two keywords of newer drafts."""
         if not isinstance(dependencies, dict):
             raise _not_valid(place, f"{dependencies!r} is not of type 'object'")
         schemas = {name: each for name, each in dependencies.items() if not isinstance(each, list)}
@@ -277,7 +276,7 @@ class _Modern:
         modern["dependentRequired"] = names
 
     def _use(self) -> None:
-        """Collect the patterns and the targets of references that a check may reach.
+        """Collect the patterns, and the targets of references, that a check may reach.
 
         Raises:
             InvalidInputError: a reference has no target, or refers to itself for the same value, so
@@ -314,7 +313,7 @@ class _Modern:
             ) from None
 
     def _target(self, reference: str) -> tuple[Schema, str]:
-        """Return the schema to which a reference leads, and the schema's JSON Pointer."""
+        """Return the schema to which a reference leads, and the JSON Pointer of this schema."""
         found: Any = self._root
         place = ""
         for step in reference.split("/")[1:]:
@@ -330,7 +329,7 @@ class _Modern:
 
 
 def _refuse_mixed(schema: dict[str, Any]) -> None:
-    """Refuse a keyword together with its older form, because one of the two has no effect."""
+    """Refuse a schema that has a keyword in both its old and new form: only one has an effect."""
     newer = ["prefixItems"] if isinstance(schema.get("items"), list) else []
     if "dependencies" in schema:
         newer += ["dependentRequired", "dependentSchemas"]
@@ -346,7 +345,6 @@ def _not_valid(place: str, message: str, within: Iterable[str | int] = ()) -> In
 
 
 def _inner(schema: dict[str, Any]) -> Iterator[tuple[str, Schema]]:
-    """Yield the direct subschemas of a converted schema, with their keywords."""
     for keyword, value in schema.items():
         if keyword in _ONE:
             yield keyword, value
@@ -357,14 +355,13 @@ def _inner(schema: dict[str, Any]) -> Iterator[tuple[str, Schema]]:
 
 
 def _within(reference: Any) -> str:
-    """Return a reference within the schema, with the URL's escapes decoded."""
     if not isinstance(reference, str) or (reference != "#" and not reference.startswith("#/")):
         raise InvalidInputError(f"$ref '{str(reference)[:100]}' must look like #/$defs/name")
     return "#" + unquote(reference[1:])
 
 
 def _modernise_rules(schema: dict[str, Any]) -> None:
-    """Convert rules from the forms of older drafts, in place."""
+    """Convert rules in the forms of older drafts, in place."""
     for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         if isinstance(is_exclusive := schema.get(exclusive), bool):
             del schema[exclusive]
@@ -373,7 +370,7 @@ def _modernise_rules(schema: dict[str, Any]) -> None:
 
 
 def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema extended to accept null, as OpenAPI's ``nullable`` does."""
+    """Return a schema that also accepts null, as OpenAPI's ``nullable`` means."""
     if "type" not in schema or schema.keys() & (_IN_PLACE | {"$ref", "const"}):
         return {"anyOf": [schema, {"type": "null"}]}
     kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
@@ -445,7 +442,7 @@ def _spend(steps: int) -> None:
 
 
 def _counted(keyword: _Keyword) -> _Keyword:
-    """Make a keyword count its uses, weighted by the sizes of its value and the checked value."""
+    """Make each use of a keyword cost steps, also for the sizes of both values."""
 
     @wraps(keyword)
     def apply(
@@ -458,7 +455,7 @@ def _counted(keyword: _Keyword) -> _Keyword:
 
 
 def _cost(value: Any) -> int:
-    """Return the cost, in steps, of the comparison or display of a value."""
+    """Return how many steps it costs to compare or display a value."""
     if isinstance(value, dict | list):
         return count_values(value) // _CHEAP if value else 0
     return len(value) // _CHEAP_CHARACTERS if isinstance(value, str) else 0

@@ -131,7 +131,6 @@ async def erase_session(
 
 
 def _of_sessions(ids: Sequence[str]) -> ColumnElement[bool]:
-    """Return the condition for the runs of sessions and for forks of these runs."""
     return or_(runs.c.session_id.in_(ids), runs.c.session_of_origin.in_(ids))
 
 
