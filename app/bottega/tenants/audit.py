@@ -1,7 +1,7 @@
 """The audit log: a row for each action of administration, and for each cancellation of a run.
 
-The transaction of an action also writes the action's row, so that both are stored, or neither is.
-The application's role may only add and read rows.
+The transaction of an action also writes the action's row, so that the database stores both or none.
+The database role of the service may only add and read rows.
 """
 
 from collections.abc import Mapping
@@ -24,13 +24,13 @@ async def note(
     target: str,
     details: Mapping[str, Any] | None = None,
 ) -> None:
-    """Add a row to the log, in the transaction of the action.
+    """Add a row to the audit log, in the transaction of the action.
 
     Args:
-        actor: ``key:<prefix>``, ``user:<name>``, ``local`` (no keys) or ``cli``.
+        actor: ``key:<prefix>``, ``user:<name>``, ``local`` (the server has no keys) or ``cli``.
         action: ``<noun>.<verb>``, such as ``run.cancel`` or ``key.create``.
-        target: id or name of the object of the action.
-        details: further facts; never a secret, never deleted content.
+        target: id or name of what the action changes.
+        details: further facts, but never a secret or deleted content.
     """
     row = {"actor": actor, "action": action, "target": target, "details": dict(details or {})}
     await connection.execute(insert(audit_log).values(tenant_id=tenant_id, **row))
@@ -47,7 +47,7 @@ async def page(
     descending: bool,
     limit: int,
 ) -> PageItems[dict[str, Any]]:
-    """List a page of the log by time, after the row with the id ``after`` (ids grow with time).
+    """List a page of the log, sorted by time, after the row with the id ``after``.
 
     Args:
         noted_after: list only entries that were written after this time.

@@ -1,4 +1,4 @@
-"""Mapping of the claims of a sign-in token to tenant, user, name and roles."""
+"""Mapping from the claims of a sign-in token to a person's tenant, user, name and roles."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -9,11 +9,11 @@ from bottega.tenants.limits import RequestLimits
 
 
 class Source(BaseModel):
-    """Source of one field of a person: a claim of the token, or a fixed value.
+    """The source of one field of a person: a claim of the token, or a fixed value.
 
     Attributes:
         claim: name of the claim, or a path with dots if no claim has this name.
-        values: replacements for the claim's values; other values are ignored.
+        values: replacements by the claim's value. Values without a replacement are ignored.
         value: the fixed value.
     """
 
@@ -32,7 +32,7 @@ class Source(BaseModel):
         return self
 
     def read(self, claims: Mapping[str, Any]) -> list[str]:
-        """Return the values; empty: the claim is absent, or has no listed value."""
+        """Return the field's values; empty: the token has no such claim, or no listed value."""
         if self.claim is None:
             return [self.value or ""]
         found = _claim(claims, self.claim)
@@ -53,7 +53,7 @@ def _claim(claims: Mapping[str, Any], name: str) -> Any:
 
 
 class ClaimMapping(BaseModel):
-    """Sources of a person's fields in a token."""
+    """The sources of all fields of a person."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -1,8 +1,8 @@
 """Removal of all data of a session or a tenant, and parts of an end user's erasure.
 
 Rows are removed in pages. Each page is a transaction, which also logs the number of removed rows.
-So locks are short, and after a crash a repeated call continues. The functions find tables by their
-columns, so new tables are included automatically.
+So locks are short, and after a crash a repeated call continues. The functions find tables by the
+names of columns, so that new tables are included automatically.
 """
 
 from collections import Counter
@@ -77,41 +77,43 @@ FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
 WHERE c.relkind = 'r' AND c.relnamespace = 'public'::regnamespace AND a.attname = :column
 ORDER BY c.relname
 """)
-# Tables whose rows are removed separately. A run's head is removed before all other rows of the
-# run, episodes after the rows that refer to them. A session's memory is removed after the session's
-# row was locked; a run that publishes uses the same lock order.
+# Tables whose rows are removed separately. A run head is removed before all other rows of its run.
+# Episodes are removed after the rows that refer to them. A session's memory is removed after the
+# session's row was locked, because a run that publishes locks in the same order.
 _NOT_OF_RUNS = {"run_heads", "episodes", "lessons", "session_memory"}
-# Tables that then have no rows of the session, because episodes and runs are removed before.
+# Tables that have no rows of the session any more, because episodes and runs are removed before.
 _NOT_OF_SESSIONS = {"runs", "episodes", "episode_search", "episode_vectors"}
-# Tables with counts of rows. Their rows are removed last, with the tenant's own row.
+# Tables with counts of rows. The rows of these tables are removed last, together with the tenant's
+# own row.
 _COUNTS = ("storage_changes", "tenant_storage", "metric_rollups", "tenant_queues", "queue_counts")
-# The spending of removed unfinished runs must still count against the budgets.
+# The spending of removed unfinished runs must still count towards the daily budgets.
 _SPENT = text("""
     SELECT coalesce(jsonb_agg(s), '[]') FROM runs
     CROSS JOIN jsonb_array_elements(spent_by(tenant_id, id)) AS s
     WHERE tenant_id = :tenant AND id = ANY(CAST(:runs AS uuid[])) AND ended_at IS NULL
 """)
-# Common words and background values may come from removed episodes, so workers measure them again.
+# Statistics of words and vectors may come from removed episodes, so workers measure them again.
 _FORGET_WORDS = text("""
     UPDATE tenant_memory SET common = '{}', shares = '{}', sampled_rows = 0,
            background_of = NULL, background_mean = '{}', background = '{}', background_rows = 0
     WHERE tenant_id = :tenant AND (sampled_rows > 0 OR background_rows > 0)
 """)
-# On these signals, workers stop executing the runs, event streams end, and caches are cleared.
+# These signals make workers stop the runs, end event streams and clear caches.
 _NOTIFY = text(f"SELECT send_signal('bottega_events', :runs), send_signal('{CHANNEL}', :tenant)")
 
 
 async def erase_session(
     database: Database, tenant_id: UUID, session_id: str, actor: str
 ) -> Removed:
-    """Remove a session with its memory and runs. A later use of the id begins a new session.
+    """Remove a session with its memory and runs. A later use of its id begins a new session.
 
-    Forks of the session's runs are removed, too, because they contain copies of the runs' events.
-    If a fork of the session shares turns, these turns then belong to the fork. A worker loses a run
-    in the transaction that removes the run: it is notified and can write no further step.
+    Forks of the session's runs are removed, too, because a fork contains copies of the run's
+    events. Turns that the session shares with a forked session then belong to the forked session.
+    The transaction that removes a run also takes the run from its worker: the worker gets a signal
+    and can write no further step.
 
     Raises:
-        NotFoundError: the session is unknown, or another tenant's.
+        NotFoundError: the tenant has no such session.
     """
     removed: Removed = Counter()
     over = False
@@ -137,12 +139,12 @@ def _of_sessions(ids: Sequence[str]) -> ColumnElement[bool]:
 async def erase_sessions(
     tx: AsyncConnection, tenant_id: UUID, ids: Sequence[str], removed: Removed
 ) -> bool:
-    """Remove sessions without runs, and all their rows; return false if rows or runs remain.
+    """Remove sessions that have no runs, with all their rows.
 
-    The lock order is runs, then sessions, as in a run that publishes.
+    Return false if rows or runs remain. The lock order is runs, then sessions.
     """
-    # A run that is being accepted locks the session until the run's row is visible. Later runs
-    # wait for this lock.
+    # A run that is being accepted locks the session until the run's row is visible. Runs that are
+    # accepted later wait for the lock of this function.
     own = and_(sessions.c.tenant_id == tenant_id, sessions.c.id.in_(ids))
     await tx.execute(select(sessions.c.id).where(own).order_by(sessions.c.id).with_for_update())
     others = select(runs.c.id).where(runs.c.tenant_id == tenant_id, _of_sessions(ids))
@@ -163,12 +165,12 @@ async def erase_sessions(
 async def erase_episodes(
     tx: AsyncConnection, tenant_id: UUID, which: ColumnElement[bool], removed: Removed
 ) -> int:
-    """Remove at most a page of a tenant's episodes with dependent rows; return their number."""
+    """Remove at most a page of a tenant's episodes, with dependent rows. Return their number."""
     found = select(episodes.c.id).where(episodes.c.tenant_id == tenant_id, which)
     ids = (await tx.scalars(found.limit(ROWS_AT_ONCE))).all()
     if ids:
         await forget_answers(tx, tenant_id, ids, removed)
-        await name_tenant(tx, tenant_id)  # needed in transactions that see all tenants
+        await name_tenant(tx, tenant_id)  # needed in a transaction that sees all tenants
         erase = func.erase_episodes(bindparam("ids", ids, ARRAY(Uuid)), type_=JSONB)
         removed.update(await tx.scalar(select(erase)) or {})
         await tx.execute(_FORGET_WORDS, {"tenant": tenant_id})
@@ -178,8 +180,8 @@ async def erase_episodes(
 async def erase_tenant(begin: Begin, name: str, actor: str) -> Removed:
     """Remove all data of a tenant, and then the tenant itself, except ``default``.
 
-    Keys are removed first, so that no new request is accepted. The audit log of ``default`` records
-    the beginning and the end of the removal.
+    The tenant's keys are removed first, so that the API accepts no new request of the tenant. The
+    audit log of the tenant ``default`` records the beginning and the end of the removal.
 
     Args:
         begin: opens a transaction that sees all tenants.
@@ -208,7 +210,7 @@ async def erase_tenant(begin: Begin, name: str, actor: str) -> Removed:
                 await audit.note(
                     tx, DEFAULT_TENANT, actor, "tenant.deleted", name, {"removed": removed}
                 )
-        except IntegrityError:  # a request that had begun earlier has added rows
+        except IntegrityError:  # a request that began before the keys were removed has added rows
             continue
         return removed
 
@@ -241,10 +243,10 @@ async def _erase_rows(begin: Begin, tenant_id: UUID) -> Removed:
 async def erase_runs(
     tx: AsyncConnection, tenant_id: UUID, which: ColumnElement[bool], session_id: str | None = None
 ) -> tuple[Removed, BindParameter[Any]]:
-    """Remove at most a page of a tenant's runs with their rows; skip locked runs.
+    """Remove at most a page of a tenant's runs, with all their rows. Skip locked runs.
 
     Args:
-        session_id: the removed session, whose forks keep the turns that they share.
+        session_id: the removed session; sessions that were forked from it keep the shared turns.
 
     Returns:
         The number of removed rows by table, and the unfinished runs' spending for
@@ -259,7 +261,7 @@ async def erase_runs(
         ids = [each for each in ids if each not in kept]
     if not ids:
         return removed, literal([], JSONB)
-    # Without the run's head, the worker can store no more rows.
+    # When a run has no run head, the run's worker can store no more rows.
     heads = and_(run_heads.c.tenant_id == tenant_id, run_heads.c.run_id.in_(ids))
     await delete_rows(tx, run_heads, heads, removed)
     spent = literal(await tx.scalar(_SPENT, {"tenant": tenant_id, "runs": ids}), JSONB)
@@ -273,7 +275,7 @@ async def erase_runs(
 async def remove_runs(
     tx: AsyncConnection, tenant_id: UUID, ids: Sequence[UUID], removed: Removed
 ) -> None:
-    """Remove locked runs without heads, with all their rows except episodes."""
+    """Remove locked runs that have no run heads, with all their rows except episodes."""
     of_them = and_(tenant_column == tenant_id, run_column.in_(ids))
     for each in await _tables_of_runs(tx):
         await delete_rows(tx, each, of_them, removed)
@@ -297,10 +299,10 @@ async def _tables_of_runs(tx: AsyncConnection) -> list[TableClause]:
 
 
 async def _locked(tx: AsyncConnection, which: ColumnElement[bool]) -> Sequence[UUID]:
-    """Lock a page of runs and return their ids.
+    """Lock a page of runs and return the runs' ids.
 
-    The function waits only for the first lock. So it cannot deadlock with transactions that lock
-    many rows in another order.
+    The function waits only for the first lock. So there is no deadlock with transactions that lock
+    many rows in a different order.
     """
     query = select(runs.c.id).where(which)
     first = (await tx.scalars(query.limit(1).with_for_update())).all()
@@ -311,7 +313,7 @@ async def _locked(tx: AsyncConnection, which: ColumnElement[bool]) -> Sequence[U
 async def forget_answers(
     tx: AsyncConnection, tenant_id: UUID, ids: Sequence[UUID | str], removed: Removed
 ) -> None:
-    """Remove the stored responses to requests that created objects: they contain the objects."""
+    """Remove stored responses to requests that created objects: responses contain objects."""
     await delete_rows(tx, idempotency_keys, answers_with(tenant_id, ids), removed)
 
 
@@ -322,7 +324,7 @@ def answers_with(tenant_id: UUID, ids: Sequence[UUID | str]) -> ColumnElement[bo
 
 
 async def tables_with(tx: AsyncConnection, wanted: ColumnElement[Any]) -> list[TableClause]:
-    """List the tables with a column; a table comes before the tables that it refers to."""
+    """List the tables that have a column. A table comes before the tables to which it refers."""
     rows = (await tx.execute(_WITH_COLUMN, {"column": str(wanted)})).all()
     refers_to = {row.name: row.refers_to for row in rows}
     order = reversed([*TopologicalSorter(refers_to).static_order()])

@@ -1,11 +1,11 @@
-"""API keys: creating, listing and revoking them, and a cache of keys in each API process.
+"""API keys: they are created, listed, revoked, and cached in each API process.
 
-A key is shown once, and the database stores only a hash. One round of SHA-256 is enough, because
-nobody can guess 32 random bytes.
+A key is shown only once, and the database stores only the key's hash. One round of SHA-256 is
+enough, because nobody can guess 32 random bytes.
 
-Few requests query the database, because the cache trusts a valid key for a few seconds. A
-background task checks the keys in use periodically, and at once after a notification of changed
-keys. Even if the task fails, a process uses an answer of the database for at most ``BELIEVED_S``.
+Few requests query the database, because the cache trusts a valid key for a few seconds. A task
+checks the keys in use periodically, and at once after a notification of changed keys. Even if the
+task fails, a process uses an answer of the database for at most ``BELIEVED_S`` s.
 """
 
 import asyncio
@@ -81,13 +81,13 @@ PUBLIC_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A stored key, without the secret.
+    """A stored key, without the secret text.
 
     Attributes:
-        prefix: the public part that identifies the key to people.
+        prefix: the public beginning of the key, by which people recognize the key.
         scopes: the key's rights; at least one scope.
-        expires_at: time from which the key is invalid; ``None``: never.
-        require_user: requests with the key must have an end user.
+        expires_at: time from which the key is invalid; ``None``: the key never expires.
+        require_user: true if requests with the key must name an end user.
     """
 
     tenant_id: UUID
@@ -112,7 +112,7 @@ class Key:
 
 
 def includes(scopes: Iterable[Scope], needed: Scope) -> bool:
-    """Return true if one of the scopes is or includes ``needed``."""
+    """Return true if one of the scopes is the scope ``needed`` or includes it."""
     return any(needed in INCLUDED[scope] for scope in scopes)
 
 
@@ -132,13 +132,13 @@ async def create(
     require_user: bool = False,
     limits: StoredLimits = NO_LIMITS,
 ) -> tuple[RowMapping, str]:
-    """Create a key; return the key's row, and the key itself, which no other call returns.
+    """Create a key. Return the key's row, and the key itself, which no later call returns.
 
     Args:
         scopes: at least one scope, in any order.
 
     Raises:
-        InvalidInputError: the expiry is in the past.
+        InvalidInputError: the time of expiry is in the past.
         ConflictError: ``too_many_keys``.
     """
     until = literal(expires_at, DateTime(timezone=True))
@@ -199,7 +199,7 @@ async def page(
 
 
 async def revoke(tx: AsyncConnection, tenant_id: UUID, actor: str, key_id: UUID) -> None:
-    """Revoke a key; all processes refuse it within seconds after the commit.
+    """Revoke a key. All processes refuse the key within seconds after the commit.
 
     Raises:
         NotFoundError: the key is unknown, or another tenant's.
@@ -238,7 +238,7 @@ Identity = tuple[UUID, UUID] | TokenIdentity | None
 
 @dataclass(slots=True)
 class _Entry:
-    """A cached key, with the times (monotonic) of its last check, last use and last stored use."""
+    """A cached key, with monotonic times of its last check, last use and last stored use."""
 
     key: Key
     key_hash: bytes
@@ -254,14 +254,14 @@ class _Entry:
 class KeyCache:
     """Access control of this process.
 
-    A server is *open* while no key was ever created: all clients may do everything.
+    A server is *open* as long as nobody has created a key: all clients may then do everything.
 
     Args:
-        local: true: only this machine can reach the server, so the server may be open.
-        believed_s: seconds for which the process uses an answer of the database.
+        local: true if only this machine can reach the server, so that the server may be open.
+        believed_s: maximum number of seconds for which the process uses an answer of the database.
         refresh_s: seconds between two checks of the keys in use.
         clock: wall clock, for expiry.
-        ticks: monotonic clock, for all other times.
+        ticks: monotonic clock for all other times.
         tokens: signs and verifies tokens.
     """
 
@@ -300,11 +300,11 @@ class KeyCache:
 
     @property
     def may_be_open(self) -> bool:
-        """True until this process sees a key; false from then on."""
+        """True until this process knows of a key; false from then on."""
         return self._may_be_open
 
     async def is_open(self) -> bool:
-        """Return true if the server needs no key, because no key was ever made.
+        """Return true if requests need no key, because nobody has ever created a key.
 
         Raises:
             UnavailableError, OSError, ...: the database is not available.
@@ -336,13 +336,14 @@ class KeyCache:
         return entry is not None and hmac.compare_digest(entry.key_hash, key_hash)
 
     async def find(self, text: str) -> Key | None:
-        """Return the key of a request; ``None``: it is unknown or revoked. It may have expired.
+        """Return a request's key, which may have expired; ``None``: the key is unknown or revoked.
 
         Raises:
-            UnavailableError, OSError, ...: the database is not available, or too many unknown keys
-                are being looked up.
+            UnavailableError, OSError, ...: the database is away, or too many unknown keys are being
+                looked up.
         """
-        # The first half of the hash finds the entry. The whole hash is compared in constant time.
+        # The first half of the hash finds the cache entry. The whole hash is compared in constant
+        # time.
         key_hash = hashed(text)
         place = key_hash[:16]
         now, entry = self._ticks(), self._entries.get(place)
@@ -366,11 +367,11 @@ class KeyCache:
     # Tokens
 
     async def token(self, text: str) -> Token:
-        """Verify a token's text; no query is needed while the background task works.
+        """Verify a token's text, without a query while the task that checks keys runs.
 
         Raises:
-            UnauthenticatedError: see :meth:`TokenSigner.verify`; ``bad_token``: the token was made
-                while the server was open, and now there are keys.
+            UnauthenticatedError: see :meth:`TokenSigner.verify`. ``bad_token``: the token was made
+                while the server was open, but the server is no longer open.
             UnavailableError, OSError, ...: the database is not available.
         """
         await self.know_tokens()
@@ -384,7 +385,7 @@ class KeyCache:
         return token
 
     async def know_tokens(self) -> None:
-        """Read signing keys and revocations, if the last reading is too old."""
+        """Read the signing keys and the revocations, if the process read them too long ago."""
         if self._ticks() - self._tokens_known_at > self._believed_s:
             await self._once(_TOKENS, self._look_at_tokens)
 
@@ -398,7 +399,7 @@ class KeyCache:
         self._tokens_known_at = asked_at
 
     async def redeem(self, token: Token) -> bool:
-        """Record the use of a WebSocket's ticket; return false if it was used before."""
+        """Record the use of a WebSocket's ticket. Return false if the ticket was used before."""
         async with acting_as(self._pool, token.tenant_id) as connection:
             return await use_once(connection, token)
 
@@ -424,7 +425,7 @@ class KeyCache:
             return await connection.fetchrow(query, *arguments, timeout=_PATIENCE_S)
 
     async def _fetch_for_stranger(self, query: str, *arguments: object) -> asyncpg.Record | None:
-        """Run a query for an unknown key; at most two run at once, to limit the database's load."""
+        """Run a query for an unknown key. At most two run at once, to limit the load."""
         if self._strangers_waiting >= _STRANGERS_WAITING:
             raise UnavailableError("too many unknown keys are being looked up: try again")
         self._strangers_waiting += 1
@@ -435,7 +436,7 @@ class KeyCache:
             self._strangers_waiting -= 1
 
     async def _once(self, what: bytes, ask: Callable[[], Awaitable[None]]) -> None:
-        """Run a query once for all concurrent callers with the same name ``what``."""
+        """Run a query once for all concurrent callers that give the same name ``what``."""
         asking = self._asking.get(what)
         if asking is None:
             asking = self._asking[what] = asyncio.ensure_future(ask())
@@ -443,7 +444,7 @@ class KeyCache:
         try:
             await _patiently(asking)
         except TimeoutError:
-            self._forget(what, asking)  # the next caller uses another connection
+            self._forget(what, asking)  # the next caller tries with a new connection
             raise
 
     def _forget(self, what: bytes, asked: "asyncio.Future[None]") -> None:
@@ -471,7 +472,7 @@ class KeyCache:
             self._nudge.clear()
             async with asyncio.timeout(_PATIENCE_S), self._pool.acquire() as connection:
                 await self._refresh(connection)
-            # A short pause, so that many simultaneous changes of keys cause only a few checks.
+            # Pause for a short time, so that many changes of keys at once cause only a few checks.
             await asyncio.sleep(0.02)
             await happens(self._nudge, self._refresh_s)
 
@@ -538,7 +539,7 @@ def _is_key(identity: Identity) -> TypeIs[tuple[UUID, UUID]]:
 
 
 async def _patiently(asking: "asyncio.Future[T]") -> T:
-    """Wait for a query with a timeout; a late query continues until the database ends it.
+    """Wait for a query with a timeout. A late query continues until the database ends it.
 
     Raises:
         TimeoutError: the query took too long.
@@ -548,6 +549,6 @@ async def _patiently(asking: "asyncio.Future[T]") -> T:
 
 
 def _retrieve_error(asked: "asyncio.Future[Any]") -> None:
-    """Retrieve the exception, so that asyncio logs no warning if all callers have left."""
+    """Retrieve the exception, so that asyncio logs no warning if no caller waits any more."""
     if not asked.cancelled():
         asked.exception()

@@ -15,7 +15,7 @@ _Names = Annotated[list[Annotated[str, Field(min_length=1, max_length=200)]], Fi
 
 
 def _text(value: object) -> object:
-    """Refuse numbers, because Python would accept them as networks."""
+    """Refuse numbers, because Python would accept a number as a network."""
     if not isinstance(value, str | IPv4Network | IPv6Network):
         raise PydanticCustomError("network", "a network must be a text, such as 10.0.0.0/8")
     return value
@@ -26,7 +26,7 @@ _Networks = Annotated[list[_Network], Field(max_length=20)]
 
 
 class RequestLimits(BaseModel):
-    """Limits of a key, of its tokens, and of the keys that it makes; null: no limit."""
+    """Limits of a key, of the key's tokens, and of the keys that the key makes; null: no limit."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -43,7 +43,7 @@ class RequestLimits(BaseModel):
     count."""
 
     def need_no_limit_of_runs(self) -> None:
-        """Refuse a key that limits runs, because the limits do not apply to runs without a request.
+        """Refuse a key that limits runs, because runs without a request have no limits of a key.
 
         Raises:
             ForbiddenError: ``beyond_limits``.
@@ -78,7 +78,7 @@ class RequestLimits(BaseModel):
             )
 
     def need_names(self, agents: Iterable[str], models: Iterable[str]) -> None:
-        """Check that a run involves only allowed agents and models.
+        """Check that a run has only agents and models that the limits allow.
 
         Raises:
             ForbiddenError: ``beyond_limits``.
@@ -94,7 +94,7 @@ class RequestLimits(BaseModel):
 
 
 class Payer(NamedTuple):
-    """API key that pays for a run's tokens, with the key's limit per day."""
+    """API key that pays for a run's tokens, with the key's limit of tokens per day."""
 
     key: str
     tokens_per_day: int
@@ -104,7 +104,7 @@ class StoredLimits(RequestLimits):
     """Limits of a stored key.
 
     Attributes:
-        payer: the key whose rate and daily tokens count: this key, or the key that made it.
+        payer: the key towards whose rate and daily tokens requests count: this key or its maker.
     """
 
     payer: UUID | None = None
@@ -117,10 +117,10 @@ class StoredLimits(RequestLimits):
         return pinned
 
     def narrowed(self, new: RequestLimits) -> "StoredLimits":
-        """Return a new key's limits, narrowed to the limits of this key, which creates it.
+        """Return a new key's limits, narrowed to the limits of the key that creates the new key.
 
         Raises:
-            InvalidInputError: the new limits are wider than these.
+            InvalidInputError: the new key's limits are wider than the limits of the creating key.
         """
         for name in ("agents", "models", "addresses"):
             own, wanted = getattr(self, name), getattr(new, name)

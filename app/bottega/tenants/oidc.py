@@ -3,8 +3,8 @@
 A token is a JSON Web Token that the issuer signed with an asymmetric key. A mapping of the token's
 claims (``BOTTEGA_OIDC_CLAIMS``) determines tenant, user and roles; the mapping is data, never code.
 The issuer's discovery document contains the URL of the issuer's keys (OpenID Connect Discovery
-1.0). When a token names an unknown key, the process reads the keys again, but at most every ten
-seconds, so that such tokens cause little load for the issuer.
+1.0). When a token names an unknown key, the process reads the issuer's keys again, but at most
+every ten seconds, so that forged tokens cause little load for the issuer.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from bottega.tenants.limits import NO_LIMITS, StoredLimits
 from bottega.tenants.tokens import TokenIdentity, head_of, is_token
 
 if TYPE_CHECKING:
-    import jwt  # loaded with the first token, see bottega.tenants.tokens
+    import jwt  # loaded with the first token; see bottega.tenants.tokens
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512")
 """Accepted algorithms. All are asymmetric, because a public key must not be able to sign tokens."""
@@ -57,11 +57,11 @@ class Person:
     """A signed-in person.
 
     Attributes:
-        user: the mapped user; the name of the person in the audit log.
-        name: name to show; the user if the token has no name.
+        user: the mapped user, which is also the person's name in the audit log.
+        name: name that the console shows; ``user`` if the token has no name.
         scopes: scopes of all roles; ``()``: the person has no role and may only ``GET /v1/me``.
         expires_at: end of the token, in seconds of Unix time.
-        limits: limits of the mapping; rate and daily tokens are counted for each person separately.
+        limits: limits that the mapping sets. Rate and daily tokens are counted for each person.
     """
 
     tenant_id: UUID
@@ -73,7 +73,7 @@ class Person:
 
     @property
     def identity(self) -> TokenIdentity:
-        """Identity of the person, which nobody can revoke; its expiry ends the person's streams."""
+        """Identity of the person. Nobody can revoke the identity. When it expires, streams end."""
         return TokenIdentity(self.tenant_id, None, "", self.expires_at + SKEW_S)
 
 
@@ -82,7 +82,7 @@ class SignIn:
 
     Args:
         issuer: URL of the issuer, as in the claim ``iss``.
-        audience: value that the claim ``aud`` must have.
+        audience: value that the claim ``aud`` of a token must contain.
     """
 
     def __init__(
@@ -117,10 +117,10 @@ class SignIn:
         return self._endpoints
 
     async def redeemed(self, grant: Mapping[str, str], origin: str) -> tuple[str, Person]:
-        """Redeem an authorization code; return a token that this server accepts, and the person.
+        """Exchange an authorization code at the issuer for a token.
 
-        Return the access token or, if this token is for another service or is no JSON Web Token,
-        the id token.
+        Return the token and the person. The token is the access token or, if that is for a
+        different service or is no JSON Web Token, the id token.
 
         Args:
             grant: fields of the issuer's token request: code, verifier, URL of the page, client.
@@ -153,8 +153,8 @@ class SignIn:
         """Verify a token, and return its person.
 
         Raises:
-            UnauthenticatedError: ``bad_token``: the issuer did not sign the token, it is for
-                another audience, or it names no user or no existing tenant; ``token_expired``.
+            UnauthenticatedError: ``token_expired``, or ``bad_token``: the issuer did not sign the
+                token, or it is for a different audience, or it names no user or no existing tenant.
             UnavailableError, OSError, ...: the database is not available.
         """
         import jwt
@@ -205,7 +205,7 @@ class SignIn:
         return self._tenants[name]
 
     async def _key(self, head: Mapping[str, Any]) -> "jwt.PyJWK":
-        """Return the issuer's key that the id in a token's header names."""
+        """Return the issuer's key whose id the token's header contains."""
         if head.get("alg") not in ALGORITHMS:
             raise ValueError("its algorithm is not accepted")
         if "crit" in head:
@@ -222,7 +222,7 @@ class SignIn:
         return key
 
     async def _look(self) -> None:
-        """Read the issuer's keys, at most every ten seconds; if that fails, keep the old keys."""
+        """Read the issuer's keys, at most every ten seconds. If that fails, keep the old keys."""
         async with self._looking:
             if self._ticks() - self._looked_at < _LOOK_AGAIN_S:
                 return
@@ -236,10 +236,10 @@ class SignIn:
 
 
 async def read_issuer(issuer: str) -> tuple[Endpoints, "Mapping[str, jwt.PyJWK]"]:
-    """Read an issuer's endpoints, and the public keys of its signatures by id.
+    """Read an issuer's endpoints, and the public keys that verify its signatures, by id.
 
     Raises:
-        httpx2.HTTPError, ValueError, LookupError, TypeError: the issuer does not answer correctly.
+        httpx2.HTTPError, ValueError, LookupError, TypeError: the issuer gives no valid answer.
     """
     import jwt
 
@@ -267,7 +267,7 @@ async def _json(
     form: Mapping[str, str] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Any:
-    """Return a JSON response of the issuer, over https, or over http only from this machine."""
+    """Return a JSON response of the issuer. Use https, or http if the issuer is on this machine."""
     address = httpx2.URL(url)
     if address.scheme != "https" and address.host not in ("127.0.0.1", "localhost", "::1"):
         raise ValueError(f"{url} is not https")

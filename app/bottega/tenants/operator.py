@@ -41,11 +41,11 @@ _keys = api_keys.c
 async def transactions(url: str) -> AsyncIterator[Begin]:
     """Yield a function that opens a transaction with access to all tenants, one at a time.
 
-    At the end of the block, the notifications of the transactions are sent to the processes.
+    At the end of the block, the function sends the transactions' signals to all processes.
 
     Raises:
-        UnavailableError: the database is unreachable or not migrated, or this login may not use the
-            role with access to all tenants.
+        UnavailableError: the database is unreachable or not migrated, or the login may not use the
+            role that has access to all tenants.
     """
 
     trust = ConnectionGeneration(SilenceTimeouts())
@@ -78,7 +78,7 @@ async def transaction(url: str) -> AsyncIterator[AsyncConnection]:
 async def provider_of(
     url: str, tenant: str, name: str
 ) -> tuple[UUID | None, dict[str, Any] | None]:
-    """Return a tenant's id, and the tenant's definition of a provider; ``None``: it does not exist.
+    """Return a tenant's id and its definition of a provider; ``None``: the tenant has none.
 
     Args:
         tenant: name of the tenant.
@@ -111,7 +111,7 @@ async def create_key(
     """Create a key; return the key's row, and the key itself, which no other call returns.
 
     Args:
-        tenant: name of the tenant; the tenant is created if it does not exist.
+        tenant: name of the tenant. If there is no such tenant, the function creates it.
 
     Raises:
         InvalidInputError, ConflictError: see :func:`keys.create`.
@@ -149,7 +149,7 @@ async def list_keys(url: str, tenant: str | None = None) -> list[RowMapping]:
 
 
 async def revoke_key(url: str, prefix_or_id: str) -> RowMapping:
-    """Revoke the only key with this prefix or id; return its row.
+    """Revoke the only key that has this prefix or id. Return the key's row.
 
     Raises:
         NotFoundError: there is no such key.
@@ -167,7 +167,7 @@ async def revoke_key(url: str, prefix_or_id: str) -> RowMapping:
 
 
 async def keys_required(url: str) -> bool:
-    """Return true if a key was ever created, so requests need keys. Every login may call this.
+    """Return true if requests need keys: a key was ever created. Any login may call this.
 
     Raises:
         UnavailableError: the database is unreachable or not migrated.
@@ -184,9 +184,9 @@ async def keys_required(url: str) -> bool:
 async def temporary_key(
     url: str, *, name: str, good_for: timedelta, scopes: Collection[keys.Scope]
 ) -> AsyncIterator[str | None]:
-    """Create a key of the default tenant for the duration of the block, then delete it.
+    """Create a key of the default tenant, and delete the key after the block.
 
-    Yield ``None`` if no key was ever created, because then requests need no key.
+    Yield ``None`` if requests need no key, because no key was ever created.
     """
     if not await keys_required(url):
         yield None
@@ -202,7 +202,7 @@ async def temporary_key(
 
 
 async def list_tenants(url: str) -> list[RowMapping]:
-    """List all tenants by name, with their number of valid ``keys``."""
+    """List all tenants by name, each with the number of the tenant's valid ``keys``."""
     live = func.count(_keys.id).filter(_keys.revoked_at.is_(None)).label("keys")
     query = (
         select(tenants, live)
@@ -214,7 +214,7 @@ async def list_tenants(url: str) -> list[RowMapping]:
 
 
 async def delete_tenant(url: str, name: str) -> Removed:
-    """Remove a tenant with all its data; return the number of rows by table.
+    """Remove a tenant with all its data. Return the number of removed rows by table.
 
     Raises:
         NotFoundError: there is no tenant of that name.
@@ -226,11 +226,11 @@ async def delete_tenant(url: str, name: str) -> Removed:
 async def retain(
     url: str, name: str, changes: Mapping[str, float | None], reset: Collection[str] = ()
 ) -> dict[str, float | None]:
-    """Change a tenant's retention; return the tenant's own values, in days by kind.
+    """Change a tenant's retention. Return the tenant's own values, in days, by kind of data.
 
     Args:
-        changes: days by kind; ``None``: for ever.
-        reset: kinds for which the tenant's value is removed, so that the settings apply.
+        changes: new number of days by kind of data; ``None``: keep the data for ever.
+        reset: kinds of data for which the tenant's value is removed, so that the settings apply.
 
     Raises:
         NotFoundError: there is no tenant of that name.
@@ -258,7 +258,7 @@ async def prune(
     own: bool = True,
     dry_run: bool = False,
 ) -> dict[str, Removed]:
-    """Remove data that is too old; return the numbers of removed rows by tenant.
+    """Remove data that are too old. Return the numbers of removed rows by tenant.
 
     Args:
         days: see :func:`retention.due`.
@@ -300,9 +300,9 @@ async def _id_of(tx: AsyncConnection, name: str) -> UUID:
 
 
 async def store_bootstrap_key(url: str, key: str) -> bool:
-    """Store the operator's own key as an admin key of the default tenant.
+    """Store the settings' key as an admin key of the default tenant; true: the key is new.
 
-    Return true if the key is new. A revoked key stays revoked.
+    A revoked key stays revoked.
     """
     prefix = f"{_BOOTSTRAP}_{token_hex(4)}"
     row = {"name": _BOOTSTRAP, "prefix": prefix, "key_hash": keys.hashed(key), "scopes": ["admin"]}

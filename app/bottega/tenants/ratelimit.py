@@ -2,7 +2,7 @@
 
 A client's state is one number: the time at which the client's debt is paid. Each request adds a
 cost, in seconds, to the debt. A request is refused if the debt would exceed the burst. A long body
-costs more. A body's cost is added while the body arrives, so the debt may exceed the burst.
+costs more. A body's cost is added while the body arrives, so that the debt may exceed the burst.
 """
 
 import math
@@ -17,14 +17,14 @@ _MOST_CLIENTS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Number of requests per second on average, and the size of the largest burst."""
+    """Limit of requests: the average number per second, and the size of the largest burst."""
 
     per_s: float
     burst: int
 
     @classmethod
     def of(cls, per_s: float, seconds: int = 2) -> "Rate":
-        """Return a rate with a burst of the requests that the rate allows in ``seconds``."""
+        """Return a rate whose burst is what the rate allows in ``seconds`` seconds."""
         return cls(per_s, max(1, math.ceil(seconds * per_s)))
 
     @property
@@ -39,9 +39,9 @@ class Decision:
 
     Attributes:
         paid_at: the client's state, for the next decision.
-        remaining: number of further requests that may come at once.
-        whole_s: seconds until the full burst is available.
-        retry_after_s: seconds until a refused request may be repeated; 0 if it was allowed.
+        remaining: number of further requests that the client may send at once.
+        whole_s: seconds until the full burst is available again.
+        retry_after_s: seconds until the client may repeat a refused request; 0: it was allowed.
     """
 
     allowed: bool
@@ -55,11 +55,11 @@ def decide(rate: Rate, paid_at: float, now: float) -> Decision:
     """Decide on one request.
 
     Args:
-        paid_at: the client's state after its last decision; any time in the past for a new client.
-        now: time on the same clock, in seconds.
+        paid_at: the client's state after the last decision; for a new client, any time in the past.
+        now: the current time on the same clock, in seconds.
     """
     owed = max(0.0, paid_at - now) * rate.per_s
-    # A hundredth of a request is tolerated, because sums of floats are rounded.
+    # The debt may exceed the burst by a hundredth of a request, because sums of floats are rounded.
     room = rate.burst - owed + 0.01
     allowed = room >= 1
     if allowed:
@@ -78,7 +78,7 @@ Who = TypeVar("Who", bound=Hashable)
 
 
 class RateLimits(Generic[Who]):
-    """The states of this process's most recent clients; each process allows the full rate."""
+    """The states of this process's most recent clients. Each process allows the full rate."""
 
     def __init__(self, rate: Rate, clock: Callable[[], float]) -> None:
         self.rate = rate
@@ -96,11 +96,11 @@ class RateLimits(Generic[Who]):
         return decision
 
     def look(self, who: Who) -> Decision:
-        """Decide on a client's current request, without counting it."""
+        """Decide on a client's current request, but do not count the request."""
         now = self._clock()
         return decide(self.rate, self._paid_at.get(who, now), now)
 
     def charge(self, who: Who, requests: int) -> None:
-        """Add the cost of ``requests`` further requests to a client's debt."""
+        """Add the cost of ``requests`` more requests to a client's debt."""
         owes_until = max(self._paid_at.pop(who, 0.0), self._clock())
         self._paid_at[who] = owes_until + requests / self.rate.per_s

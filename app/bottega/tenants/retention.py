@@ -1,9 +1,9 @@
-"""Retention: removal of old runs, audit entries and archived episodes; and sums of storage.
+"""Retention: the removal of old runs, audit entries and archived episodes. Sums of storage.
 
 Rows are removed in pages. Each page has its own transaction, which skips rows that other processes
 have locked. So several processes may remove rows at once, and after a crash a later call continues.
 
-The storage quota, ``GET /v1/scheduler`` and ``GET /v1/metrics/series`` read these sums.
+The storage quota, ``GET /v1/scheduler`` and ``GET /v1/metrics/series`` use the sums of storage.
 """
 
 import asyncio
@@ -51,12 +51,12 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """Kind of a tenant's data that is old enough to be removed.
+    """A kind of data of a tenant, and the age from which data of this kind are removed.
 
     Attributes:
         tenant: name of the tenant.
         kind: one of :data:`KINDS`.
-        before: data is removed if the run ended, or the entry was written, before this time.
+        before: data are removed if the run ended, or the entry was written, before this time.
     """
 
     tenant_id: UUID
@@ -68,10 +68,10 @@ class Due:
 async def days_kept(
     tx: AsyncConnection, tenant_id: UUID, days: Mapping[str, float | None]
 ) -> dict[str, float | None]:
-    """Return the number of days for which a tenant keeps each kind of data; ``None``: for ever.
+    """Return for how many days a tenant keeps each kind of data; ``None``: for ever.
 
     Args:
-        days: the operator's values, for kinds without a value of the tenant.
+        days: the operator's values, which apply to kinds for which the tenant has no value.
     """
     own = await tx.execute(_OWN_DAYS, {"tenant": tenant_id})
     return {**days, **{row.kind: row.days for row in own}}
@@ -84,12 +84,12 @@ async def due(
     tenant: str | None = None,
     own: bool = True,
 ) -> list[Due]:
-    """Return the kinds of data that are due for removal, by tenant.
+    """Return the kinds of data that must be removed, by tenant.
 
     Args:
         days: days for which data is kept, by kind; ``None``: for ever. tenant: name of a tenant;
             ``None``: all tenants.
-        own: true: the tenants' own values replace ``days``.
+        own: true if the tenants' own values replace ``days``.
     """
     found = await tx.execute(_DUE, {"days": dict(days), "tenant": tenant, "own": own})
     return [Due(*row) for row in found]
@@ -98,10 +98,10 @@ async def due(
 async def remove(
     begin: Begin, what: Due, *, count_only: bool = False, clock: Clock = utcnow
 ) -> Removed:
-    """Remove old data of a tenant, or only count it; return the numbers of rows by table.
+    """Remove old data of a tenant, or only count the rows.
 
-    After each page, the function pauses for as long as the page took, at most a second. So other
-    work gets at least half of the database's time.
+    Return the numbers of rows by table. After each page, the function pauses for as long as the
+    page took, at most a second. So other work gets at least half of the database's time.
     """
     removed: Removed = Counter()
     async for page in _pages(begin, what, count_only, clock):
@@ -130,7 +130,7 @@ async def _pages(
 async def _runs(
     tx: AsyncConnection, what: Due, after: Place, count_only: bool, answers: bool
 ) -> tuple[Removed, Place | None]:
-    """Remove a page of finished runs; return the counts and the start of the next page, if any."""
+    """Remove a page of finished runs. Return the counts, and the start of the next page, if any."""
     about = {"before": what.before, "at": after[0], "id": after[1], "most": RUNS_AT_ONCE}
     ids, last_at, last_id = (await tx.execute(_LOCK, about)).one()
     page: Removed = Counter()
@@ -164,7 +164,7 @@ async def _others(tx: AsyncConnection, what: Due, count_only: bool) -> Removed:
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """Background work that removes old data; several processes may do this work at once.
+    """Background work that removes old data. Several processes may do this work at once.
 
     Attributes:
         days: days for which data is kept, by kind; ``None``: for ever.
@@ -178,11 +178,11 @@ class Pruning:
         return WorkLoop("retention", self.prune, poll_s=600.0)
 
     async def prune(self) -> float:
-        """Remove all old data, one page per tenant in turn; return the seconds until the next call.
+        """Remove all old data, one page per tenant in turn.
 
-        If removal fails for a tenant, the next call tries again.
+        Return the seconds until the next call. The next call repeats a removal that failed.
         """
-        # Use the pool, because the engine may have no connection yet, and usually nothing is due.
+        # Use the pool: usually nothing is due, and the engine may have no connection yet.
         rows = await self.database.pool.fetch(_DUE_NOW, to_json(self.days).decode())
         left = {due: _pages(self.database.begin, due, False) for due in (Due(*row) for row in rows)}
         removed: dict[Due, Removed] = {due: Counter() for due in left}
@@ -209,7 +209,7 @@ _SUM = "SELECT sum_storage($1)"
 
 @dataclass(frozen=True, slots=True)
 class StorageSums:
-    """Background work that sums up storage; one process does this every five seconds."""
+    """Background work that sums up storage. One of the processes does this every five seconds."""
 
     pool: asyncpg.Pool
 
@@ -218,6 +218,6 @@ class StorageSums:
         await WorkLoop("storage", self.add_up, poll_s=_SUMS_POLL_S).run()
 
     async def add_up(self) -> float:
-        """Sum up a page of changes; return the seconds until the next page may be due."""
+        """Sum up a page of changes. Return the seconds until the next page may be due."""
         has_more = await self.pool.fetchval(_SUM, _SUMS_POLL_S)
         return 0.0 if has_more else float("inf")

@@ -1,11 +1,11 @@
 """Signed tokens: tokens of end users, and tickets that open streams in browsers.
 
 A token is a JSON Web Token (RFC 7519) signed with HMAC-SHA-256. All API processes share the signing
-keys, so each process verifies a token without a query. When a process checks the keys in use, it
-also reads the revocations of tokens and keys, so it refuses revoked tokens within seconds.
+keys, so that each process verifies a token without a query. When a process checks the keys in use,
+the process also reads the revocations, so that it refuses revoked tokens within seconds.
 
-The id of a token (``jti``) contains a second signature for the token's tenant. So a tenant can
-revoke only its own tokens, although the database stores no tokens.
+The id of a token (``jti``) contains a second signature, which covers the token's tenant. So a
+tenant can revoke only its own tokens, although the database stores no tokens.
 """
 
 import hmac
@@ -66,7 +66,7 @@ ON CONFLICT (tenant_id, jti) DO UPDATE SET revoked = true, ended_at = now()
 
 
 class TokenIdentity(NamedTuple):
-    """Identity of a token, with which its streams end; a signed-in person has an empty ``jti``."""
+    """Identity with whose end a token's streams end. A signed-in person has an empty ``jti``."""
 
     tenant_id: UUID
     key_id: UUID | None
@@ -90,22 +90,23 @@ class Token:
     """A verified token with its rights.
 
     Attributes:
-        key_id: the key that made the token; the token ends with this key. ``None``: no key existed.
+        key_id: the key that made the token, and with which the token ends; ``None``: no key
+            existed.
         prefix: public part of the key.
-        expires_at: end of the token's life, in seconds of Unix time.
-        user: the end user for whom the token's requests act; ``None``: a ticket of a key.
-        actions: allowed actions; a ticket has the actions of the token that requested the ticket.
+        expires_at: Unix time at which the token expires, in seconds.
+        user: the end user for whom the token's requests act; ``None``: for a ticket of a key.
+        actions: allowed actions. A ticket has the actions of the token that requested the ticket.
         agents: names of the agents that the token may run; ``None``: all.
         graphs: names of the graphs that the token may run; ``None``: all.
-        sessions: names of the sessions in which the token may start runs; ``None``: all.
+        sessions: ids of the sessions in which the token may start runs; ``None``: all.
         scopes: scopes of the key that requested a ticket.
         require_user: requests with the key must name an end user.
         limits: limits of the key.
         opens: kind of stream that a ticket opens; ``None``: the token is no ticket.
-        run_id: the only run that a ticket opens; ``None``: any.
+        run_id: id of the only run whose stream a ticket opens; ``None``: any run.
         parent: id of the token that requested the ticket, empty for a signed-in person;
             ``None``: a key requested it.
-        parent_expires_at: end of the life of ``parent``.
+        parent_expires_at: Unix time at which ``parent`` expires, in seconds.
     """
 
     tenant_id: UUID
@@ -128,7 +129,7 @@ class Token:
 
     @property
     def identity(self) -> tuple[UUID, UUID] | TokenIdentity | None:
-        """Identity whose end ends the token's streams; for a ticket, the requester's identity."""
+        """Identity with whose end the token's streams end; for a ticket, the requester's."""
         if self.opens is None:
             return TokenIdentity(self.tenant_id, self.key_id, self.jti, self.expires_at)
         if self.parent is not None and self.parent_expires_at is not None:
@@ -183,7 +184,7 @@ _CLAIMS = TypeAdapter(Token)
 
 
 def is_token(text: str) -> bool:
-    """Return true if a bearer text has the form of a token; keys never have this form."""
+    """Return true if a bearer text has the form of a token. Keys never have this form."""
     return text.startswith("eyJ") and text.count(".") == 2
 
 
@@ -195,7 +196,7 @@ def head_of(text: str) -> Mapping[str, Any]:
     """
     import jwt  # imported with the first token, because it takes 10 MB of memory
 
-    # Pass only the header, because the library would also decode the rest of the token.
+    # Pass only the header, because the library would decode a whole token.
     return jwt.get_unverified_header(f"{text.partition('.')[0]}..")
 
 
@@ -226,13 +227,13 @@ class TokenSigner:
 
     @property
     def is_ready(self) -> bool:
-        """True after the signing keys were read."""
+        """True after this process has read the signing keys."""
         return bool(self._keys)
 
     async def refresh(self, connection: asyncpg.Connection) -> None:
         """Read the signing keys, and the revocations since the last call.
 
-        If there is no signing key yet, or the newest key is too old, create a new key.
+        If there is no signing key yet, or the newest signing key is too old, create one.
         """
         secret: bytes = os.urandom(_SECRET_BYTES)
         if self._keyring is not None:
@@ -263,10 +264,10 @@ class TokenSigner:
         return bytes.fromhex(self._keyring.open(stored, _PLACE))
 
     def sign(self, token: Token) -> tuple[str, Token]:
-        """Sign a token; return its text, and the token with its new id.
+        """Sign a token. Return the token's text, and the token with its new id.
 
         Raises:
-            InvalidInputError: the text would be too long.
+            InvalidInputError: the token's text would be too long.
         """
         import jwt
 
@@ -287,8 +288,8 @@ class TokenSigner:
         """Verify a token's text, and return the token.
 
         Raises:
-            UnauthenticatedError: ``bad_token``: this server did not sign the token, or it was
-                revoked; ``token_expired``.
+            UnauthenticatedError: ``bad_token``: this server did not sign the token, or somebody
+                revoked the token. ``token_expired``.
         """
         import jwt
 
@@ -319,7 +320,7 @@ class TokenSigner:
         )
 
     def has_ended(self, identity: TokenIdentity) -> bool:
-        """Return true if a token was revoked, or expired."""
+        """Return true if a token was revoked or has expired."""
         tenant_id, key_id, name, expires_at = identity
         is_over = expires_at <= self._clock().timestamp()
         return is_over or self._is_revoked(tenant_id, key_id, name)
@@ -331,7 +332,7 @@ class TokenSigner:
         return any(hmac.compare_digest(tag.encode(), each.encode()) for each in expected)
 
     async def revoke(self, tx: AsyncConnection, tenant_id: UUID, actor: str, jti: str) -> None:
-        """Revoke a token; all processes refuse it within seconds after the commit.
+        """Revoke a token. All processes refuse the token within seconds after the commit.
 
         Raises:
             NotFoundError: no token of this tenant has this id.
@@ -342,13 +343,13 @@ class TokenSigner:
         await audit.note(tx, tenant_id, actor, "token.revoke", jti)
 
     def until(self, seconds: float, key_expires_at: datetime | None) -> float:
-        """Return the expiry time of a new token, which is never after its key's expiry."""
+        """Return the time at which a new token expires. A token never expires after its key."""
         until = self._clock().timestamp() + seconds
         return until if key_expires_at is None else min(until, key_expires_at.timestamp())
 
 
 async def use_once(connection: asyncpg.Connection, token: Token) -> bool:
-    """Record the use of a one-time ticket; return false if the ticket was used before."""
+    """Record the use of a one-time ticket. Return false if the ticket was used before."""
     row = (token.tenant_id, token.jti, TICKET_S["websocket"])
     return bool(await connection.fetchval(_END, *row))
 

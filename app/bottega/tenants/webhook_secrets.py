@@ -1,7 +1,8 @@
-"""Webhook secrets of tenants. A secret is shown once, and expires a day after the next is created.
+"""Webhook secrets of tenants.
 
-Secrets are stored as plain text, because signing needs it. ``BOTTEGA_WEBHOOK_SECRET`` is the first
-secret of the tenant ``default``; it expires a day after the tenant creates its first secret.
+The database has their plain text, because the service signs with it. A secret is shown only once,
+and expires a day after the tenant creates the next secret. ``BOTTEGA_WEBHOOK_SECRET`` is the first
+secret of the tenant ``default``. It expires a day after the tenant creates a secret.
 """
 
 import secrets
@@ -37,7 +38,7 @@ SELECT ARRAY(SELECT s.secret FROM webhook_secrets s
 async def signing(
     connection: asyncpg.Connection, tenant_id: UUID, first: str | None
 ) -> Sequence[str]:
-    """Return the valid secrets, the newest first.
+    """Return the secrets that are valid now, the newest one first.
 
     Args:
         first: the first secret of the tenant ``default``, from the settings.
@@ -50,10 +51,10 @@ async def signing(
 
 
 async def page(tx: AsyncConnection, tenant_id: UUID, *, has_first: bool) -> list[Mapping[str, Any]]:
-    """List the valid secrets, the newest first, without the secrets themselves.
+    """List the valid secrets, the newest one first, without the secret texts.
 
     Args:
-        has_first: the settings contain the first secret of the tenant ``default``.
+        has_first: true if the settings contain the first secret of the tenant ``default``.
     """
     valid = or_(_rows.expires_at.is_(None), _rows.expires_at > func.now())
     query = (
@@ -79,10 +80,10 @@ async def can_sign(tx: AsyncConnection, tenant_id: UUID, *, has_first: bool) -> 
 
 
 async def rotate(tx: AsyncConnection, tenant_id: UUID, actor: str) -> tuple[RowMapping, str]:
-    """Create the tenant's next secret; return the row, and, only this time, the secret itself.
+    """Create the tenant's next secret. Return the row, and (only this time) the secret's text.
 
-    The previous secret stays valid for a day, and expired secrets are removed. The first secret,
-    from the settings, stays valid for one day after the first rotation.
+    The previous secret stays valid for a day, and so does the secret from the settings after the
+    first rotation. Expired secrets are removed.
 
     Raises:
         ConflictError: ``too_many``.
