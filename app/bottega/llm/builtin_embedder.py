@@ -1,8 +1,8 @@
 """The built-in embedder, which needs no model and no network. Pure.
 
-The embedder compares spelling, not meaning: texts are similar if they have words or parts of words
-in common. A hash maps each feature to an index of the vector, so there is no vocabulary (Weinberger
-et al. 2009, *Feature Hashing for Large Scale Multitask Learning*).
+The embedder compares spelling, not meaning: two texts are similar if they share words or parts of
+words. A hash maps each feature to an index of the vector, so that no vocabulary is needed
+(Weinberger et al. 2009, *Feature Hashing for Large Scale Multitask Learning*).
 """
 
 import asyncio
@@ -28,13 +28,14 @@ MAX_CHARACTERS = 32_768
 
 _BATCH = 4
 
-# Feature weights are integers. Sums of integers are exact in any order, so every machine computes
-# the same bits. A changed weight changes the vectors, so the embedder's name must change too.
+# Feature weights are integers. Sums of integers are exact in any order, so that every machine
+# computes the same bits. A change of a weight changes the vectors, so the embedder's name must
+# change, too.
 _NAME = "builtin-1"
 _STEM = 64
 _GRAMS = 96
 _STOP_WORD = 8
-_CODE = 4  # bytes of a character, and of a packed feature
+_CODE = 4  # sizes in bytes of a character, and of a packed feature
 _COUNTED = 64
 _TERM_FREQUENCY = [0] + [round(16 * (1 + log(count))) for count in range(1, _COUNTED + 1)]
 _PLACE_BITS = 10
@@ -66,21 +67,21 @@ _SUFFIX = re.compile(
 _SHORTEST_STEM = 3
 _LONGEST_SUFFIX = 6
 
-# A Han character counts as a word: it has about as much meaning, and no spaces around it.
+# A Han character counts as a word, because it means about as much and has no spaces around it.
 _HAN = "\u2e80-\u2fdf\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _WORD = re.compile(rf"[{_HAN}]|[^\W_{_HAN}]{{1,40}}")
 _ACCENT = re.compile("[\u0300-\u036f]+")
 
 
 class BuiltinEmbedder:
-    """Embedder with hashed words and character n-grams; bit-identical on every machine.
+    """Embedder with hashed words and character n-grams. Every machine computes identical vectors.
 
     - The features of a word are the word's stem, and the word's n-grams of 3 and 4 characters. The
       n-grams contain marks for the start and the end of the word. The total weight of the n-grams
       is the same for every word.
-    - A stop word (English, Italian) has a low weight and no n-grams.
+    - A stop word (English or Italian) has a low weight and no n-grams.
     - A word with n occurrences has the weight 1 + ln n.
-    - The signed square root of each sum replaces the sum, so that strong features do not hide weak
+    - Each sum is replaced by its signed square root, so that strong features do not hide weak
       features.
     - Case, accents and Unicode compatibility forms make no difference.
     - A text without letters and digits has a fixed vector.
@@ -95,7 +96,7 @@ class BuiltinEmbedder:
         self._features = lru_cache(maxsize=16_384)(features)
 
     async def embed(self, texts: Sequence[str]) -> Vectors:
-        """Return the vectors of ``texts``, shape (n, 768); let other tasks run between batches.
+        """Return the vectors of ``texts``, shape (n, 768). Other asyncio tasks run between batches.
 
         The vector depends only on the first 32,768 characters of a text. The method raises no
         errors.
@@ -109,7 +110,6 @@ class BuiltinEmbedder:
         return vectors
 
     def _vectors(self, bags: Sequence[Counter[str]]) -> Vectors:
-        """Compute the vectors of texts, given as word counts."""
         found = [self._features(word) for word in chain.from_iterable(bags)]
         packed = np.frombuffer(b"".join(found), np.dtype("<i4"))
         sizes = np.array([len(each) // _CODE for each in found], np.intp)
@@ -125,7 +125,6 @@ class BuiltinEmbedder:
 
 
 def _levelled(sums: NDArray[np.float64]) -> Vectors:
-    """Take signed roots of integer rows, and scale each row to length 1."""
     sizes = np.abs(sums)
     totals = sizes.sum(axis=1, keepdims=True)
     blank = totals[:, 0] == 0  # the text has no words, or the words' weights cancel each other
@@ -168,10 +167,11 @@ def _code(text: str) -> bytes:
 
 
 def _packed(names: Sequence[bytes], weights: Sequence[int]) -> bytes:
-    """Pack features; a hash of the feature's name selects the index and the sign.
+    """Pack features.
 
-    Similar names have related CRCs, so each CRC is multiplied by an odd number. The high bits of
-    the product depend on all bits of the CRC (Knuth's multiplicative hashing).
+    A hash of the feature's name selects index and sign. Similar names have related CRCs, so each
+    CRC is multiplied by an odd number. The high bits of the product depend on all bits of the CRC
+    (Knuth's multiplicative hashing).
     """
     values = []
     for name, weight in zip(names, weights, strict=True):

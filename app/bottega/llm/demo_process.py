@@ -19,9 +19,9 @@ from bottega.errors import UnavailableError
 async def demo_model(
     *, latency_ms: float = 0, token_delay_ms: float = 0, start_timeout_s: float = 30.0
 ) -> AsyncIterator[str]:
-    """Start the demo model, yield its base URL, and stop it when the block ends.
+    """Start the demo model, yield its base URL, and stop the demo model after the block.
 
-    The demo model also ends when this process ends, even if this process is killed.
+    The demo model also ends when this process ends, even if somebody kills this process.
 
     Args:
         latency_ms: milliseconds before each answer.
@@ -38,14 +38,14 @@ async def demo_model(
 
 
 async def _spawn(latency_ms: float, token_delay_ms: float) -> Process:
-    """Start the process; with ``-P``, Python ignores a ``bottega`` in the current folder."""
+    """Start the process. With ``-P``, Python ignores a folder ``bottega`` in the current folder."""
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "bottega.llm.demo_model.server"),
         *(str(latency_ms), str(token_delay_ms)),
         stdin=PIPE,
         stdout=PIPE,
         env=_environment(),
-        start_new_session=True,  # Ctrl-C must not end the demo model, which runs still need
+        start_new_session=True,  # Ctrl-C must not end the demo model, because runs still need it
     )
 
 
@@ -75,7 +75,6 @@ async def _port(process: Process, timeout_s: float) -> int:
 
 
 async def _stop(process: Process) -> None:
-    """Terminate the process; kill the process if it does not end in time."""
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
     try:

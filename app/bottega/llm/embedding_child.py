@@ -46,7 +46,6 @@ def main() -> None:
 
 
 def _cut(model: object, text: str, is_query: bool, most: int) -> str:
-    """Cut off the end of a text until the text has at most ``most`` tokens."""
     while (tokens := model.token_count(text, is_query)) > most:  # type: ignore[attr-defined]
         text = text[: min(len(text) - 1, len(text) * most // tokens)]
     return text

@@ -1,4 +1,4 @@
-"""Conversion of a model server's failures to :class:`ModelError`, and delays between tries.
+"""Conversion of model servers' failures to :class:`ModelError`. Delays between tries.
 
 Codes: ``model_unauthorized``, ``model_forbidden``, ``model_not_found``, ``model_bad_request``,
 ``model_context_too_long``, ``model_filtered``, ``model_quota_exhausted``, ``model_rate_limited``,
@@ -38,7 +38,7 @@ _BY_STATUS = {
     504: "model_timeout",
 }
 
-# Only these codes replace the code of the HTTP status; other codes are less specific.
+# Only these codes replace the code that the HTTP status has. Other codes are less specific.
 _REFINING = frozenset(
     {
         "model_quota_exhausted",
@@ -72,7 +72,7 @@ MOST_BROKEN = 5
 
 
 class Places(NamedTuple):
-    """Names of the settings that have the key and the base URL of a server."""
+    """Names of the settings that contain the key and the base URL of a server."""
 
     key: str
     base_url: str
@@ -102,8 +102,8 @@ class ErrorMapper:
     Args:
         address: the server's URL, without credentials.
         secret: the key, which errors must not show; empty if there is no key.
-        places: names of the settings of key and base URL, for the advice in error texts.
-        hidden: further secrets that errors must not show.
+        places: names of the settings for key and base URL, which error texts mention.
+        hidden: more secrets that errors must not show.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class ErrorMapper:
     def refused(
         self, status: int, body: object, headers: Mapping[str, str], now: datetime
     ) -> ModelError:
-        """Make the error of a response whose status is not a success."""
+        """Make the error for a response whose HTTP status says that the request failed."""
         code = _refined(_BY_STATUS.get(status) or _code_of_other_status(status), body)
         wait_s = retry_after_s(headers, now)
         return self._error(
@@ -132,7 +132,7 @@ class ErrorMapper:
         )
 
     def failed_in_stream(self, body: object) -> ModelError:
-        """Make an error from the error that the server reported in the middle of its answer."""
+        """Make the error for an answer in the middle of which the server reported an error."""
         status = _status_of(body)
         code = _code_by_word(body)
         if code is None and status is not None:
@@ -140,7 +140,7 @@ class ErrorMapper:
         return self._error(_refined(code or "model_unavailable", body), "error in its stream", body)
 
     def unreachable(self, error: BaseException) -> ModelError:
-        """Make the error of a connection that failed before the answer began."""
+        """Make the error for a connection that failed before the answer began."""
         if is_timeout(error):
             return self._error("model_timeout", "no answer in time", None)
         refused = getattr(error, "os_error", error)
@@ -154,7 +154,7 @@ class ErrorMapper:
         )
 
     def broken(self, what: str) -> ModelError:
-        """Make the error of a stream that ended before it was complete."""
+        """Make the error for a stream that ended before the answer was complete."""
         return ModelError(
             f"the answer of the model's API at {self._address} broke off: {what}",
             code=STREAM_BROKEN,
@@ -162,7 +162,7 @@ class ErrorMapper:
         )
 
     def unreadable(self, what: str) -> ModelError:
-        """Make the error of an answer that does not have the API's form; this is not an outage."""
+        """Make the error for an answer in a form that the API does not have. This is no outage."""
         return ModelError(
             f"the answer of the model's API at {self._address} cannot be read: {what}",
             code=BAD_RESPONSE,
@@ -170,13 +170,13 @@ class ErrorMapper:
         )
 
     def interrupted(self, error: BaseException) -> ModelError:
-        """Make the error of a connection that failed during the answer."""
+        """Make the error for a connection that failed during the answer."""
         if is_timeout(error):
             return self._error("model_timeout", "no data during its answer", None)
         return self.broken(f"the connection failed ({_kind(error)})")
 
     def no_completion(self, what: str) -> ModelError:
-        """Make the error of a successful response with unusable content, such as a web page."""
+        """Make the error for a successful response with unusable content, such as a web page."""
         return self._error("model_bad_response", f"it sent {self._clean(what)}", None)
 
     def _error(
@@ -238,7 +238,7 @@ def _number(value: str | None) -> float | None:
 
 
 def _refined(code: str, body: object) -> str:
-    """Return a more specific code if the server's words contain one; otherwise return ``code``."""
+    """Return a more specific code if the server's error contains one; otherwise ``code``."""
     word = _code_by_word(body)
     if word in _REFINING:
         return word
@@ -254,7 +254,7 @@ def _code_of_other_status(status: int) -> str:
 
 
 def _error_part(body: object) -> Any:
-    """Return the part of a body that describes the error.
+    """Return what a response's body says about the error.
 
     Most vendors describe the error in ``error``. With Mistral, the whole body is the error. Gemini
     may put the error into a list.
@@ -313,7 +313,7 @@ def _status_of(body: object) -> int | None:
 
 
 def _kind(error: BaseException) -> str:
-    """Return the type name of the innermost cause; outer errors are only transport layers."""
+    """Return the type of the innermost cause. The outer errors come from transport layers."""
     while error.__cause__ is not None:
         error = error.__cause__
     return type(error).__name__
@@ -343,7 +343,7 @@ def delay_s(number: int, error: ModelError, unit: float) -> float:
 
 
 def next_delay_s(number: int, error: ModelError, unit: float, left_s: float) -> float | None:
-    """Compute the seconds before the next try, or ``None`` if no try may follow. Pure.
+    """Compute the seconds before the next try; ``None``: no try may follow. Pure.
 
     The last try starts when the patience ends. No try follows if the server requests a wait that is
     longer than the remaining patience.
@@ -357,7 +357,7 @@ def next_delay_s(number: int, error: ModelError, unit: float, left_s: float) -> 
 
 
 def out_of_patience(number: int, error: ModelError, patience_s: float) -> ModelError:
-    """Make the error of a call that has no patience left, from the last try's error. Pure."""
+    """Make the error for a call whose patience is over, from the last try's error. Pure."""
     asked = error.retry_after_s
     until = "" if asked is None else f"; the server asks to wait {asked:g} s"
     return ModelError(

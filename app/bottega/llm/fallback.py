@@ -4,9 +4,9 @@ A call passes these methods, from the outermost to the innermost:
 
 - :meth:`FallbackProvider.invoke` reserves tokens, pays for the call, and tries the models in order.
 - ``FallbackProvider._try`` makes one try with one model, after the model's gate.
-- ``_try_server`` makes this try without the gate, and returns a model's error as a value.
-- :meth:`OpenServer.invoke` uses the current secrets, and makes a second try if the key was
-  replaced.
+- ``_try_server`` makes the same try without the gate, and returns a model's error as a value.
+- :meth:`OpenServer.invoke` uses the current secrets, and makes a second try if the server refuses a
+  key that was replaced.
 - ``_Client.invoke`` counts the running calls of one version of the secrets.
 - :meth:`ModelProvider.invoke` sends the request.
 """
@@ -39,13 +39,13 @@ from bottega.llm.usage import Charge, ModelAccount
 
 
 class SpecSource(Protocol):
-    """Source of a server's description, such as a stored provider definition."""
+    """Source of a model server's description, such as a stored provider definition."""
 
     async def state(self, *, fresh: bool = False) -> object:
         """Return a value that changes when a secret of the server may have changed.
 
         Args:
-            fresh: if true, read the store of secrets now, even without news of a change.
+            fresh: true: read the stored secrets now, even if nobody has reported a change.
         """
 
     async def spec(self) -> ServerSpec:
@@ -74,7 +74,7 @@ class _Client:
         options: ModelOptions,
         on_delta: OnDelta | None,
     ) -> AssistantMessage:
-        """Make one try; count the try as running, so that :meth:`retire` waits for its end."""
+        """Make one try. Count the try as running, so that :meth:`retire` waits for its end."""
         options = replace(options, model=model)
         self._under_way += 1
         try:
@@ -88,7 +88,7 @@ class _Client:
         return await self._provider.prices(model)
 
     async def retire(self) -> None:
-        """Close the connections when no call is running; a later call opens new connections."""
+        """Close the connections when no call is running. A later call opens new connections."""
         self._is_retired = True
         if not self._under_way:
             await self.aclose()
@@ -98,7 +98,7 @@ class _Client:
 
 
 class OpenServer:
-    """One model server, which replaces its client when a secret has changed."""
+    """One model server. It replaces its client when a secret has changed."""
 
     def __init__(self, source: SpecSource, spec: ServerSpec, state: object) -> None:
         self._source = source
@@ -121,7 +121,7 @@ class OpenServer:
 
     @property
     def is_own(self) -> bool:
-        """True if a tenant owns the server; false if the operator does."""
+        """True if a tenant owns the server; false if the operator owns the server."""
         return self._client.spec.is_own
 
     async def invoke(
@@ -151,7 +151,7 @@ class OpenServer:
         return await self._client.prices(model)
 
     async def retire(self) -> None:
-        """Close the connections when no call is running; see :meth:`_Client.retire`."""
+        """Close the connections when no call is running. See :meth:`_Client.retire`."""
         await self._client.retire()
 
     async def aclose(self) -> None:
@@ -159,7 +159,6 @@ class OpenServer:
         await self._client.aclose()
 
     async def _current(self, *, fresh: bool = False) -> _Client:
-        """Return the client with the current secrets."""
         state = await self._source.state(fresh=fresh)
         if state != self._state:
             spec = await self._source.spec()
@@ -171,7 +170,7 @@ class OpenServer:
 
 
 class Servers:
-    """The open servers of a process; a newer version of a server replaces older versions."""
+    """The open servers of a process. A newer version of a server replaces older versions."""
 
     def __init__(self) -> None:
         self._open: OrderedDict[tuple[Hashable, int], OpenServer] = OrderedDict()
@@ -180,9 +179,9 @@ class Servers:
         """Return a server, and open the server if necessary.
 
         Args:
-            key: identifies the server; the same for all versions of the server's definition.
-            version: version of the definition. Older versions are retired, but runs that use an
-                older version can still call it.
+            key: id of the server, which is the same for all versions of the server's definition.
+            version: version of the definition. Older versions of the server are retired, but runs
+                that use an older version can still call it.
 
         Raises:
             InvalidInputError: see :meth:`SpecSource.spec`.
@@ -215,7 +214,7 @@ class ServedModel:
     """One model of one server.
 
     Attributes:
-        gate: delays or refuses calls of this model, or ``None`` if the model has no gate.
+        gate: delays or refuses calls of this model; ``None``: the model has no gate.
     """
 
     server: OpenServer
@@ -229,7 +228,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class _Dearest:
-    """The prices of the most expensive model for a given usage."""
+    """Prices for a usage: those of the model that is the most expensive one for this usage."""
 
     all: Sequence[ModelPrices]
 
@@ -260,9 +259,9 @@ class FallbackProvider:
     """Provider that calls an agent's models in order until a model answers.
 
     If a model's server is down, over its limit or refuses the request, the call tries the next
-    model at once. When all models have failed, the call waits and begins again with the first
-    model, as long as the call's patience lasts and a model may answer later. If gates refuse the
-    call, the call waits at one of these gates.
+    model at once. When all models have failed, the call waits, and then begins again with the first
+    model, as long as the call has patience and a model may answer later. If gates refuse the call,
+    the call waits at one of these gates.
 
     Args:
         models: the models in order, at least one.
@@ -308,7 +307,7 @@ class FallbackProvider:
         return all(each.server.is_own for each in self.models)
 
     async def prices(self) -> ModelPrices | None:
-        """Return the highest prices of the models, or ``None`` if a model has unknown prices."""
+        """Return the highest prices of the models; ``None``: a model has unknown prices."""
         found = [await each.server.prices(each.model) for each in self.models]
         known = [prices for prices in found if prices is not None]
         return _Dearest(known) if len(known) == len(found) else None
@@ -323,7 +322,7 @@ class FallbackProvider:
     ) -> AssistantMessage:
         """Request the next message; see :meth:`ModelProvider.invoke`.
 
-        The message's metadata also has ``provider``.
+        The metadata of the answer also have ``provider``.
 
         Raises:
             ModelError: no model answered.
@@ -382,7 +381,7 @@ class FallbackProvider:
     async def _pause(
         self, failed: Sequence[_Failed], call: _Call, began: float, pause_s: float
     ) -> _Ready | None:
-        """Wait before the next round; end the wait early if a gate accepts the call.
+        """Wait before the next round. End the wait early if a gate accepts the call.
 
         The call waits at the gate of a server that is over its limits. If there is no such server,
         the call waits at the gate of an open breaker.
@@ -413,11 +412,11 @@ class FallbackProvider:
         *,
         is_last: bool,
     ) -> AssistantMessage | ModelError:
-        """Make one try after the model's gate; return the try's error instead of raising it.
+        """Make one try after the model's gate. Return the error of the try instead of raising it.
 
         Args:
             entry: permit of a call that has already passed the gate.
-            is_last: true if no other model is left in this round.
+            is_last: true if no other model is left that this round can try.
         """
         gate = served.gate
         if gate is None:
@@ -438,7 +437,7 @@ class FallbackProvider:
 
 
 def _paid_options(options: ModelOptions, charge: Charge, first: ModelTarget) -> ModelOptions:
-    """Return a call's options, whose callbacks let ``charge`` pay for whole and broken answers."""
+    """Return a call's options. Their callbacks let ``charge`` pay for whole and broken answers."""
     target = first
 
     def tries(now: ModelTarget) -> None:
@@ -465,14 +464,14 @@ def _paid_options(options: ModelOptions, charge: Charge, first: ModelTarget) -> 
 def _in_order(
     left: Sequence[ServedModel], ready: _Ready | None
 ) -> Sequence[tuple[ServedModel, GatePermit | None]]:
-    """Return the models to try in order; a model whose gate accepted the call is the first."""
+    """Return the models to try, in order. A model whose gate has accepted the call is first."""
     if ready is None:
         return [(each, None) for each in left]
     return [ready, *((each, None) for each in left if each is not ready.served)]
 
 
 async def _try_server(served: ServedModel, call: _Call) -> AssistantMessage | ModelError:
-    """Make one try without a gate; return a model's error, or the error of an invalid input."""
+    """Make one try without a gate. Return a model's error, or the error of an invalid input."""
     try:
         answer = await served.server.invoke(
             served.model, call.messages, call.tools, options=call.options, on_delta=call.on_delta
@@ -482,7 +481,7 @@ async def _try_server(served: ServedModel, call: _Call) -> AssistantMessage | Mo
     except BottegaError as error:
         if error.kind is not ErrorKind.INVALID:
             raise
-        # For example, this model's API does not accept a part; another model may accept the part.
+        # For example, this model's API does not accept a part that a different model may accept.
         return ModelError(error.detail, code=error.code)
     answer.metadata["provider"] = served.server.name
     return answer

@@ -1,7 +1,9 @@
-"""Gates before models. A call passes while the breaker is closed and the limits have room.
+"""Gates before models.
+
+A gate lets a call pass while the breaker is closed and the server's limits have room.
 
 Each circuit breaker serves one tenant's calls of one model from this worker. While a server fails
-repeatedly, the breaker admits one call at a time. No tenant can stop another tenant's calls.
+repeatedly, the breaker admits only one call at a time. No tenant can stop another tenant's calls.
 """
 
 import asyncio
@@ -42,10 +44,10 @@ class _OpenBreaker:
 
     Attributes:
         cause: text of the latest failure.
-        retry_at: earliest time for the next probe, by the monotonic clock.
-        since: time when the breaker opened, by the wall clock.
+        retry_at: earliest time at which the next probe may start, by the monotonic clock.
+        since: time at which the breaker opened, by the wall clock.
         is_probed: true while the probe runs.
-        passes: event that is set when the breaker closes, or when another call may become the
+        passes: event that is set when the breaker closes, or when a waiting call may become the
             probe.
     """
 
@@ -78,7 +80,7 @@ class ModelBreakers:
         return len(self._open)
 
     def states(self) -> Iterator[tuple[ModelKey, dict[str, Any]]]:
-        """Yield the breakers that are not closed, as JSON; times are by the wall clock."""
+        """Yield the breakers that are not closed, as JSON. Times are by the wall clock."""
         now = monotonic()
         for key, breaker in self._open.items():
             retry_at = self.wall_time(max(now, breaker.retry_at))
@@ -94,11 +96,11 @@ class ModelBreakers:
             )
 
     def wall_time(self, at: float) -> datetime:
-        """Return a time of the monotonic clock by the wall clock."""
+        """Convert a time of the monotonic clock to a time of the wall clock."""
         return self._wall_clock() + timedelta(seconds=at - monotonic())
 
     def held_s(self, key: ModelKey) -> float:
-        """Return the seconds until a call may become the probe, or 0 if a call may start now."""
+        """Return the seconds until a call may become the probe; 0: a call may start now."""
         breaker = self._open.get(key)
         if breaker is None:
             return 0.0
@@ -109,19 +111,20 @@ class ModelBreakers:
     def cause(self, key: ModelKey) -> str:
         """Return the text of the last failure of a model whose breaker is not closed.
 
-        The text omits the server's own words, because they may quote another user's request.
+        The text omits the server's own words, because the server may quote a different user's
+        request.
         """
         return self._open[key].cause
 
     def begin_call(self, key: ModelKey) -> bool:
-        """Begin a call; return true if the call is the probe, whose success closes the breaker."""
+        """Begin a call. Return true if the call is the probe, whose success closes the breaker."""
         breaker = self._open.get(key)
         if breaker is not None:
             breaker.is_probed = True
         return breaker is not None
 
     async def wait_closed(self, key: ModelKey, seconds: float) -> None:
-        """Wait until the breaker closes or a probe is cancelled, but at most ``seconds``."""
+        """Wait at most ``seconds`` until the breaker closes or a probe is cancelled."""
         breaker = self._open.get(key)
         if breaker is None:
             return
@@ -139,10 +142,10 @@ class ModelBreakers:
             breaker.passes.set()
 
     def failed(self, key: ModelKey, error: ModelError, *, was_probe: bool) -> None:
-        """Record a failed call; ignore errors that the request or the key caused."""
+        """Record a failed call. Ignore an error that the request or the key caused."""
         asks_to_wait = error.code == "model_rate_limited" and bool(error.retry_after_s)
         if not (asks_to_wait or error.code in _SERVERS):
-            if was_probe:  # the server works: the error is due to the request or the key
+            if was_probe:  # the request or the key caused the error, so that the server works
                 self.succeeded(key)
             return
         breaker = self._open.get(key)
@@ -158,7 +161,7 @@ class ModelBreakers:
         self._set_open(key, failures, error.detail.partition(SAID)[0], pause_s)
 
     def abandoned(self, key: ModelKey) -> None:
-        """Record that a probe was cancelled: another call may become the probe at once."""
+        """Record that a probe was cancelled, so that the next call may become the probe at once."""
         if (breaker := self._open.get(key)) is not None:
             self._set_open(key, breaker.failures, breaker.cause, 0.0)
 
@@ -183,10 +186,10 @@ _LIMITED_S = 5.0
 
 
 class HeldBackError(ModelError):
-    """Error of a call that was not sent: ``model_limited`` or ``model_circuit_open``.
+    """Error: a gate did not let a call pass. Codes: ``model_limited``, ``model_circuit_open``.
 
     Args:
-        pause_s: seconds after which the call may be sent.
+        pause_s: seconds after which the caller may try the gate again.
     """
 
     def __init__(self, detail: str, *, code: str, pause_s: float) -> None:
@@ -198,8 +201,8 @@ class GatePermit(NamedTuple):
     """Permission of a call that has passed a gate.
 
     Attributes:
-        limits: the call's part of the server's limits, or ``None`` if the server has no limits.
-        since: time when the call passed, by the monotonic clock.
+        limits: what the call uses of the server's limits; ``None``: the server has no limits.
+        since: time at which the call passed, by the monotonic clock.
     """
 
     limits: LimitPermit | None
@@ -209,10 +212,10 @@ class GatePermit(NamedTuple):
 
 @dataclass(slots=True)
 class _Calls:
-    """Calls to a server that are not over.
+    """The calls to a server that have not ended.
 
     Attributes:
-        under_way: the time when each call was sent, by the monotonic clock; the oldest first.
+        under_way: times at which the running calls were sent, by the monotonic clock, oldest first.
     """
 
     under_way: list[float] = field(default_factory=list)
@@ -223,7 +226,7 @@ class ModelGate:
     """The gate before one model, for the calls of one tenant.
 
     Args:
-        limits: limits of the model's server, or ``None`` if the server has no limits.
+        limits: limits of the model's server; ``None``: the server has no limits.
     """
 
     def __init__(self, traffic: "Traffic", key: ModelKey, limits: ServerLimits | None) -> None:
@@ -238,23 +241,23 @@ class ModelGate:
         tools: Sequence[ToolSchema],
         options: ModelOptions,
     ) -> int:
-        """Estimate the tokens of a call; 0 if the server's tokens are not limited."""
+        """Estimate the tokens of a call; 0: the server has no limit of tokens."""
         if self._limits is None or self._limits.tokens is None:
             return 0
         asked = None if options.params is None else options.params.max_output_tokens
-        output = options.max_output_tokens or asked or 1000  # a guess for an answer without a limit
+        output = options.max_output_tokens or asked or 1000  # a guess for unlimited answers
         return tokens_sent(messages, len(tools)) + output
 
     async def enter(self, tokens: int, since: float, wait_s: float) -> GatePermit:
-        """Admit a call, or wait until the limits of its server have room.
+        """Admit a call, if necessary after a wait until the server's limits have room.
 
         Args:
-            tokens: estimate of the call's tokens.
+            tokens: estimated number of the call's tokens.
             since: time when the call began to wait, by the monotonic clock.
             wait_s: maximum wait in seconds. With 0, the call waits only for the database's answer.
 
         Raises:
-            HeldBackError: the breaker is open, or the server is over its limits.
+            HeldBackError: the breaker is open, or the server's limits have no room.
         """
         self._check_breaker()
         permit = None
@@ -283,10 +286,10 @@ class ModelGate:
     async def wait(
         self, error: HeldBackError, tokens: int, since: float, wait_s: float
     ) -> GatePermit | None:
-        """Wait at most ``wait_s`` seconds until the gate may admit a refused call.
+        """Wait at most ``wait_s`` seconds until the gate may admit a call that it refused.
 
         Returns:
-            The permit if the gate has admitted the call, or ``None`` if the call must try the gate
+            The permit, if the gate has admitted the call; ``None``: the caller must try the gate
             again.
         """
         if error.code == CIRCUIT_OPEN:
@@ -302,7 +305,7 @@ class ModelGate:
         """End a call that the gate admitted.
 
         Args:
-            outcome: the call's error or answer, or ``None`` if the call was cancelled.
+            outcome: the call's error or answer; ``None``: the call was cancelled.
         """
         self._traffic.calls_of(self._key.server).under_way.remove(permit.since)
         if isinstance(outcome, AssistantMessage):
@@ -333,7 +336,7 @@ class ModelGate:
 
 
 class Traffic:
-    """All gates of a worker, with their breakers, limits and counts.
+    """All gates of a worker, with the gates' breakers, limits and counts.
 
     Args:
         worker_id: the worker whose lease holds the shares of limits.
@@ -348,7 +351,7 @@ class Traffic:
         return ModelGate(self, ModelKey(server, model), ServerLimits.of(provider))
 
     def calls_of(self, server: ServerKey) -> _Calls:
-        """Return the counts of a server's calls; the caller may change them."""
+        """Return the counts of a server's calls. The caller may change the counts."""
         calls = self._calls.get(server)
         if calls is None:
             calls = self._calls[server] = _Calls()
@@ -364,7 +367,7 @@ class Traffic:
             self.calls_of(server).waiting -= 1
 
     def load(self) -> Mapping[UUID, Sequence[Mapping[str, Any]]]:
-        """Return servers with calls or with breakers that are not closed, by tenant, as JSON.
+        """Return the servers that have calls or breakers that are not closed, by tenant, as JSON.
 
         The method also removes the counts of servers without calls.
         """

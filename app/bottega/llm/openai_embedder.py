@@ -50,16 +50,16 @@ class OpenAIEmbedder:
     An embedder belongs to one event loop at a time. It stays usable after :meth:`aclose`.
 
     Args:
-        model: name of the model; part of the embedder's name.
+        model: name of the model, which is a part of the embedder's name.
         accounts: accounts that pay for the calls. The default tenant pays, unless the caller sets
             another tenant by :meth:`paid_by`.
         api_key: by default the value of ``OPENAI_API_KEY``.
         base_url: by default the value of ``OPENAI_BASE_URL``, or OpenAI's URL.
-        dimensions: requested dimension. A model with a fixed dimension ignores it.
+        dimensions: requested dimension. A model with a fixed dimension ignores this number.
         timeout_s: time limit of one try, in seconds.
         max_tries: maximum number of tries of one call.
-        cached: maximum number of cached vectors; the cache drops the least recently used vectors.
-        clock, sleep, random_unit: time and randomness; ``random_unit`` is in [0, 1).
+        cached: maximum number of cached vectors. The cache drops the least recently used vectors.
+        clock, sleep, random_unit: time and randomness. ``random_unit`` is in [0, 1).
 
     Raises:
         InvalidInputError: there is no key, or an argument is invalid.
@@ -96,7 +96,7 @@ class OpenAIEmbedder:
         self._sleep = sleep
         self._random_unit = random_unit
         self._known: OrderedDict[bytes, Vectors] = OrderedDict()
-        # The key contains the account, so that texts fail only for the exhausted account.
+        # The key contains the account, so that texts fail only for an account that is exhausted.
         self._under_way: dict[
             tuple[ModelAccount, bytes], asyncio.Task[Mapping[bytes, Vectors]]
         ] = {}
@@ -111,12 +111,12 @@ class OpenAIEmbedder:
 
     @property
     def name(self) -> str:
-        """Name ``openai:<model>:<dimension>``; the dimension is final after the first answer."""
+        """Name ``openai:<model>:<dimension>``. The dimension is final after the first answer."""
         return f"openai:{self.model}:{self._dimension}"
 
     @property
     def dimension(self) -> int:
-        """The requested dimension, and after the first answer the actual dimension."""
+        """The actual dimension; before the first answer, the requested dimension."""
         return self._dimension
 
     async def aclose(self) -> None:
@@ -128,7 +128,7 @@ class OpenAIEmbedder:
         await self._client.aclose()
 
     def paid_by(self, tenant_id: UUID) -> "PaidEmbedder":
-        """Return an embedder with the same server and cache, whose calls another tenant pays."""
+        """Return an embedder with the same server and cache, for whose calls this tenant pays."""
         return PaidEmbedder(self, self._accounts.of(tenant_id))
 
     async def embed(self, texts: Sequence[str]) -> Vectors:
@@ -138,11 +138,12 @@ class OpenAIEmbedder:
     async def embed_for(self, account: ModelAccount, texts: Sequence[str]) -> Vectors:
         """Return the vectors of ``texts``, each of length 1; shape (n, d).
 
-        The vector depends only on the first 32,768 characters of a text, or on fewer if the model
-        accepts fewer. Concurrent requests of an account for the same text share one call.
+        The vector depends only on the first 32,768 characters of a text, or on fewer characters if
+        the model accepts only fewer. Concurrent requests of an account for the same text share one
+        call.
 
         Raises:
-            ModelError: the last try failed, so no text has a vector.
+            ModelError: the last try failed, so that no text has a vector.
             BudgetExhaustedError: the account has too little money or too few tokens left.
         """
         asked = {_digest(text): text for text in map(_prepared, texts)}
@@ -167,7 +168,7 @@ class OpenAIEmbedder:
             )
         calls |= {self._begin(account, batch) for batch in _batches(unknown)}
         for call in calls:
-            # The call is shielded, because other callers may wait for it and its vectors are
+            # The call is shielded, because other callers may wait for the call and its vectors are
             # cached.
             found |= await asyncio.shield(call)
         if not texts:
@@ -205,7 +206,6 @@ class OpenAIEmbedder:
     async def _vectors(
         self, account: ModelAccount, texts: Sequence[str], characters: int
     ) -> Vectors:
-        """Return the vectors of texts; shorten the texts until the model accepts them."""
         cut = [text[:characters] for text in texts]
         # The call takes a slot after the reservation, so that other accounts do not wait for this
         # account.
@@ -290,7 +290,7 @@ class OpenAIEmbedder:
 
 @dataclass(frozen=True, slots=True)
 class PaidEmbedder:
-    """View of an :class:`OpenAIEmbedder`; one account pays for the view's calls."""
+    """View of an :class:`OpenAIEmbedder`. One account pays for the view's calls."""
 
     shared: OpenAIEmbedder
     account: ModelAccount
@@ -313,17 +313,16 @@ def _tokens_in(texts: Sequence[str]) -> int:
 
 
 def _usage_of(answer: Any, texts: Sequence[str]) -> Usage:
-    """Return the usage of a call: the server's report, or an estimate."""
     counts = Counts(answer.get("usage") if isinstance(answer, dict) else None)
     report = Reported(counts.total("prompt_tokens"), 0, is_odd=counts.is_odd)
     return report.usage(lambda: sum(map(size_of, texts)), 0, 0)
 
 
 def read_vectors(answer: Any, count: int) -> Vectors:
-    """Read vectors from an answer, in the order of its texts, scaled to length 1. Pure.
+    """Read vectors from an answer, in the order of the texts, scaled to length 1. Pure.
 
     Args:
-        answer: the decoded answer, or ``None`` if the answer was not JSON.
+        answer: the decoded answer; ``None``: the answer was not JSON.
 
     Raises:
         ValueError: the answer does not have one valid vector for each of ``count`` texts.

@@ -1,7 +1,7 @@
 """Client of one model server, in any dialect: its connections, and the tries of a call.
 
 The client opens sessions with :func:`bottega.network.open_session`, because answers are streams.
-Requests of tools go through :mod:`bottega.tools.egress` instead.
+Requests of tools do not use this module but :mod:`bottega.tools.egress`.
 """
 
 import asyncio
@@ -90,8 +90,8 @@ class Request:
     """The HTTP request of one try.
 
     Attributes:
-        is_owed: true if the server may charge for the request: it was sent, was not refused, and is
-            not paid yet.
+        is_owed: true if the server may charge for the request: the request was sent, was not
+            refused, and is not paid yet.
     """
 
     is_owed: bool = False
@@ -100,11 +100,11 @@ class Request:
 class ModelClient:
     """HTTP client of one server, with one pool of connections per event loop.
 
-    When an event loop shuts down, as at the end of ``asyncio.run``, its pool closes.
+    When an event loop shuts down, as at the end of ``asyncio.run``, the loop's pool closes.
 
     Attributes:
         address: the server's URL without credentials.
-        report: makes errors that do not show the key.
+        report: makes the errors, which must not show the key.
 
     Raises:
         InvalidInputError: the server's URL is not valid.
@@ -120,14 +120,15 @@ class ModelClient:
         self._headers = headers_of(spec, given.userinfo)
         self._guard = spec.guard
         self._look_up = spec.look_up
-        # A redirect may lead to another host, and aiohttp then removes only Authorization.
+        # A redirect may lead to a different host, and aiohttp then removes only the header
+        # Authorization.
         is_plain = spec.guard is None and _PUBLIC.issuperset(map(str.lower, spec.headers))
         self._follows = is_plain and spec.dialect in ("chat", "responses")
         self._proxy = None if spec.guard else _proxy(self._base)
         timeout_s = spec.timeout_s
         self._timeout = aiohttp.ClientTimeout(
             total=None,
-            connect=timeout_s,  # this timeout includes the wait for a free connection
+            connect=timeout_s,  # connect includes the wait for a free connection
             sock_connect=min(10.0, timeout_s),
             sock_read=timeout_s,
         )
@@ -139,7 +140,7 @@ class ModelClient:
         ] = WeakKeyDictionary()
 
     async def post(self, path: str, body: bytes, request: Request) -> aiohttp.ClientResponse:
-        """Send a request; return when the status has arrived, before the body.
+        """Send a request. Return the response when its status has arrived, before the body.
 
         The caller closes the response. The method sets ``request.is_owed`` when the request's body
         is sent.
@@ -150,8 +151,8 @@ class ModelClient:
         raw_path = self._base.raw_path.rstrip(b"/") + path.encode()
         url = URL(str(self._base.copy_with(raw_path=raw_path)), encoded=True)
         try:
-            # These headers belong to the request, because aiohttp sends a session's headers also to
-            # a proxy, with the key.
+            # The request has the headers, because aiohttp sends a session's headers, with the key,
+            # also to a proxy.
             return await (await self._session()).post(
                 url,
                 data=body,
@@ -161,7 +162,7 @@ class ModelClient:
                 trace_request_ctx=request,
             )
         except ValueError as error:
-            # aiohttp may raise ValueError because of a redirect's host.
+            # aiohttp may raise ValueError for the host of a redirect.
             if self._follows or isinstance(error, aiohttp.ClientError):
                 raise aiohttp.ClientError("the redirect cannot be followed") from error
             raise
@@ -177,7 +178,7 @@ class ModelClient:
                 async for piece in pieces:
                     body += piece
         except (*NETWORK_ERRORS, OutsideError):
-            pass  # the status is enough for an error
+            pass  # the error then has only the status
         return self.report.refused(response.status, _decoded(body), response.headers, clock())
 
     async def aclose(self) -> None:
@@ -215,7 +216,7 @@ class ModelClient:
 
 
 def keep(kept: dict[str, T], key: str, value: T) -> T:
-    """Store a value in a cache with at most ``MOST_MODELS`` entries; return the value."""
+    """Store a value in a cache that has at most ``MOST_MODELS`` entries. Return the value."""
     while len(kept) >= MOST_MODELS:
         del kept[next(iter(kept))]
     kept[key] = value
@@ -237,11 +238,11 @@ def headers_of(spec: ServerSpec, login: bytes = b"") -> dict[str, str]:
     """Return all headers of a request. The server's own headers replace the dialect's headers.
 
     Args:
-        login: user and password from the server's URL, or empty if the URL has no password.
+        login: user and password from the server's URL; empty: the URL has no password.
 
     Raises:
-        InvalidInputError: the key and the login both need the header Authorization, or a header is
-            invalid in HTTP.
+        InvalidInputError: key and login both need the header Authorization, or HTTP does not allow
+            a header.
     """
     own = {"Accept": "application/json", "Content-Type": "application/json"}
     own["Accept-Encoding"] = "identity"  # decompression can make an answer 1,000 times larger
@@ -279,7 +280,7 @@ def _written() -> aiohttp.TraceConfig:
 
 
 def _proxy(url: httpx2.URL) -> str | None:
-    """Return the environment's proxy for a server, or ``None`` for a server on this machine."""
+    """Return the environment's proxy for a server; ``None``: no proxy, as on this machine."""
     proxies = getproxies()
     direct = (name.strip() for name in proxies.get("no", "").split(","))
     if url.host in LOOPBACK or any(_is_named(url, name) for name in direct):
@@ -291,7 +292,6 @@ def _proxy(url: httpx2.URL) -> str | None:
 
 
 def _is_named(url: httpx2.URL, name: str) -> bool:
-    """Return true if an entry of ``NO_PROXY`` matches the server's URL or address."""
     if name == f"{url.scheme}://{url.host}":
         return True
     try:
@@ -301,7 +301,7 @@ def _is_named(url: httpx2.URL, name: str) -> bool:
 
 
 def _decoded(body: bytes | bytearray) -> object:
-    """Decode a body as JSON, even if its end is missing; otherwise return the body's text."""
+    """Decode a body as JSON, even if its end is missing. Otherwise return the body's text."""
     try:
         return from_json(body, allow_partial="trailing-strings")
     except ValueError:
@@ -309,7 +309,6 @@ def _decoded(body: bytes | bytearray) -> object:
 
 
 def _address(url: httpx2.URL) -> str:
-    """Return the URL without credentials and query."""
     if url.scheme not in ("http", "https") or not url.host:
         raise InvalidInputError(_NOT_A_URL)
     port = f":{url.port}" if url.port else ""
@@ -334,15 +333,17 @@ def new_call_id() -> str:
 
 
 class ModelProvider:
-    """Client of one server's models. Every call streams; the server stores nothing between calls.
+    """Client of one server's models.
+
+    Every call streams, and the server stores nothing between calls.
 
     Connections open at the first call. Each event loop has its own connections. After
     :meth:`aclose` the provider stays usable and opens new connections.
 
     Args:
         model: default model, for calls whose options have no model.
-        clock, now, sleep, random_unit, new_id: time and randomness; ``now`` is monotonic, in
-            seconds; ``random_unit`` is in [0, 1).
+        clock, now, sleep, random_unit, new_id: time and randomness. ``now`` is monotonic, in
+            seconds. ``random_unit`` is in [0, 1).
 
     Raises:
         InvalidInputError: the server's description is invalid.
@@ -376,7 +377,7 @@ class ModelProvider:
         self._report = self._client.report
         sent = (spec.api_key or "", *spec.hidden)
         self._secrets = Redactor(each for each in sent if not is_vocabulary(each))
-        self._dialect(model)  # made here, so that wrong fields of the spec raise an error now
+        self._dialect(model)  # made now, so that wrong fields of the spec raise an error now
 
     def __repr__(self) -> str:
         return (
@@ -385,10 +386,10 @@ class ModelProvider:
         )
 
     def for_model(self, model: str, patience_s: float | None = None) -> "ModelProvider":
-        """Copy the provider for another default model; both share, and may close, the connections.
+        """Copy the provider for a new default model. Both share, and may close, the connections.
 
         Args:
-            patience_s: patience of the copy in seconds; by default this provider's patience.
+            patience_s: patience of the copy in seconds; by default that of this provider.
         """
         patience_s = self.spec.patience_s if patience_s is None else patience_s
         if (model, patience_s) == (self.model, self.spec.patience_s):
@@ -409,11 +410,11 @@ class ModelProvider:
         options: ModelOptions = _DEFAULTS,
         on_delta: OnDelta | None = None,
     ) -> AssistantMessage:
-        """Request the next message; after a failed try, try again within ``patience_s``.
+        """Request the next message. After a failed try, try again within ``patience_s`` seconds.
 
         Args:
             on_delta: receives the text in pieces. A new try begins the answer again.
-                ``options.on_failed_try`` reports that the earlier pieces are invalid.
+                ``options.on_failed_try`` then reports that the earlier pieces are invalid.
 
         Returns:
             The message. The message's metadata has ``model`` (the requested model),
@@ -477,7 +478,6 @@ class ModelProvider:
         await self._sleep(pause_s)
 
     def _pay(self, model: str, prices: ModelPrices | None, usage: Usage) -> None:
-        """Set a usage's cost and ``is_own``; count the usage in the metrics."""
         usage.is_own = self.spec.is_own
         usage.cost = None if prices is None else prices.cost(usage)
         metrics.paid(self.spec.name, model, usage)
@@ -489,7 +489,7 @@ class ModelProvider:
         answer: AssistantMessage,
         options: ModelOptions,
     ) -> None:
-        """Warn if the call drops another model's state, or if a finish reason is unknown.
+        """Warn if the call drops a different model's state, or if the finish reason is unknown.
 
         An answer with an unknown finish reason counts as complete.
         """
@@ -517,7 +517,8 @@ class ModelProvider:
         model = model or self.model
         if model not in self._prices:
             find = partial(prices_of, model, self._client.address, self.spec.prices)
-            # The search runs in a thread, because the first search loads the public price lists.
+            # The search for prices runs in a thread, because the first search loads the public
+            # lists.
             return keep(self._prices, model, await asyncio.to_thread(find))
         return self._prices[model]
 
@@ -526,7 +527,6 @@ class ModelProvider:
         model: str,
         attempt: Callable[[Callable[[], None]], Awaitable[AssistantMessage | ModelError]],
     ) -> AssistantMessage | ModelError:
-        """Call ``attempt``, which makes one try, and count the try in the metrics."""
         began, first_at = self._now(), None
 
         def begins() -> None:
@@ -561,7 +561,7 @@ class ModelProvider:
         lost: Callable[[Usage], None],
         begins: Callable[[], None],
     ) -> AssistantMessage | ModelError:
-        """Send one request and read its answer; return an error instead of raising it.
+        """Send one request and read the answer. Return an error instead of raising it.
 
         An error raised in an ``except`` block has the transport's error as its context. The
         transport's error may quote the request with the key.
@@ -589,7 +589,7 @@ class ModelProvider:
             return error
         finally:
             if response is not None:
-                response.close()  # this closes the connection of an unread stream
+                response.close()  # closes the connection if the stream was not read to its end
             if request.is_owed:
                 lost(builder.usage_so_far(sent))
 
@@ -602,7 +602,7 @@ def _tell_lost(options: ModelOptions, pay: Callable[[Usage], None], usage: Usage
 
 
 def _without(secrets: Redactor, answer: AssistantMessage) -> AssistantMessage:
-    """Remove secrets from an answer, because a server may repeat the secrets in its request."""
+    """Remove secrets from an answer, because a server may repeat secrets of the request."""
     calls = tuple(
         call.model_copy(
             update={
@@ -620,7 +620,7 @@ def _without(secrets: Redactor, answer: AssistantMessage) -> AssistantMessage:
 
 
 def open_provider(spec: ServerSpec, model: str) -> ModelProvider:
-    """Return a client of one server; the client ignores the environment.
+    """Return a client of one server. The client ignores environment variables.
 
     Args:
         model: default model, for calls whose options have no model.

@@ -1,4 +1,4 @@
-"""Description of a model server for the server's client, and parameters that calls may have."""
+"""Descriptions of model servers, for their clients. Names of the parameters that calls may have."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,20 +31,20 @@ class ServerSpec:
         name: the server's name in error texts and metadata.
         base_url: URL in the form of the vendor's SDK; by default the vendor's URL.
         api_key: the key, or ``None`` if the server needs no key.
-        headers: further headers of each request.
-        hidden: secrets among the headers, which errors must not show.
+        headers: additional headers of each request.
+        hidden: secrets in the headers. Errors must not show these secrets.
         timeout_s: maximum silence of the server in seconds, before and within an answer. A local
             model reads 10,000 tokens in about 200 s.
         patience_s: seconds after a call's first failure during which the client retries the call;
             0: no retry.
-        structured_output: method of sending a schema. If ``native`` or ``tool`` cannot express a
-            schema, the schema is sent as an instruction.
-        max_tokens_field: the field of Chat Completions that limits output tokens.
+        structured_output: how the client sends a schema. If ``native`` or ``tool`` cannot express a
+            schema, the client sends the schema as an instruction.
+        max_tokens_field: name of the field of Chat Completions that limits output tokens.
         extra_body: extra fields of every request.
-        is_own: true if a tenant owns the server; false if the operator does.
-        prices: the server's own prices, by model; they replace the public prices.
+        is_own: true if a tenant owns the server; false if the operator owns the server.
+        prices: the server's own prices, by model, which replace the public prices.
         guard: function that receives each connection's IP address as text, and raises an error to
-            refuse the address. With a guard, no proxy is used and no redirect is followed.
+            refuse the address. With a guard, the client uses no proxy and follows no redirect.
         look_up: function that replaces the system's resolver.
     """
 
@@ -113,7 +113,7 @@ RESERVED: Mapping[DialectName, frozenset[str]] = {
             "stream",
             "store",
             "max_output_tokens",
-            # The next fields would make the server store the conversation.
+            # The fields below would make the server store the conversation.
             "background",
             "conversation",
             "previous_response_id",
@@ -148,7 +148,7 @@ def supported(dialect: DialectName, headers: Mapping[str, str] | None = None) ->
     """Return the names of the parameters that a server accepts.
 
     Args:
-        headers: the server's headers; one of them may select another version of Anthropic's API.
+        headers: the server's headers. A header may select a different version of Anthropic's API.
     """
     version = next(
         (value for name, value in (headers or {}).items() if name.lower() == VERSION_HEADER), None
@@ -159,7 +159,7 @@ def supported(dialect: DialectName, headers: Mapping[str, str] | None = None) ->
 
 
 def reserved_in(dialect: DialectName, extra_body: Mapping[str, Any]) -> list[str]:
-    """Return a sorted list of the reserved fields that ``extra_body`` sets."""
+    """Return the reserved fields that ``extra_body`` sets, sorted."""
     return sorted(name for name in RESERVED[dialect] if _has(extra_body, name.split(".")))
 
 

@@ -1,4 +1,4 @@
-"""Model clients with answers of a fixed form: analysis of tasks, reflection, judgement."""
+"""Clients that ask a model for answers of a fixed form: task analyses, reflections, judgements."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -79,7 +79,7 @@ class _StructuredModel:
 
     Args:
         model: name of the model; by default the provider's default model.
-        timeout_s: time limit of one question in seconds, including retries.
+        timeout_s: timeout of one question in seconds, which includes retries.
     """
 
     may_talk = True
@@ -123,7 +123,7 @@ class _StructuredModel:
         return self._read(answer, form, asked[-1])
 
     def _read(self, answer: AssistantMessage, form: type[T], model: str) -> T:
-        """Parse the arguments of the ``answer`` call, or without this call the JSON in the text."""
+        """Parse the arguments of the ``answer`` call or, without the call, the JSON in the text."""
         try:
             for call in answer.tool_calls:
                 if call.name == "answer" and call.malformed is None:
@@ -165,12 +165,12 @@ class ModelAnalyst(_StructuredModel):
 
 
 class Judge(_StructuredModel):
-    may_talk = False  # the text around the JSON might quote other JSON from the result
+    may_talk = False  # text around the JSON might quote JSON of the result that is judged
 
     async def judge(
         self, run: RunKey, criteria: str, result: Mapping[str, Any]
     ) -> tuple[bool, str]:
-        """Return whether a result meets the criteria, and the reason.
+        """Return true if a result meets the criteria, and the reason.
 
         Args:
             result: result of a run. The result is untrusted, because it may contain instructions to
@@ -187,6 +187,6 @@ class Judge(_StructuredModel):
 
 
 def _object_in(text: str) -> str:
-    """Return the text from the first to the last brace; without braces, the whole text."""
+    """Return the text from the first to the last brace or, without braces, the whole text."""
     begin, end = text.find("{"), text.rfind("}")
     return text[begin : end + 1] if 0 <= begin < end else text

@@ -1,10 +1,10 @@
 """Tokens of a model call: the server's numbers if they are plausible, and estimates otherwise.
 
-A server may report wrong numbers. So the server's numbers never lower the amount that an account
+A server may report wrong numbers. So a server's numbers can never lower the amount that an account
 has paid, and never overflow a database column.
 
-Each provider and embedder of the service has an account. The account reserves a call's tokens
-before the call is sent. After the call, the account pays the tokens that the call used.
+Each provider and embedder of the service has an account. An account reserves a call's tokens before
+the call is sent. After the call, the account pays for the tokens that the call used.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,12 +32,12 @@ MOST_TOKENS = MOST_FILE_TOKENS
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """Tokens of one call in its server's report.
+    """Numbers of tokens of one call, as the server has reported them.
 
     Attributes:
-        input, output: ``None`` if the server reported no number from 0 to :data:`MOST_TOKENS`.
-        cached, written: parts of the input.
-        reasoning: a part of the output.
+        input, output: ``None``: the server reported no number from 0 to :data:`MOST_TOKENS`.
+        cached, written: input tokens that the server read from, or wrote to, its cache.
+        reasoning: number of output tokens that were reasoning.
         is_odd: true if the server reported an impossible number.
     """
 
@@ -49,10 +49,10 @@ class Reported:
     is_odd: bool = False
 
     def usage(self, sent: Callable[[], int], arrived: int, hidden: int) -> Usage:
-        """Return the usage, with estimates in place of missing numbers.
+        """Return the usage. Estimates replace missing numbers.
 
-        ``cached`` and ``written`` count as 0 if the input is an estimate, or if they exceed the
-        input, because they would lower the price.
+        ``cached`` and ``written`` count as 0 if the input is an estimate, or if both together
+        exceed the input, because they would lower the price.
 
         Args:
             sent: function that returns the request's size, in bytes of text.
@@ -78,10 +78,10 @@ class Reported:
 
 
 class Counts:
-    """Reader of the numbers of one report.
+    """Reader of the numbers in one report of a server.
 
     Attributes:
-        is_odd: true if the reader has read an impossible number.
+        is_odd: true if the report contains an impossible number.
     """
 
     def __init__(self, report: Any) -> None:
@@ -89,10 +89,10 @@ class Counts:
         self.is_odd = report is not None and not isinstance(report, Mapping)
 
     def part(self, name: str, within: str | None = None) -> int:
-        """Return an optional number of the report, or 0 if the number is missing.
+        """Return an optional number of the report; 0: the number is missing.
 
         Args:
-            within: the field of the report that contains the number.
+            within: name of the report's field that contains the number.
         """
         found = self._report
         if within is not None:
@@ -104,7 +104,7 @@ class Counts:
         return 0 if value is None else self._bounded(value) or 0
 
     def total(self, name: str, *more: int) -> int | None:
-        """Return the sum of a reported number and ``more``, or ``None`` without the number."""
+        """Return the sum of a reported number and ``more``; ``None``: the number is missing."""
         value = self._report.get(name)
         first = None if value is None else self._bounded(value)
         return None if first is None else self._bounded(first + sum(more))
@@ -153,10 +153,10 @@ def usage_of(
 
 
 def usage_of_lost(report: Reported, sent: Callable[[], int], arrived: int) -> Usage:
-    """Return the usage of an answer that broke off.
+    """Return the usage of an answer that ended too early.
 
-    Some servers report the output tokens only at the end of the answer. So the usage has at least
-    the tokens of the received text.
+    Some servers report the output tokens only at the end of the answer. So the usage contains at
+    least the tokens of the text that has arrived.
     """
     usage = report.usage(sent, arrived, 0)
     if tokens_in(arrived) > usage.output:
@@ -171,7 +171,7 @@ def _size_of_call(call: ToolCall) -> int:
 
 
 class UnpaidCallError(BottegaError):
-    """Error of a model call without a reservation. The error shows a bug; the call was not sent."""
+    """Error: nobody reserved tokens for a model call. This is a bug. The call was not sent."""
 
     code = "unpaid_call"
 
@@ -182,7 +182,7 @@ class Charge(Protocol):
     permit: Permit
 
     def pay(self, model: str, usage: Usage) -> None:
-        """Charge one answer of the call, complete or broken off. A call may have several."""
+        """Charge one answer of the call, complete or ended too early. A call may have several."""
 
 
 class ModelAccount(Protocol):
@@ -195,8 +195,8 @@ class ModelAccount(Protocol):
 
         Args:
             sent: estimate of the input tokens.
-            provider: client of the model, which knows the prices.
-            longest: limit of the answer's tokens, or ``None`` if there is no limit.
+            provider: the model's client, which knows the model's prices.
+            longest: maximum number of the answer's tokens; ``None``: no limit.
 
         Raises:
             BudgetExhaustedError: the account has too little money or too few tokens left.
@@ -211,7 +211,7 @@ class TenantAccounts(Protocol):
 
 
 class PermitsOnly:
-    """Account of agents in runs that refuses calls without a reservation by the run's recorder."""
+    """Account of runs' agents. It refuses calls for which the run's recorder reserved no tokens."""
 
     def call(
         self, sent: int, provider: object | None, longest: int | None
@@ -239,7 +239,7 @@ class TokenPrices:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "TokenPrices":
-        """Build prices from numbers or texts: ``input``, ``output`` and optionally ``cached``."""
+        """Build prices from ``input``, ``output`` and optionally ``cached``: numbers or texts."""
         given = {name: Decimal(str(value)) for name, value in data.items() if value is not None}
         price = given["input"]
         return cls(price, given.get("cached", price), price, given["output"])
@@ -259,7 +259,7 @@ class TokenPrices:
 
 @dataclass(frozen=True, slots=True)
 class _StepPrices:
-    """Prices that depend on the input's length or the time of day, and are slow to compute."""
+    """Prices that depend on the input's length or the time of day. They are slow to compute."""
 
     provider: "Provider"
     model: "ModelInfo"
@@ -286,7 +286,7 @@ ModelPrices = TokenPrices | _StepPrices
 
 
 def prices_of(model: str, address: str, own: OwnPrices | None = None) -> ModelPrices | None:
-    """Return a model's prices, or ``None`` if unknown. The first call may take half a second.
+    """Return a model's prices; ``None``: unknown. The first call may take half a second.
 
     Args:
         address: the server's URL.
@@ -295,7 +295,7 @@ def prices_of(model: str, address: str, own: OwnPrices | None = None) -> ModelPr
     if own and (prices := own.get(model)):
         return prices
     if urlsplit(address).hostname in LOOPBACK:
-        return None  # this check comes first, so that the lists are not loaded
+        return None  # checked before the lists, so that the lists are not loaded
     return _listed(model, address)
 
 

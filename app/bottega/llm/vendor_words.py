@@ -1,7 +1,8 @@
 """Vendors' words for the reasons why an answer ended and why a request failed.
 
-The sources are the vendors' API references and the code of open servers; a comment beside each word
-names its sources. A word that is in no table stays unchanged, because its meaning is unknown.
+The sources are the vendors' API references and the code of open servers. A comment beside each word
+names the vendors that use the word. A word that is in no table stays unchanged, because its meaning
+is unknown.
 """
 
 import re
@@ -60,13 +61,13 @@ _PREFIXES = re.compile(r"^(?:.*\.)?(?:finish_reason_|finishreason_|stop_reason_|
 
 
 def finish_reason(word: str) -> str:
-    """Return Bottega's reason for a vendor's word; return an unknown word unchanged."""
+    """Return Bottega's reason for a vendor's word. Return an unknown word unchanged."""
     plain = re.sub(r"[\s-]+", "_", word.strip().lower())
     return _FINISH.get(plain) or _FINISH.get(_PREFIXES.sub("", plain)) or word
 
 
 def is_known(reason: str) -> bool:
-    """Return true for a reason of :func:`finish_reason`, false for a vendor's unknown word."""
+    """Return true for a reason of Bottega, and false for a vendor's unknown word."""
     return reason.partition(":")[0] in _FINISH_WORDS
 
 
@@ -158,7 +159,7 @@ _PER_MINUTE = re.compile(r"per (second|minute|hour|day)|\b[RT]P[MD]\b", re.IGNOR
 
 
 def error_code(text: str) -> str | None:
-    """Return the code of a failure from a vendor's error sentence, or ``None`` if it is unclear."""
+    """Return the code of a failure from a vendor's error text; ``None``: the text is unclear."""
     if _PER_MINUTE.search(text):  # such as "too many tokens per minute"
         return None
     if _TOO_LONG.search(text):

@@ -1,4 +1,4 @@
-"""Clients of vendors' models, with settings from the environment variables of the vendors' SDKs."""
+"""Clients of vendors' models. They read the environment variables that the vendors' SDKs read."""
 
 import os
 from collections.abc import Mapping
@@ -20,11 +20,11 @@ _ACCOUNT = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PR
 def with_openai(spec: ServerSpec) -> ServerSpec:
     """Set key, address and headers from environment variables, as OpenAI's SDK does.
 
-    Bottega does not use the SDK: its import takes a second and 40 MB, and each call reads the whole
-    history. A server at another address than OpenAI's may need no key.
+    Bottega does not use the SDK: the SDK's import takes a second and 40 MB, and each call through
+    the SDK reads the whole history. A server at an address that is not OpenAI's may need no key.
 
     Raises:
-        InvalidInputError: OpenAI's server needs a key but there is none, or the key has invalid
+        InvalidInputError: OpenAI's server needs a key and there is none, or the key has invalid
             characters.
     """
     base_url = spec.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
@@ -64,9 +64,8 @@ class VendorProvider(ModelProvider):
         InvalidInputError: there is no key, or an argument is invalid.
 
     Attributes:
-        key_variables: environment variables of the key. The client uses the first variable that is
-            set.
-        address_variable: environment variable of the base URL.
+        key_variables: names of environment variables. The first one that is set has the key.
+        address_variable: name of the environment variable that has the base URL.
     """
 
     dialect: ClassVar[DialectName]
@@ -100,10 +99,10 @@ class VendorProvider(ModelProvider):
 
 
 def checked_key(api_key: str | None, variable: str) -> str | None:
-    """Return a key without blanks before and after it, such as the line end of a file.
+    """Return a key without blanks at its start and end, such as the line end of a file.
 
     Args:
-        variable: environment variable that has the key if ``api_key`` is ``None``.
+        variable: name of the environment variable that has the key if ``api_key`` is ``None``.
 
     Raises:
         InvalidInputError: the key contains invalid characters.
@@ -137,15 +136,15 @@ class OpenAIProvider(ModelProvider):
         model: default model, for calls whose options have no model.
         api: ``chat`` works with most servers; ``responses`` lets reasoning models continue their
             reasoning after tool calls.
-        api_key: by default the value of ``OPENAI_API_KEY``; a server at another address may need no
-            key.
+        api_key: by default the value of ``OPENAI_API_KEY``. A server at a different address may
+            need no key.
         base_url: by default the value of ``OPENAI_BASE_URL``, or OpenAI's URL.
         timeout_s: maximum silence of the server, in seconds, before and within an answer.
         patience_s: seconds after a call's first failure during which the client retries the call
             while the server is down or overloaded, or breaks off its answers; 0: no retry.
         extra_body: extra fields of every request. With ``responses``, set ``{"include": []}`` for
             models without reasoning.
-        tools: time and randomness; see :class:`ModelProvider`.
+        tools: functions for time and randomness; see :class:`ModelProvider`.
 
     Raises:
         InvalidInputError: there is no key, or an argument is invalid.
@@ -177,7 +176,7 @@ class OpenAIProvider(ModelProvider):
 
 
 class AnthropicProvider(VendorProvider):
-    """Client of Anthropic's models; ``base_url`` must not end in ``/v1``."""
+    """Client of Anthropic's models. ``base_url`` must not end in ``/v1``."""
 
     dialect = "anthropic"
     key_variables = ("ANTHROPIC_API_KEY",)
@@ -185,7 +184,7 @@ class AnthropicProvider(VendorProvider):
 
 
 class GeminiProvider(VendorProvider):
-    """Client of Google's models; ``base_url`` must end in ``/v1beta``."""
+    """Client of Google's models. ``base_url`` must end in ``/v1beta``."""
 
     dialect = "gemini"
     key_variables = ("GEMINI_API_KEY", "GOOGLE_API_KEY")

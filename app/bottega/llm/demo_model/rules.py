@@ -50,7 +50,7 @@ _ASPECTS = (
 
 @dataclass(frozen=True, slots=True)
 class DemoCall:
-    """A tool call of the model. ``arguments`` are the decoded JSON object."""
+    """A tool call of the model. ``arguments`` is the decoded JSON object."""
 
     name: str
     arguments: dict[str, Any]
@@ -70,10 +70,10 @@ class Conversation:
         own: the agent's system message, without the text about sub-agents.
         system: the whole system message.
         context: the pieces of context before the query.
-        asked: the current query, without the note that names this agent's part of the task.
-        part: the agent's part in this note, or empty without a note.
+        asked: the current query, without the note that says which part of the task this agent has.
+        part: the agent's part according to the note; empty: the query has no note.
         is_task: true if the query belongs to an asynchronous task.
-        later: messages of users or of the service after the query.
+        later: messages that users or the service sent after the query.
         outcomes: (name of the tool, text) of each result after the query, oldest first.
         tools: parameters of the tools that ``tool_choice`` allows, by name.
     """
@@ -90,7 +90,7 @@ class Conversation:
 
 
 def decide(request: dict[str, Any]) -> Answer:
-    """Answer a Chat Completions request, in the form of the request's schema, if any."""
+    """Answer a Chat Completions request, with JSON that fits the request's schema, if any."""
     conversation = read(request)
     answer = _answer(conversation)
     if answer.calls:
@@ -109,7 +109,7 @@ def decide(request: dict[str, Any]) -> Answer:
 
 
 def _answer(conversation: Conversation) -> Answer:
-    """Call the tools in the query, dispatch tasks, or call agents; otherwise answer."""
+    """Call the tools that the query requests, dispatch tasks, call agents, or answer."""
     if calls := _tool_calls(conversation):
         return Answer(calls=calls)
     if _DISPATCH in conversation.tools and not conversation.is_task:
@@ -176,7 +176,7 @@ def text_of(message: dict[str, Any]) -> str:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """Decode a JSON object; return an empty object if the text is not a JSON object."""
+    """Decode a JSON object. Return an empty object if the text is not a JSON object."""
     try:
         found = from_json(text)
     except ValueError:
@@ -185,7 +185,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def _tool_calls(conversation: Conversation) -> tuple[DemoCall, ...]:
-    """Return calls of the plain tools: one call for each message that requests the tool."""
+    """Return calls of the tools that are no agents: one for each message that requests the tool."""
     texts = (conversation.asked, *conversation.later)
     called = Counter(name for name, _ in conversation.outcomes)
     return tuple(
@@ -197,7 +197,6 @@ def _tool_calls(conversation: Conversation) -> tuple[DemoCall, ...]:
 
 
 def _is_agent(parameters: dict[str, Any]) -> bool:
-    """Return true for a sub-agent's parameters: a ``query``, and optionally a ``context``."""
     names = set(parameters.get("properties") or ())
     return "query" in names and names <= {"query", "context"}
 
@@ -212,7 +211,6 @@ def _asks_for(text: str, tool: str) -> bool:
 
 
 def _call(name: str, conversation: Conversation) -> DemoCall:
-    """Make a call with a tool's required arguments, or with the tool's only argument."""
     parameters, text = conversation.tools[name], conversation.asked
     properties = parameters.get("properties") or {}
     names = parameters.get("required") or (properties if len(properties) == 1 else ())
@@ -225,7 +223,7 @@ def _value(schema: Any, text: str, root: dict[str, Any], depth: int = 0) -> Any:
     """Make a value of a schema's type, from the text if possible.
 
     Args:
-        root: the whole schema, for local references.
+        root: the whole schema, to which local references refer.
     """
     if not isinstance(schema, dict) or depth > 16:
         return text
@@ -257,10 +255,10 @@ def _value(schema: Any, text: str, root: dict[str, Any], depth: int = 0) -> Any:
 
 
 def _order(conversation: Conversation) -> list[str]:
-    """Return the agents in the recommended order, followed by agents that the order omits.
+    """Return the agents in the recommended order, followed by the other agents.
 
-    A coordinator with a free choice uses the order of a recalled pattern. Without a pattern, the
-    order depends only on the request.
+    A coordinator that may choose uses the order of a recalled pattern. Without a pattern, the order
+    depends only on the request.
     """
     tools = conversation.tools
     names = [name for name, parameters in tools.items() if _is_agent(parameters)]
@@ -277,7 +275,7 @@ def _order(conversation: Conversation) -> list[str]:
 
 
 def _ask_agents(conversation: Conversation, order: Sequence[str]) -> Answer:
-    """Call the next agent, or all agents if the query has "in parallel"; at the end, sum up."""
+    """Call the next agent, or all agents if the query says "in parallel". At the end, sum up."""
     asked, answers = conversation.asked, dict(conversation.outcomes)
     due = [name for name in order if name not in answers]
     if "in parallel" not in asked.lower():
@@ -294,7 +292,6 @@ def _ask_agents(conversation: Conversation, order: Sequence[str]) -> Answer:
 
 
 def _next_step_of_tasks(conversation: Conversation) -> Answer:
-    """Dispatch, send a message, await one task, cancel or poll the others, await all, or report."""
     topic = _COUNT.sub("", _FIRST_IS_ENOUGH.sub("", conversation.asked)).strip(" .")
     parts = _parts(conversation)
     step = sum(name in _TASK_TOOLS for name, _ in conversation.outcomes)
@@ -319,10 +316,10 @@ def _next_step_of_tasks(conversation: Conversation) -> Answer:
 
 
 def _parts(conversation: Conversation) -> dict[str, dict[str, Any]]:
-    """Return the arguments of each task except the prompt, by title.
+    """Return, by title, the arguments of each task that is dispatched, except the prompt.
 
-    Each agent in the tool's description gets a task. Further tasks follow, up to the number in the
-    query.
+    Each agent in the tool's description gets a task. More tasks follow, up to the number that the
+    query names.
     """
     schema = conversation.tools["dispatch_subagent"]["properties"].get("agent") or {}
     options = [schema, *schema.get("anyOf", ())]
@@ -337,7 +334,7 @@ def _parts(conversation: Conversation) -> dict[str, dict[str, Any]]:
 
 
 def _states(conversation: Conversation, count: int) -> list[dict[str, Any]]:
-    """Return the last known state of each task, in the order of dispatch."""
+    """Return the last known status of each task, in the order of dispatch."""
     results = [json_object(text) for name, text in conversation.outcomes if name in _TASK_TOOLS]
     states = [state for result in results for state in result.get("tasks") or ()]
     dispatched = {state["index"]: state for state in states if "index" in state}
@@ -359,9 +356,9 @@ def _report(topic: str, states: dict[str, dict[str, Any]]) -> str:
 
 
 def _own_text(conversation: Conversation) -> str:
-    """Answer from the tools' results and the shared context; quote the context with the sources.
+    """Answer from the tools' results and the shared context. Quote the context and its sources.
 
-    The answer has numbered points if the system message asks for them, as in "requirements (R1, R2,
+    The answer has numbered points if the system message requests them, as in "requirements (R1, R2,
     …)". Each numbered line of the sources becomes a point. Without numbered lines, ``_POINTS`` are
     the points.
     """
@@ -392,7 +389,7 @@ def _shortened(text: str) -> str:
 
 
 def usage(answer: Answer, request: dict[str, Any]) -> dict[str, int]:
-    """Estimate input and output tokens; the input consists of the texts and the tools."""
+    """Estimate input and output tokens. The input consists of the texts and the tools."""
     texts = [text_of(message) for message in request["messages"]]
     tools = to_json(request["tools"]) if request.get("tools") else b""
     prompt = tokens_in(sum(map(len, texts)) + len(tools))

@@ -27,14 +27,14 @@ DONE = b"data: [DONE]\n\n"
 def serve(
     port: int, *, latency_ms: float = 0, token_delay_ms: float = 0, exit_with_parent: bool = False
 ) -> None:
-    """Serve the demo model; print one line, ``{"port": N}``, when the server accepts connections.
+    """Serve the demo model. Print one line, ``{"port": N}``, when the server accepts connections.
 
     Args:
         port: number of the port; 0 means any free port.
         latency_ms: milliseconds before an answer begins.
         token_delay_ms: milliseconds between the words of a stream.
-        exit_with_parent: if true, end when standard input ends, which the system closes when the
-            parent ends.
+        exit_with_parent: true: end when standard input ends. The system closes it when the parent
+            process ends.
     """
     try:
         listener = socket.create_server(("127.0.0.1", port))
@@ -50,7 +50,7 @@ def serve(
         lifespan="off",
         ws="none",
         timeout_keep_alive=75,
-        timeout_graceful_shutdown=0,  # no client needs answers after a stop
+        timeout_graceful_shutdown=0,  # no client needs an answer after a stop
     )
     print(json.dumps({"port": listener.getsockname()[1]}), flush=True)  # noqa: T201
     with contextlib.suppress(KeyboardInterrupt):
@@ -99,7 +99,7 @@ def response(answer: Answer, request: dict[str, Any], token_delay_s: float = 0.0
 
 
 def completion(answer: Answer, request: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer as an object, whose ids depend only on the model and the messages."""
+    """Return the answer as an object. Its ids depend only on the model and the messages."""
     asked = to_json([request["model"], request["messages"]])
     digest = blake2b(asked, digest_size=9).hexdigest()
     message: dict[str, Any] = {"role": "assistant", "content": answer.text or None}

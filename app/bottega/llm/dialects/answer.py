@@ -1,9 +1,9 @@
-"""Assembly of a streamed answer: the common part of all dialects.
+"""Assembly of a streamed answer, as far as all dialects share it.
 
-A message's state has a list with the server's order of the blocks of an answer. The entries are
-``{"type": "text", "length": N}``, ``{"type": "call", "id": ID}`` and
-``{"type": "opaque", "block": …}``. An entry of a text or a call may have ``more``: other fields of
-the block. The texts and calls are only in the message itself, where hooks may change both.
+A message's state has a list of the answer's blocks, in the order in which the server sent them. The
+entries are ``{"type": "text", "length": N}``, ``{"type": "call", "id": ID}`` and ``{"type":
+"opaque", "block": …}``. An entry of a text or a call may have ``more``: other fields of the block.
+Texts and calls are only in the message itself, where hooks may change them.
 
 Most chunks of an answer repeat the same bytes around a few letters. Decoding each chunk as JSON
 costs more than all other work of a model call. So the module recognises chunks that differ only in
@@ -39,7 +39,7 @@ _PROBE = "probe"
 
 
 class TextChunks:
-    """Recogniser of chunks with only text, by the bytes around the text.
+    """Recogniser of chunks that contain only text, by the bytes around the text.
 
     Args:
         only_text: returns the text of a decoded chunk, or ``None`` if the chunk has other fields.
@@ -56,8 +56,8 @@ class TextChunks:
         """Read the chunks of the learned form from ``start``.
 
         Returns:
-            The number of these chunks, and their text. If the text is ``None``, decode the chunks
-            as JSON.
+            The number of the chunks, and their text; text ``None``: decode the chunks as JSON. If
+            the returned text is ``None``, the caller must decode the chunks as JSON.
         """
         before, after = self._before, self._after
         if not before:
@@ -73,7 +73,7 @@ class TextChunks:
             decoded = from_json(b'["%b"]' % b'","'.join(texts))
         except ValueError:
             return len(texts), None
-        # A chunk with further fields has more quotes, and each quote adds an element to the list.
+        # A chunk with more fields has more quotes, and each quote adds an element to the list.
         return len(texts), "".join(decoded) if len(decoded) == len(texts) else None
 
     def learn(self, chunk: bytes, text: str) -> None:
@@ -130,7 +130,7 @@ class AnswerBuilder(ABC):
         text_chunks: recogniser of events that have only text.
 
     Attributes:
-        complete: true if no event follows, so that the client need not read the rest of the stream.
+        complete: true if no event follows, so that the client may ignore the rest of the stream.
     """
 
     complete = False
@@ -146,11 +146,11 @@ class AnswerBuilder(ABC):
 
     @property
     def finished(self) -> bool:
-        """True after the server sent a finish reason; then only the usage may follow."""
+        """True after the server has sent a finish reason. Then only the usage may follow."""
         return self._finish_reason is not None
 
     def add_events(self, events: Sequence[bytes]) -> str:
-        """Add the events of a piece of the stream; return the events' text.
+        """Add the events of a piece of the stream. Return the events' text.
 
         Raises:
             ModelError: see :meth:`add_event`.
@@ -184,7 +184,6 @@ class AnswerBuilder(ABC):
         return self.add_event(event)
 
     def _take_text(self, text: str) -> None:
-        """Add the text of events that contain only text."""
         self._text.append(text)
 
     def add_event(self, data: bytes) -> str:
@@ -194,7 +193,7 @@ class AnswerBuilder(ABC):
         events to keep a connection open.
 
         Raises:
-            ModelError: the event is not valid in the API, or reports an error.
+            ModelError: the event is not valid in the API, or the event reports an error.
         """
         if len(data) <= 40 and _BEAT.fullmatch(data):
             return ""
@@ -206,7 +205,7 @@ class AnswerBuilder(ABC):
             raise
 
     def add_whole(self, body: bytes) -> str:
-        """Add the body of a server that does not stream; return the body's text.
+        """Add the body of a server that does not stream. Return the body's text.
 
         The body may lack a finish reason, because complete JSON is a complete answer.
 
@@ -302,7 +301,7 @@ class AnswerBuilder(ABC):
         )
 
     def _refuse_excess(self, text: str) -> None:
-        """Refuse an oversized answer, because the run would store and resend it at every call."""
+        """Refuse an oversized answer: the run would store it and send it in every call."""
         calls = list(self._partial_calls())
         length = len(text) + sum(
             len(call.id) + len(call.name) + sum(map(len, call.arguments)) for call in calls
@@ -316,7 +315,7 @@ class AnswerBuilder(ABC):
             raise self._report.no_completion(f"more than {MAX_CALLS} tool calls")
 
     def usage_so_far(self, sent: Callable[[], int]) -> Usage:
-        """Return the usage of an answer that broke off.
+        """Return the usage of an answer that ended too early.
 
         Args:
             sent: function that returns the request's size, in bytes of text.
@@ -331,7 +330,7 @@ class AnswerBuilder(ABC):
         return 0
 
     def _end(self, word: str) -> None:
-        """Set the finish reason from a vendor's word; the first reason other than a stop counts."""
+        """Set the finish reason from a vendor's word. The first one that is not a stop counts."""
         reason = finish_reason(word)
         if reason == REFUSED:
             self._refused = True
@@ -340,17 +339,17 @@ class AnswerBuilder(ABC):
 
     @abstractmethod
     def _add(self, event: dict[str, Any]) -> str:
-        """Add an event that reports no error; return the event's text.
+        """Add an event that reports no error.
 
-        An implementation calls :meth:`_end` with the server's finish reason.
+        Return its text. An implementation calls :meth:`_end` with the server's finish reason.
 
         Raises:
-            AttributeError, TypeError, LookupError: the event does not have the API's form.
+            AttributeError, TypeError, LookupError: the event has a form that the API does not have.
         """
 
     @abstractmethod
     def _reported(self) -> Reported:
-        """Return the tokens that the server reported."""
+        """Return the numbers of tokens that the server has reported."""
 
     @abstractmethod
     def _partial_calls(self) -> Iterable[PartialCall]:
@@ -380,7 +379,7 @@ class AnswerBuilder(ABC):
     def _whole(self, piece: str) -> str:
         """Return ``piece`` as a text that UTF-8 can encode.
 
-        Some servers cut text between UTF-16 units, which splits an emoji. This method stores the
+        Some servers cut text between UTF-16 units, which splits an emoji. This method keeps the
         first half until the next piece arrives.
         """
         if self._half:
@@ -426,7 +425,7 @@ def decode_arguments(raw: str) -> tuple[dict[str, Any], str | None]:
 
 
 def _only_object(text: str) -> Any:
-    """Return the only JSON object of a text, or ``None`` for an incomplete or a second object."""
+    """Return the only JSON object of a text; ``None``: it is incomplete or not the only one."""
     begin = text.find("{")
     if begin < 0 or _AROUND.search(text[:begin]):
         return None
@@ -458,10 +457,10 @@ def in_order(
     text: Callable[[str], Block],
     call: Callable[[ToolCall], Block],
 ) -> list[Block]:
-    """Return a message's blocks in order; a changed text gets the position of the first text.
+    """Return a message's blocks in order. A changed text gets the position of the first text.
 
     Args:
-        text, call: functions that make a block.
+        text, call: functions that make a block from a text or a call.
     """
     calls = {each.id: each for each in message.tool_calls}
     texts = _texts(message.content, order)
@@ -481,7 +480,6 @@ def in_order(
 
 
 def _texts(content: str, order: Sequence[Entry]) -> dict[int, str]:
-    """Split a message's text into the texts of the blocks, by position in ``order``."""
     lengths = {i: entry["length"] for i, entry in enumerate(order) if entry["type"] == "text"}
     if sum(lengths.values()) != len(content):
         return {next(iter(lengths)): content} if lengths else {}
@@ -550,7 +548,7 @@ class SSESplitter:
         return events if len(events) == len(blocks) and all(events) else None
 
     def _event(self, block: bytes) -> bytes:
-        """Return the data of the event that ends with ``block``, or an empty text without data."""
+        """Return the data of the event that ends with ``block``; empty: the event has no data."""
         if block[:5] == _DATA and b"\n" not in block and not self._data:
             return block[6:] if block[5:6] == b" " else block[5:]
         self._take(block)
@@ -558,7 +556,6 @@ class SSESplitter:
         return data[0] if len(data) == 1 else b"\n".join(data)
 
     def _take(self, lines: bytes) -> None:
-        """Store the data of complete lines."""
         for line in lines.split(b"\n"):
             if line[:5] == _DATA:
                 self._data.append(line[6:] if line[5:6] == b" " else line[5:])
@@ -590,7 +587,7 @@ async def read(
 
     Args:
         asked_at: time of the request, by the event loop's clock.
-        begins: function called when the first piece arrives.
+        begins: function that is called when the first piece arrives.
 
     Raises:
         ModelError: the connection failed, or the answer cannot be used. A failure after the finish
@@ -647,7 +644,7 @@ async def _read_all(
 
 
 def _collect(response: aiohttp.ClientResponse, asked_at: float) -> None:
-    """Pause for a moment, so that one read gets more data, because each read costs the same."""
+    """Pause for a moment, so that one read gets more data. Each read costs the same."""
     transport = response.connection and response.connection.transport
     if not transport or transport.is_closing():
         return
@@ -664,16 +661,16 @@ def pause_of(now: float, took_s: float, turn: int) -> float:
     The pause is at most half of the time since the request. The pause is also at most about
     ``_COLLECT_S``, because clients get live text no more often. Longer answers are read at
     ``_TURNS`` fixed times per ``_COLLECT_S``. So one wake-up serves many answers, and the steps
-    that end with these answers are stored together. A single time for all answers would block the
-    event loop for too long.
+    that end with these answers are stored together. If all answers had the same time, they would
+    block the event loop for too long.
 
     Args:
         now: time of the event loop's clock, whose resolution may be a millisecond.
         took_s: seconds since the request.
-        turn: number of the answer's fixed time, from 0 to ``_TURNS`` - 1.
+        turn: number of the answer's fixed time; from 0 to ``_TURNS`` - 1.
     """
     wait_s = _COLLECT_S - (now - turn * _COLLECT_S / _TURNS) % _COLLECT_S
-    if wait_s < _COLLECT_S / 10:  # with a coarse clock, this may still be the current time
+    if wait_s < _COLLECT_S / 10:  # a coarse clock may still show the time of this turn
         wait_s += _COLLECT_S
     return min(wait_s, took_s / 2)
 
@@ -700,7 +697,7 @@ async def _drain(response: aiohttp.ClientResponse) -> None:
 
 
 class _Answer:
-    """Reader of an answer as a stream of events or as JSON, by the answer's first character.
+    """Reader of an answer. Its first character shows if it is a stream of events or JSON.
 
     The reader ignores the content type, because some servers label a stream as JSON, or JSON as a
     stream.
@@ -755,7 +752,7 @@ class _Events:
 
 
 class _Whole:
-    """Reader of the answer of a server that ignored the request to stream."""
+    """Reader of an answer from a server that ignored the request to stream."""
 
     def __init__(self, builder: AnswerBuilder) -> None:
         self._builder = builder

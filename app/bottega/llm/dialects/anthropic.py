@@ -2,12 +2,13 @@
 
 Sources: platform.claude.com/docs/en/api/messages for the API's version 2026-10-21, the types of
 Anthropic's SDK 2.12, and for answers platform.claude.com/docs/en/build-with-claude/streaming and
-…/api/handling-stop-reasons. Bottega does not use the SDK: a call through the SDK costs at least
-twice as much CPU, and the import costs each process two seconds and 39 MB (docs/guides/models.md).
+…/api/handling-stop-reasons. Bottega does not use Anthropic's SDK: a call through the SDK costs at
+least twice as much CPU, and the import costs each process two seconds and 39 MB
+(docs/guides/models.md).
 
-The system message and the newest block of the request are breakpoints of the prompt cache
+The request marks its system message and its newest block as breakpoints of the prompt cache
 (platform.claude.com/docs/en/build-with-claude/prompt-caching). Tools and instructions form a stable
-prefix, and each call of a query extends the previous call's prompt.
+prefix, and each model call of a query extends the prompt of the previous call.
 """
 
 import re
@@ -41,7 +42,7 @@ class _Block:
     """A block of the answer that arrives in pieces.
 
     Attributes:
-        body: the block from the event that began it.
+        body: the block as the event has it that began the block.
         text: pieces of the block's text, thinking or signature, by field.
     """
 
@@ -60,12 +61,12 @@ class _Block:
 class AnthropicAnswer(AnswerBuilder):
     """Builder of a message from the events of one answer, or from a complete answer.
 
-    The state's ``message`` is ``{"order": …}``; see :mod:`.answer`. The state contains thinking
-    with its signature, and any other block that is neither text nor a call. An answer that
-    has only texts and calls has no state.
+    ``{"order": …}`` in the message's state is the order of the answer's blocks; see :mod:`.answer`.
+    The state contains thinking with its signature, and any other block that is neither text nor a
+    call. An answer that has only texts and calls has no state.
 
     Args:
-        origin: identifies the server and model that answer; see :func:`.opaque.origin_of`.
+        origin: id of the server and model that answer; see :func:`.opaque.origin_of`.
     """
 
     def __init__(self, report: ErrorMapper, after_results: bool, *, origin: str) -> None:
@@ -75,7 +76,7 @@ class AnthropicAnswer(AnswerBuilder):
         self._spoken: _Block | None = None
 
     def _take_text(self, text: str) -> None:
-        # The learned form contains the block's number, so this text belongs to the first text
+        # The learned form contains the block's number, so that this text belongs to the first text
         # block.
         assert self._spoken is not None
         self._spoken.text["text"].append(text)
@@ -184,7 +185,6 @@ class AnthropicAnswer(AnswerBuilder):
 
 
 def _only_text(event: Any) -> str | None:
-    """Return the text of an event, or ``None`` if the event has other content."""
     if event["type"] != "content_block_delta" or event["delta"]["type"] != "text_delta":
         return None
     text: str = event["delta"]["text"]
@@ -202,15 +202,15 @@ _IMAGES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
 
 
 def anthropic(spec: ServerSpec, model: str, address: str) -> Dialect:
-    """Return the dialect for ``model`` behind the Messages API at ``address``.
+    """Return the dialect for ``model`` of a server with the Messages API at ``address``.
 
     Raises:
         InvalidInputError: ``extra_body`` has a reserved field, or a value that is not JSON.
     """
-    origin = origin_of(KEY, spec.name, address, model)  # another model cannot read the thinking
+    origin = origin_of(KEY, spec.name, address, model)  # a different model cannot read the thinking
     fields = {
         "model": model,
-        # The API requires a limit, and every model allows this limit.
+        # The API requires a limit of output tokens, and every model allows this limit.
         "max_tokens": 32_000,
         **_CACHED,
         **spec.extra_body,
@@ -271,7 +271,7 @@ def write_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_media(media: Media) -> dict[str, Any] | None:
-    """Return the block for a part, or ``None`` if the API does not accept the part."""
+    """Return the block for a part; ``None``: the API does not accept the part."""
     if media.type == "image" and (media.url or media.media_type in _IMAGES):
         return {"type": "image", "source": _source(media)}
     is_pdf = media.media_type == "application/pdf"

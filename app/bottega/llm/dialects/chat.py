@@ -38,7 +38,7 @@ _AUDIO = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/mpeg": "mp3", "audio/
 
 
 def chat(spec: ServerSpec, model: str, address: str) -> Dialect:
-    """Return the dialect for ``model`` behind Chat Completions at ``address``.
+    """Return the dialect for ``model`` of a server with Chat Completions at ``address``.
 
     Raises:
         InvalidInputError: ``extra_body`` has a reserved field, or a value that is not JSON.
@@ -89,7 +89,7 @@ def write_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_media(media: Media) -> dict[str, Any] | None:
-    """Return the block for a part, or ``None`` if the API does not accept the part."""
+    """Return the block for a part; ``None``: the API does not accept the part."""
     if media.type == "image":
         return {"type": "image_url", "image_url": {"url": media.data_url}}
     if media.type == "audio" and media.data is not None and media.media_type in _AUDIO:
@@ -145,7 +145,7 @@ def write_answer(message: AssistantMessage, *, origin: str) -> list[Item]:
 
 
 def write_results(message: ToolMessage, blocks: WriteParts) -> tuple[list[Item], list[Block]]:
-    """Write results. Media go into a user's turn, because a result can be only text."""
+    """Write results. Media go into a user's turn, because a tool's result can only be text."""
     items: list[Item] = []
     shown: list[Block] = []
     for each in tool_outputs(message):
@@ -166,7 +166,7 @@ class ChatAnswer(AnswerBuilder):
 
     Args:
         after_results: true if the request ends with results of tools.
-        origin: identifies the server that answers; see :func:`.opaque.origin_of`.
+        origin: id of the server that answers; see :func:`.opaque.origin_of`.
     """
 
     def __init__(self, report: ErrorMapper, after_results: bool, *, origin: str) -> None:
@@ -209,10 +209,10 @@ class ChatAnswer(AnswerBuilder):
         return text
 
     def _text_of(self, blocks: Sequence[Mapping[str, Any]]) -> str:
-        """Return the text of the text blocks; store other blocks for the state.
+        """Return the text of the text blocks. Store the other blocks for the state.
 
         Mistral's reasoning models send their thinking as blocks of the content. The models require
-        these blocks in the content of later requests (docs.mistral.ai/capabilities/reasoning).
+        these blocks also in later requests (docs.mistral.ai/capabilities/reasoning).
         """
         thoughts = [block for block in blocks if block["type"] != "text"]
         take(self._more, {"content": thoughts}, frozenset())
@@ -275,7 +275,6 @@ class ChatAnswer(AnswerBuilder):
 
 
 def _only_text(event: Any) -> str | None:
-    """Return the text of a chunk, or ``None`` if the chunk has other content."""
     if event.get("error") or event.get("usage"):
         return None
     (choice,) = event["choices"]
@@ -296,8 +295,7 @@ def _begins_another(call: PartialCall, call_id: Any, name: Any) -> bool:
 
 
 def _is_open(call: PartialCall) -> bool:
-    """Return true if a call's arguments are not a complete JSON object yet."""
-    # The check reads all pieces, so the function skips it for calls with many pieces.
+    # The check reads all pieces of the call, so that it is skipped for calls with many pieces.
     if len(call.arguments) > 100:
         return True
     return bool(call.arguments) and not _is_object("".join(call.arguments))

@@ -1,4 +1,4 @@
-"""Requests to a model's API: parts, turns and the body, as far as all dialects share them.
+"""Requests to a model's API: the content parts, turns and body, as far as all dialects share them.
 
 A message is written as objects once, for its first request. Later requests reuse these objects.
 
@@ -14,7 +14,7 @@ Parts that each dialect accepts:
 All dialects send a text file as text.
 
 This module also arranges a history's messages into turns that every chat template accepts.
-Templates and APIs differ, so a request satisfies the strictest rules:
+Templates and APIs differ, so that a request must satisfy the strictest rules:
 
 - The only system message is at the start: Qwen 3.5 and later on vLLM and llama.cpp ("System message
   must be at the beginning", github.com/vllm-project/vllm/issues/41114).
@@ -27,8 +27,8 @@ Templates and APIs differ, so a request satisfies the strictest rules:
   ai.google.dev/gemini-api/docs/function-calling).
 
 The history itself does not change. Instructions at the start of the history form the system
-message. Context changes with each query, so the module puts the context into the query's turn,
-before the query. So prompts have a common prefix, and prompt caches hit. All other text, except the
+message. Context changes with each query, so that the module puts it into the query's turn, before
+the query. So prompts have a common prefix, and prompt caches hit. All other text, except the
 model's text, becomes the user's text.
 """
 
@@ -69,7 +69,7 @@ class Piece(NamedTuple):
     """A message in the form of an API.
 
     Attributes:
-        items: the items of an answer or of results, or empty if there is nothing to send.
+        items: the items of an answer or of results; empty: there is nothing to send.
         said: the text or blocks of an instruction, context or a user's message. For results, the
             blocks that the API accepts only in a user's turn. ``said`` may be empty.
     """
@@ -81,14 +81,14 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Form of the turns of an API.
+    """The form that an API's turns have.
 
     Attributes:
         opening: returns the fields for instructions (or an empty text) and turns.
         user: returns a user's turn with a text or with blocks.
         text: returns a block of text.
-        bridge: a model's turn between results and the user's text, or ``None`` if the text follows
-            the results in the same turn.
+        bridge: a model's turn that is put between results and the user's text; ``None``: the text
+            follows the results in the same turn.
         results_are_blocks: true if results are blocks of a user's turn, false if results are items.
     """
 
@@ -107,7 +107,7 @@ class Form:
     def tool_turns(
         self, results: Sequence[Item], said: Sequence[str | Sequence[Block]]
     ) -> list[Item]:
-        """Return the turns between two turns of the model."""
+        """Return the turns that are between two turns of the model."""
         if not results:
             return [self.turn(said)]
         turns = list(results)
@@ -132,7 +132,7 @@ def arranged(
 
     Args:
         asked: the piece that follows the inserted context; by default the user's last piece.
-        demand: an instruction after all other instructions.
+        demand: an instruction that follows all other instructions.
     """
     head = next((i for i, piece in enumerate(pieces) if piece.kind > CONTEXT), len(pieces))
     system = [each.said for each in pieces[:head] if each.kind == INSTRUCTION and each.said]
@@ -163,7 +163,6 @@ def arranged(
 
 
 def _place(pieces: Sequence[Piece], asked: Piece | None) -> int:
-    """Return the index of the piece that follows the context, or -1 if no piece follows it."""
     places = [i for i, piece in enumerate(pieces) if piece.kind == ASKED]
     return next((i for i in places if pieces[i] is asked), places[-1] if places else -1)
 
@@ -199,7 +198,7 @@ class Media:
 
     Attributes:
         data: the content in base64.
-        media_type: the type, or empty if unknown. Only a part with a URL may have an unknown type.
+        media_type: the media type; empty: unknown, which only a part with a URL may be.
     """
 
     type: str
@@ -210,7 +209,7 @@ class Media:
 
     @property
     def data_url(self) -> str:
-        """The part's URL, or its content as a ``data:`` URL."""
+        """The part's URL or, without a URL, the part's content as a ``data:`` URL."""
         return self.url or f"data:{self.media_type};base64,{self.data}"
 
 
@@ -246,7 +245,7 @@ async def load_files(
 
 
 def size_as_text(size: int, messages: Iterable[StandardMessage], files: Files) -> int:
-    """Return the size in bytes of a text with the same number of tokens as a request.
+    """Return the size in bytes of a text that would have as many tokens as the request.
 
     Args:
         size: size of the request in bytes, with media in base64.
@@ -267,7 +266,7 @@ def _parts(message: StandardMessage) -> Iterable[Part]:
 
 
 def loaded(part: Part, files: Files) -> Media | str:
-    """Return a part's content, as text if the part is a text file."""
+    """Return the content of a part: as text if the part is a text file."""
     media_type, data, name = part.media_type or "", part.data, part.name
     if part.file is not None:
         content = files.get(part.file)
@@ -301,12 +300,12 @@ class Dialect:
         write_results: returns the items of a tool message, and the blocks that the API accepts only
             in a user's turn.
         write_tool: returns the object for a tool.
-        write: returns the fields for parameters, for a limit of output tokens, and for a flag that
-            is true if the request has tools.
+        write: returns a request's fields, from parameters, a limit of output tokens, and a flag
+            that is true if the request has tools.
         write_schema: returns the fields for an output's schema.
         new_answer: makes the builder of an answer, from a flag that is true if the request ends
             with results of tools.
-        fit: removes contradictory fields of a request.
+        fit: removes fields of a request that contradict each other.
         list_tools: returns the value of the field ``tools``.
     """
 
@@ -334,7 +333,7 @@ class Dialect:
         check_extra(self.spec.extra_body, self.spec)
 
     def output(self, options: ModelOptions) -> Output | None:
-        """Return the form of the answer's schema in the request, or ``None`` without a schema."""
+        """Return the form in which a request has the answer's schema; ``None``: no schema."""
         schema = options.output_schema
         return None if schema is None else output_of(schema, self.spec)
 
@@ -357,7 +356,7 @@ class Dialect:
             InvalidInputError: ``unsupported_part``, or the caller's fields cannot be sent.
             MissingFilesError: a message refers to a file that ``files`` lacks.
         """
-        key = f"{self.spec.dialect} {self.origin}"  # the state is only for this server
+        key = f"{self.spec.dialect} {self.origin}"  # only this server may get the state
         write = partial(self._piece, files=files)
         pieces = [message.encoded(key, write) for message in messages]
         asked = None if options.asked is None else options.asked.encoded(key, write)

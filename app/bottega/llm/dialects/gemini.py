@@ -1,9 +1,9 @@
 """Gemini's API as a dialect.
 
 Sources: ai.google.dev/api/generate-content (v1beta), …/gemini-api/docs/function-calling and
-…/thought-signatures, and the types of Google's SDK 3.4. Bottega does not use the SDK: a call
-through the SDK costs at least twice as much CPU, and the import costs each process 20 MB; see
-docs/guides/models.md.
+…/thought-signatures, and the types of Google's SDK 3.4. Bottega does not use Google's SDK: a call
+through the SDK costs at least twice as much CPU, and the import costs each process 20 MB
+(docs/guides/models.md).
 """
 
 import re
@@ -37,13 +37,14 @@ _KNOWN = frozenset(("text", "thought", "functionCall"))
 class GeminiAnswer(AnswerBuilder):
     """Builder of a message from the chunks of one answer, or from a complete answer.
 
-    The state's ``message`` is ``{"order": …}``; see :mod:`.answer`. A part with a signature stays a
-    separate part, even if its text is empty. The state omits the model's thoughts, because the
-    signatures of thoughts are on other parts. Each answer with calls has a state. So a message
-    without a state must come from another model, and its calls have no signature.
+    ``{"order": …}`` in the message's state is the order of the answer's blocks; see :mod:`.answer`.
+    A part with a signature stays a separate part, even if its text is empty. The state omits the
+    model's thoughts, because the signatures of thoughts are on other parts. Each answer of this
+    model that has calls has a state. So a message without a state comes from a different model, and
+    the message's calls have no signature.
 
     Args:
-        origin: identifies the server and model that answer; see :func:`.opaque.origin_of`.
+        origin: id of the server and model that answer; see :func:`.opaque.origin_of`.
     """
 
     def __init__(self, report: ErrorMapper, after_results: bool, *, origin: str) -> None:
@@ -63,7 +64,7 @@ class GeminiAnswer(AnswerBuilder):
         candidates = event.get("candidates")
         if not candidates:
             return ""
-        candidate = candidates[0]  # the only candidate, unless extra_body requests more
+        candidate = candidates[0]  # there is only one candidate, unless extra_body requests more
         if candidate.get("index"):
             return ""
         parts = (candidate.get("content") or {}).get("parts") or ()
@@ -147,7 +148,7 @@ _FIRST = re.compile(r"[a-zA-Z_]")
 
 
 def gemini(spec: ServerSpec, model: str, address: str) -> Dialect:
-    """Return the dialect for ``model`` behind Gemini's API at ``address``.
+    """Return the dialect for ``model`` of a server with Gemini's API at ``address``.
 
     Raises:
         InvalidInputError: ``extra_body`` has a reserved field, or a value that is not JSON.
@@ -200,7 +201,7 @@ def write_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_media(media: Media) -> dict[str, Any]:
-    """Return the block for a part; the API accepts all parts."""
+    """Return the block for a part. The API accepts all parts."""
     if media.url:
         kind = {"mimeType": media.media_type} if media.media_type else {}
         return {"fileData": {"fileUri": media.url, **kind}}
@@ -270,7 +271,7 @@ def write_answer(message: AssistantMessage, *, origin: str) -> list[Item]:
 
 
 def write_results(message: ToolMessage, blocks: WriteParts) -> tuple[list[Item], list[Block]]:
-    """Write results. URLs go into a user's turn, because parts of results can have only data."""
+    """Write results. URLs go into a user's turn, because parts of a result can only have data."""
     items: list[Item] = []
     shown: list[Block] = []
     for each in tool_outputs(message):

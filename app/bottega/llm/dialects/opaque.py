@@ -1,11 +1,12 @@
-"""Fields of an answer that later requests must send back to the server unchanged.
+"""State: fields of an answer that later requests must send back to the server unchanged.
 
 Examples are ``reasoning_content`` (DeepSeek, Kimi, GLM, vLLM), ``reasoning_details`` (OpenRouter,
 MiniMax), ``extra_content.google.thought_signature`` of a tool call (Gemini's OpenAI-compatible
 endpoint), and other unknown fields of a message or a tool call.
 
 A message keeps these fields as JSON in ``state``: ``{"origin": …, "message": {field: value},
-"calls": {id: {field: value}}}``. Bottega sends the fields back only to the server that sent them.
+"calls": {id: {field: value}}}``. Bottega sends such fields back only to the server from which they
+came.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from bottega.llm.dialects.wire import encodable, encode_json
 # joined.
 _REPLACED = frozenset({"type", "id", "index", "format", "name", "signature", "thought_signature"})
 
-_OPEN = 16  # a later piece may continue this number of newest items in a list
+_OPEN = 16  # number of a list's newest items that a later piece may continue
 
 Fields = dict[str, Any]
 
@@ -30,7 +31,7 @@ def origin_of(*parts: str) -> str:
 
 
 def state_of(origin: str, message: Fields, calls: Mapping[str, Fields]) -> Fields:
-    """Return an answer's state from the fields that :func:`take` collected, or an empty state."""
+    """Return an answer's state, made from the fields that :func:`take` collected; may be empty."""
     own = {key: more for key, more in calls.items() if more}
     if not (message or own):
         return {}
@@ -40,7 +41,7 @@ def state_of(origin: str, message: Fields, calls: Mapping[str, Fields]) -> Field
 
 
 def state_for(origin: str, message: AssistantMessage) -> Fields:
-    """Return a message's state if its origin is ``origin``; otherwise an empty state."""
+    """Return a message's state if the state comes from ``origin``; otherwise an empty state."""
     if message.state.get("origin") == origin:
         return message.state
     return {"message": {}, "calls": {}}
@@ -49,10 +50,10 @@ def state_for(origin: str, message: AssistantMessage) -> Fields:
 def dropped_for(
     origin: str, messages: Sequence[StandardMessage], provider: str, model: str
 ) -> str | None:
-    """Return the model of the newest reasoning state if this call is the first to drop this state.
+    """Return the model whose newest reasoning state this call is the first to drop; else ``None``.
 
-    A call drops state of another origin. If this model gave a newer answer, an earlier call has
-    already dropped the state. If this call is not the first, the function returns ``None``.
+    A call drops a state of a different origin. If the call's own model gave a newer answer, an
+    earlier call has already dropped the state.
     """
     for message in reversed(messages):
         if not isinstance(message, AssistantMessage):
@@ -72,10 +73,10 @@ def size_of_fields(fields: Fields) -> int:
 
 
 def take(fields: Fields, delta: Mapping[str, Any], known: frozenset[str]) -> None:
-    """Merge the unknown fields of a stream's piece into ``fields``; do not copy values.
+    """Merge the unknown fields of a stream's piece into ``fields``.
 
-    Texts are joined and objects are merged. Items of a list are merged by ``type`` and ``index``,
-    because OpenRouter numbers ``reasoning_details`` with these fields.
+    Values are not copied. Texts are joined and objects are merged. Items of a list are merged by
+    ``type`` and ``index``, because OpenRouter numbers ``reasoning_details`` with these fields.
     """
     for name, value in delta.items():
         if name not in known and value not in (None, "", [], {}):
@@ -83,7 +84,7 @@ def take(fields: Fields, delta: Mapping[str, Any], known: frozenset[str]) -> Non
 
 
 class _Pieces(list[str]):
-    """Pieces of one text, joined once at the end, because a long text has many pieces."""
+    """The pieces of one text. They are joined only at the end, because a long text has many."""
 
 
 class _Object(dict[str, Any]):
@@ -91,7 +92,7 @@ class _Object(dict[str, Any]):
 
 
 class _Items(list[Any]):
-    """A list that was merged from several pieces; a later piece may continue its newest items."""
+    """A list that was merged from several pieces. A later piece may continue its newest items."""
 
     def __init__(self, items: list[Any]) -> None:
         super().__init__(items)
@@ -100,7 +101,7 @@ class _Items(list[Any]):
         self._merged: set[int] = set()
 
     def take(self, piece: list[Any]) -> None:
-        """Merge each new item into the older item that it continues; append all other items."""
+        """Merge each new item into the older item that it continues. Append all other items."""
         if len(piece) > _OPEN:  # no server continues so many items in one piece
             self.extend(piece)
             return
@@ -123,7 +124,7 @@ class _Items(list[Any]):
     def _last(self, item: Any) -> int | None:
         """Return the index of the last item if ``item`` continues the last item.
 
-        An item without an index continues an item of equal type if its id is equal or missing.
+        An item without an index continues one of the same type if its id is the same or missing.
         """
         last = self[-1] if self else None
         if not (isinstance(last, dict) and isinstance(item, dict)) or "index" in last:
@@ -133,7 +134,7 @@ class _Items(list[Any]):
 
 
 def _key(item: Any) -> tuple[Any, Any] | None:
-    """Return a key that is equal for all pieces of an item, or ``None`` without an index."""
+    """Return a key that all pieces of an item share; ``None``: the item has no index."""
     if not isinstance(item, dict) or not isinstance(item.get("index"), int | str):
         return None
     kind = item.get("type")
@@ -143,8 +144,8 @@ def _key(item: Any) -> tuple[Any, Any] | None:
 def _merged(name: str, old: Any, new: Any) -> Any:
     """Return ``old`` merged with ``new``.
 
-    A value that arrived in one piece stays unchanged, and the function does not examine the value's
-    parts, because later pieces continue few values.
+    A value that arrived in one piece stays unchanged. The function does not look into such a value,
+    because later pieces continue few values.
     """
     if old is None or new is None:
         return old if new is None else new
@@ -165,7 +166,6 @@ def _merged(name: str, old: Any, new: Any) -> Any:
 
 
 def _joined(value: Any) -> Any:
-    """Return a merged value as plain texts, objects and lists."""
     if isinstance(value, _Pieces):
         return "".join(value)
     if isinstance(value, _Object):

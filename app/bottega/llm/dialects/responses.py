@@ -39,7 +39,7 @@ class _Item:
     Attributes:
         kind: the item's type. The client uses only ``message``, ``function_call`` and
             ``reasoning``.
-        spoke: true if the item's text arrived in pieces.
+        spoke: true if pieces of the item's text have arrived.
         done: true if the item is complete.
         body: the complete item.
     """
@@ -55,18 +55,18 @@ class _Item:
 class ResponsesAnswer(AnswerBuilder):
     """Builder of a message from the events of one answer, or from a complete answer.
 
-    The state's ``message`` is ``{"output": …}``, in the order of the answer's items. Texts and
-    calls are only in the message itself:
+    ``{"output": …}`` in the message's state has the answer's items, in order. Texts and calls are
+    only in the message itself:
 
         [{"type": "reasoning", "id": "…", "summary": […], "encrypted_content": "…"},
          {"type": "message", "phase": "commentary"},
          {"type": "function_call"}]
 
-    The state has reasoning only beside tool calls, because the API ignores other reasoning. An
-    answer without reasoning and phase has no state.
+    The state has reasoning only if the answer has tool calls, because the API ignores other
+    reasoning. An answer without reasoning and phase has no state.
 
     Args:
-        origin: identifies the server and model that answer; see :func:`.opaque.origin_of`.
+        origin: id of the server and model that answer; see :func:`.opaque.origin_of`.
     """
 
     def __init__(self, report: ErrorMapper, after_results: bool, *, origin: str) -> None:
@@ -147,7 +147,7 @@ class ResponsesAnswer(AnswerBuilder):
         return item
 
     def _done(self, key: Any, body: dict[str, Any]) -> str:
-        """Add a complete item; return the item's text if the text did not arrive in pieces."""
+        """Add a complete item. Return the item's text if the text did not arrive in pieces."""
         item = self._begin(key, body)
         item.done = True
         item.body = body
@@ -171,10 +171,10 @@ class ResponsesAnswer(AnswerBuilder):
         return text
 
     def _take_end(self, response: dict[str, Any], event: str) -> str:
-        """Add the final response; return the text that no earlier event contained.
+        """Add the final response. Return the text that no earlier event contained.
 
         Args:
-            event: the status in the event's type, or empty if the server did not stream.
+            event: the status that the event's type names; empty: the server did not stream.
         """
         status = response.get("status")
         if status not in _ENDS:
@@ -199,7 +199,7 @@ class ResponsesAnswer(AnswerBuilder):
 
 
 def _key(event: dict[str, Any]) -> Any:
-    """Return an item's key: its index, or its id if the server sends no index."""
+    """Return an item's key: the item's index or, if the server sends no index, the item's id."""
     index = event.get("output_index")
     if index is not None:
         return index
@@ -207,7 +207,6 @@ def _key(event: dict[str, Any]) -> Any:
 
 
 def _reasoning(body: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a reasoning item that the API accepts in a request."""
     kept = {"type": "reasoning", "summary": body.get("summary") or []}
     kept |= {name: body[name] for name in ("id", "encrypted_content") if body.get(name)}
     return kept
@@ -221,7 +220,7 @@ KEY = "responses"
 
 
 def responses(spec: ServerSpec, model: str, address: str) -> Dialect:
-    """Return the dialect for ``model`` behind the Responses API at ``address``.
+    """Return the dialect for ``model`` of a server with the Responses API at ``address``.
 
     Args:
         spec: the server's ``extra_body`` may set ``include``, because some models without reasoning
@@ -231,7 +230,7 @@ def responses(spec: ServerSpec, model: str, address: str) -> Dialect:
         InvalidInputError: ``extra_body`` has a reserved field, or a value that is not JSON.
     """
     include = {"include": ["reasoning.encrypted_content"]}
-    origin = origin_of(KEY, spec.name, address, model)  # another model cannot read the reasoning
+    origin = origin_of(KEY, spec.name, address, model)  # only this model reads the reasoning
     fields = {"model": model, **include, **spec.extra_body, "store": False, "stream": True}
     return Dialect(
         spec=spec,
@@ -273,7 +272,7 @@ def write_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_media(media: Media) -> dict[str, Any] | None:
-    """Return the block for a part, or ``None`` if the API does not accept the part."""
+    """Return the block for a part; ``None``: the API does not accept the part."""
     if media.type == "image":
         return {"type": "input_image", "image_url": media.data_url}
     if media.type in ("document", "file"):
@@ -337,9 +336,8 @@ def write_results(message: ToolMessage, blocks: WriteParts) -> tuple[list[Item],
 
 
 def _output(message: AssistantMessage, origin: str) -> list[dict[str, Any]]:
-    """Return an answer's stored items if this model made the answer, otherwise an empty list."""
     output: list[dict[str, Any]] = state_for(origin, message)["message"].get("output", [])
-    if not message.tool_calls:  # the API refuses reasoning without its calls
+    if not message.tool_calls:  # the API refuses reasoning without the calls that followed
         output = [item for item in output if item["type"] != "reasoning"]
     return output
 

@@ -2,13 +2,14 @@
 
 - OpenAI: ``strict`` requires ``additionalProperties: false`` and every property in ``required``,
   and refuses many keywords (developers.openai.com/api/docs/guides/structured-outputs, "Supported
-  schemas"). The module sends other schemas without ``strict``. The root must be an object.
+  schemas"). Schemas that break these rules are sent without ``strict``. The root must be an object.
 - Anthropic refuses most keywords, and objects that may have other properties
   (platform.claude.com/docs/en/build-with-claude/structured-outputs, "JSON Schema limitations").
   This module moves refused keywords into descriptions, as Anthropic's SDK does.
 - Gemini accepts the keywords of ``responseJsonSchema`` (ai.google.dev/api/generate-content).
 
-The caller validates every answer, also against keywords that the server did not receive.
+The caller validates every answer by the whole schema, including keywords that the server did not
+get.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,7 +60,7 @@ class Output:
 
     Attributes:
         schema: schema for the server's own structured output.
-        tools: a tool; the model's call of this tool is the answer.
+        tools: a tool. The model answers by a call of this tool.
         demand: instruction to the model.
     """
 
@@ -71,8 +72,8 @@ class Output:
         """Return the answer with the JSON as text, for every form of the schema.
 
         Args:
-            after_results: true if the request ended with results of tools. Without results, the
-                turn has no calls, and servers do not need the turn's state.
+            after_results: true if the request ended with results of tools. If the request had no
+                results, the turn has no calls, and servers do not need the turn's state.
         """
         given = [call for call in message.tool_calls if call.name == ANSWER_TOOL]
         if self.tools and given:
@@ -84,7 +85,7 @@ class Output:
                 call.malformed if call.malformed is not None else to_json(call.arguments).decode()
             )
             changes: dict[str, Any] = {"content": said, "tool_calls": ()}
-            if message.metadata.get("finish_reason") != "length":  # otherwise the answer is cut off
+            if message.metadata.get("finish_reason") != "length":  # length: the answer is cut off
                 changes["metadata"] = {**message.metadata, "finish_reason": "stop"}
             if not after_results:
                 changes["state"] = {}
@@ -136,7 +137,7 @@ def _is_strict_part(part: Schema) -> bool:
 
 
 def fitted(schema: Schema, dialect: DialectName) -> dict[str, Any]:
-    """Return a tool's schema for a server; move keywords that it refuses into descriptions.
+    """Return a tool's schema for a server. Keywords that the server refuses become descriptions.
 
     A schema that cannot be converted is returned unchanged.
     """
@@ -147,7 +148,7 @@ def fitted(schema: Schema, dialect: DialectName) -> dict[str, Any]:
 
 
 def json_in(text: str) -> str:
-    """Return the JSON in an answer without the text around it, or the whole text without JSON."""
+    """Return the JSON in an answer without the text around it; if there is none, the whole text."""
     if _is_json(text):
         return text
     for opening, closing in ("{}", "[]"):
@@ -204,7 +205,7 @@ def _fitted(schema: Any, dialect: DialectName, depth: int) -> dict[str, Any]:
         _close(found)
     left = {name: found.pop(name) for name in [*found] if name not in _KEPT[dialect]}
     left |= _unfit_values(found, dialect)
-    if isinstance(found.get("items"), list):  # the form of older drafts of JSON Schema
+    if isinstance(found.get("items"), list):  # older drafts of JSON Schema have this form
         left["items"] = found.pop("items")
     left.pop("$schema", None)
     for name in ("properties", "$defs"):
@@ -223,7 +224,6 @@ def _fitted(schema: Any, dialect: DialectName, depth: int) -> dict[str, Any]:
 
 
 def _rename(found: dict[str, Any], dialect: DialectName) -> None:
-    """Replace keywords that the server does not support by equivalent keywords."""
     if dialect == "gemini" and "const" in found:
         found["enum"] = [found.pop("const")]
     if dialect == "anthropic" and "oneOf" in found:
@@ -231,7 +231,7 @@ def _rename(found: dict[str, Any], dialect: DialectName) -> None:
 
 
 def _refuse_old(found: Schema) -> None:
-    """Refuse references in the form of older drafts, because servers do not follow them."""
+    """Refuse references in the form of older drafts. Servers do not follow such references."""
     if "definitions" in found or not str(found.get("$ref", "#/$defs/")).startswith("#/$defs/"):
         raise _UnfitError
 
@@ -246,7 +246,7 @@ def _refuse_joint(found: Schema) -> None:
 
 
 def _close(found: dict[str, Any]) -> None:
-    """Forbid other properties, because Anthropic requires this.
+    """Forbid additional properties, because Anthropic requires this.
 
     Raises:
         _UnfitError: the schema describes other properties.
@@ -264,7 +264,6 @@ def _close(found: dict[str, Any]) -> None:
 
 
 def _unfit_values(found: dict[str, Any], dialect: DialectName) -> dict[str, Any]:
-    """Remove keywords with values that the server refuses; return these keywords."""
     if dialect != "anthropic":
         return {}
     left = {}

@@ -32,7 +32,7 @@ _STRICT_ID = re.compile(r"[a-zA-Z0-9]{9}|functions\.[\w.-]+:\d+", re.ASCII)
 
 
 def encode_json(value: Any) -> bytes:
-    """Encode any value as JSON; values that JSON cannot represent become text or null."""
+    """Encode any value as JSON. Values that JSON cannot represent become text or null."""
     try:
         return to_json(value, inf_nan_mode="null", fallback=str)
     except (PydanticSerializationError, UnicodeEncodeError):
@@ -40,7 +40,7 @@ def encode_json(value: Any) -> bytes:
 
 
 def encodable(value: Any) -> Any:
-    """Return ``value`` without lone surrogates, or the same object if it has none."""
+    """Return ``value`` without lone surrogates: the same object if there are none."""
     try:
         to_json(value, inf_nan_mode="null", fallback=str)
     except (PydanticSerializationError, UnicodeEncodeError):
@@ -63,7 +63,7 @@ def check_extra(extra: Mapping[str, Any], spec: ServerSpec) -> None:
 
 
 def merged(fields: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge ``more`` into ``fields``; a value of ``more`` replaces a value of ``fields``.
+    """Merge ``more`` into ``fields``. A value of ``more`` replaces a value of ``fields``.
 
     Objects are merged at every depth, except schemas and objects of different ``type``.
     """
@@ -89,7 +89,7 @@ def function_of(call: ToolCall) -> dict[str, str]:
     """Return a call's name and arguments in a form that servers accept.
 
     Servers refuse the whole history if arguments are not JSON or a name is invalid. The model still
-    sees its own text, because the tool's error quotes this text.
+    sees its own arguments, because the tool's error quotes the arguments.
     """
     return {"name": name_of(call.name), "arguments": encode_json(call.arguments).decode()}
 
@@ -112,7 +112,7 @@ def strict_id(call_id: str) -> str:
 
 
 class ToolOutput(NamedTuple):
-    """A tool's result, in the form for the model."""
+    """A tool's result in the form that the model gets."""
 
     call_id: str
     name: str
