@@ -35,6 +35,7 @@ from bottega.llm.demo_model.rules import Answer, DemoCall
 from bottega.llm.demo_model.rules import decide as demo_decide
 from tests.waiting import deadline, until
 
+DONE = b"data: [DONE]\n\n"
 _HANG_UP = "fake_model.hang_up"
 
 Vectorise = Callable[[Sequence[str]], Awaitable[NDArray[np.float32]]]
@@ -77,11 +78,13 @@ def http_error(
 ) -> Reply:
     """Build an error in the form of OpenAI's API."""
     return http_reply(
-        demo_server.error(message, code=code),
-        status=status,
-        headers=headers,
-        media_type="application/json",
+        error_body(message, code), status=status, headers=headers, media_type="application/json"
     )
+
+
+def error_body(message: str, code: str | None = None) -> bytes:
+    kind = "invalid_request_error"
+    return to_json({"error": {"message": message, "type": kind, "param": None, "code": code}})
 
 
 def http_reply(
@@ -99,7 +102,7 @@ def sse(*events: Any, done: bool = True) -> Reply:
     """Stream these events: dicts are sent as JSON, text unchanged."""
     parts = [event if isinstance(event, str) else json.dumps(event) for event in events]
     body = "".join(f"data: {part}\n\n" for part in parts).encode()
-    return http_reply(body + (demo_server.DONE if done else b""))
+    return http_reply(body + (DONE if done else b""))
 
 
 def chunk(
@@ -147,7 +150,7 @@ def gated(gate: asyncio.Event, reply: Reply) -> Reply:
 
 def sse_until(gate: asyncio.Event, *events: dict[str, Any]) -> Reply:
     """Stream these events, and nothing more until ``gate`` is set; then the answer breaks off."""
-    sent = [demo_server.event(event) for event in events]
+    sent = [b"data: %b\n\n" % to_json(event) for event in events]
     return lambda request: _Stream([*sent, b""], ends=False, gate=gate, wait_at=len(sent))
 
 

@@ -21,8 +21,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from bottega.llm.demo_model.rules import Answer
-from bottega.llm.demo_model.server import error
-from tests.fake_model import FakeModel, Reply, Watched, _Stream
+from tests.fake_model import FakeModel, Reply, Watched, _Stream, error_body
 
 Item = dict[str, Any]
 
@@ -136,7 +135,7 @@ class FakeResponses(FakeModel):
     async def _respond(self, request: Request) -> ASGIApp:
         body = await request.json()
         if wrong := _problem(body):
-            return Response(error(wrong), 400, media_type="application/json")
+            return Response(error_body(wrong), 400, media_type="application/json")
         self._on_request(body)
         reply = self._answer(body)
         assert not isinstance(reply, Answer), "this reply is for Chat Completions"

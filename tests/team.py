@@ -5,10 +5,11 @@ from typing import Any
 import httpx2
 
 from bottega.cli.scenarios import SOFTWARE
-from bottega.llm.demo_model.rules import read
+from bottega.llm.demo_model.rules import Answer, DemoCall, decide, read
 
 RUN = SOFTWARE.run
 CALLS = 7
+AWARENESS = "You are coordinating sub-agents with dependencies.\n"
 
 
 async def define(client: httpx2.AsyncClient) -> None:
@@ -46,13 +47,22 @@ def systems(request: dict[str, Any]) -> list[str]:
     opens the turn of its query.
     """
     conversation = read(request)
-    awareness = conversation.system.removeprefix(conversation.own).strip()
-    told = [conversation.own, *([awareness] if awareness else [])]
+    own, mark, order = conversation.system.partition(AWARENESS)
+    told = [own.strip(), *([mark + order] if mark else [])]
     return told + [piece[0].strip() for piece in conversation.context]
 
 
 def asked_of(request: dict[str, Any]) -> str:
     """Return which of the team's agents sent a model request, by its system message."""
-    own = read(request).own
+    own = systems(request)[0]
     name: str = next(agent["name"] for agent in SOFTWARE.agents if agent["system_message"] == own)
     return name
+
+
+def decide_in_parallel(request: dict[str, Any]) -> Answer:
+    """Answer as the demo model, but call all sub-agents in one answer."""
+    answer, conversation = decide(request), read(request)
+    if [list(call.arguments) for call in answer.calls] != [["query"]]:
+        return answer
+    queries = {name: f"{conversation.asked} (your part: {name})" for name in conversation.tools}
+    return Answer(calls=tuple(DemoCall(name, {"query": queries[name]}) for name in queries))

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bottega.cli.scenarios import SOFTWARE
-from bottega.llm.demo_model.rules import decide, read
+from bottega.llm.demo_model.rules import Answer, DemoCall, decide, read
 from bottega.llm.demo_model.server import response
 
 _MARKER = re.compile(r"\bjob-\d+\b")
@@ -98,7 +98,7 @@ class CountingModel:
         body = await chat.json()
         request = ModelRequest(step_of(body), time.time())
         self.requests.append(request)
-        answer = response(decide(body), body)
+        answer = response(_decide(body), body)
 
         async def wait() -> None:
             await asyncio.sleep(self._random.uniform(*self._latency_s))
@@ -124,9 +124,22 @@ class CountingModel:
         return respond
 
 
+def _decide(body: dict[str, Any]) -> Answer:
+    """Answer as the demo model; if the query has "in parallel", call all sub-agents at once."""
+    answer, conversation = decide(body), read(body)
+    if " in parallel" not in conversation.asked or not answer.calls:
+        return answer
+    queries = {name: f"{conversation.asked} (your part: {name})" for name in conversation.tools}
+    return Answer(calls=tuple(DemoCall(name, {"query": queries[name]}) for name in queries))
+
+
 def step_of(body: dict[str, Any]) -> Step:
     """Return a request's step, from the marker in its query (its context may have other ones)."""
     conversation = read(body)
     marker = _MARKER.search(conversation.asked)
     answers = sum(message["role"] == "assistant" for message in body["messages"])
-    return marker[0] if marker else "", _AGENTS[conversation.own], answers + 1
+    return (
+        marker[0] if marker else "",
+        _AGENTS[conversation.system.partition("\n\nYou are coordinating")[0]],
+        answers + 1,
+    )

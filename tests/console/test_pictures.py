@@ -110,7 +110,7 @@ def _as_a_shop(request: dict[str, Any]) -> Answer:
 def _as_an_author(request: dict[str, Any]) -> Answer:
     """Write a draft, have it mended once, and be content."""
     is_second = _DRAFTS[0][:30] in str(request["messages"])
-    if not read(request).own.startswith("You review"):
+    if not read(request).system.startswith("You review"):
         return text(_DRAFTS["Name the rainbow" in str(request["messages"])])
     return text("Name the rainbow: a child knows it." if is_second else "DONE")
 

@@ -88,7 +88,7 @@ async def test_it_runs_with_a_server_of_models(
     reviews = iter(("Say what light is.", "DONE"))
 
     def as_a_model(request: dict[str, Any]) -> Answer:
-        is_review = read(request).own.startswith("You review")
+        is_review = read(request).system.startswith("You review")
         return text(next(reviews)) if is_review else decide(request)
 
     async with FakeModel(as_a_model) as model:

@@ -27,7 +27,7 @@ DIAMOND = (("a", "b"), ("a", "c"), ("b", "d"), ("c", "d"))
 
 def named(request: dict[str, Any]) -> str:
     """Return the agent of a request, by the name in its system message."""
-    return read(request).own.removeprefix("You are ").removesuffix(".")
+    return read(request).system.removeprefix("You are ").removesuffix(".")
 
 
 def says(**replies: Reply) -> Any:

@@ -27,10 +27,11 @@ from tests.fake_model import FakeModel, Reply, gated
 from tests.flows.test_processes import environment, gate_call
 from tests.processes import Command, command
 from tests.service import Running, client_of, watch
-from tests.team import CALLS, asked_of, define, start
+from tests.team import CALLS, asked_of, decide_in_parallel, define, start
 from tests.waiting import until
 
-IN_PARALLEL = {"input": "Build a todo app in parallel.", "graph": None}
+NO_GRAPH = {"graph": None}
+"""Its edges would put the calls in order."""
 PATIENT = {"BOTTEGA_TAKEOVER_S": "60"}
 """Long enough that no lease expires in a test."""
 
@@ -86,6 +87,7 @@ async def test_of_parallel_calls_only_those_without_an_answer_are_made_again(
     database_url: str, model: FakeModel
 ) -> None:
     with_model = environment(database_url, model)
+    model.decide = decide_in_parallel
     gate = gate_specialists(model, "designer", "implementer")
     async with (
         command("serve", "--no-worker", "--port", "0", **with_model) as api,
@@ -93,7 +95,7 @@ async def test_of_parallel_calls_only_those_without_an_answer_are_made_again(
     ):
         await define(client)
         async with command("worker", **with_model) as victim:
-            run_id = await start(client, **IN_PARALLEL)
+            run_id = await start(client, **NO_GRAPH)
             await model.received(4)
             await stored(database_url, "llm.completed", 2)  # the coordinator's, the analyst's
             await kill(victim)
@@ -300,6 +302,7 @@ async def test_cancelling_a_run_cuts_off_all_its_parallel_calls(
     database_url: str, model: FakeModel
 ) -> None:
     with_model = environment(database_url, model)
+    model.decide = decide_in_parallel
     gate_specialists(model, "requirements", "designer", "implementer")
     async with (
         command("serve", "--no-worker", "--port", "0", **with_model) as api,
@@ -307,7 +310,7 @@ async def test_cancelling_a_run_cuts_off_all_its_parallel_calls(
         client_of(api.port) as client,
     ):
         await define(client)
-        run_id = await start(client, **IN_PARALLEL)
+        run_id = await start(client, **NO_GRAPH)
         await model.received(4)
         assert (await client.post(f"/v1/runs/{run_id}/cancel")).status_code == 202
         frames = await watch(api.port, run_id)

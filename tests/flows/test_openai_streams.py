@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
+from pydantic_core import to_json
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from bottega.llm.demo_model import server as demo_server
-from tests.fake_model import FakeModel, Reply, calls, chunk, http_error, sse, sse_until, text
+from tests.fake_model import DONE, FakeModel, Reply, calls, chunk, http_error, sse, sse_until, text
 from tests.flows.test_conversations import define
 from tests.flows.test_openai_api import client
 from tests.flows.test_openai_shapes import FORMS, function
@@ -74,11 +74,11 @@ def slow(*events: dict[str, Any], breaks: bool = False) -> Reply:
         headers = [(b"content-type", b"text/event-stream")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         for event in events:
-            body = demo_server.event(event)
+            body = b"data: %b\n\n" % to_json(event)
             await send({"type": "http.response.body", "body": body, "more_body": True})
             await pause()
         if not breaks:
-            await send({"type": "http.response.body", "body": demo_server.DONE})
+            await send({"type": "http.response.body", "body": DONE})
 
     def reply(request: dict[str, Any]) -> ASGIApp:
         return app

@@ -41,7 +41,7 @@ async def ended(bottega: Running, **body: Any) -> dict[str, Any]:
     return run
 
 
-ASKED = "How many parcels are 1723 * 4421 for the warehouse in Turin, and what time is it?"
+ASKED = "How many parcels are 1723 * 4421 for the warehouse in Turin, and use current_time"
 
 
 async def test_a_plain_agent_runs_twice_with_default_settings(

@@ -40,7 +40,7 @@ from bottega.graph.decisions import (
     name_of_node,
 )
 from bottega.graph.shared_memory import MemoryItem, SharedMemoryGraph
-from bottega.llm.demo_model.rules import Answer, decide, json_object, text_of, usage
+from bottega.llm.demo_model.rules import Answer, decide, text_of, usage
 from bottega.llm.dialects.chat import chat
 from bottega.llm.server import ServerSpec
 from bottega.subagents.registry import SubagentRegistry
@@ -190,7 +190,7 @@ class Notes(Recorder):
 
 def _shown(message: Mapping[str, Any]) -> dict[str, Any]:
     calls = [
-        _call(each["id"], each["function"]["name"], json_object(each["function"]["arguments"]))
+        _call(each["id"], each["function"]["name"], from_json(each["function"]["arguments"]))
         for each in message.get("tool_calls") or ()
     ]
     said = text_of(dict(message))

@@ -9,8 +9,8 @@ from typing import Any
 
 from starlette.requests import Request
 
-from bottega.llm.demo_model import server as demo_server
 from bottega.llm.demo_model.rules import Answer
+from tests.fake_model import error_body
 from tests.fake_responses import _problem, call, events, say, thought
 from tests.llm.vendors.openai import strict_schema_problem
 from tests.llm.vendors.vendor import Body, Message, Vendor, digest, response_format, unknown
@@ -81,7 +81,7 @@ class Responses(Vendor):
         return b"event: %b\n" % event["type"].encode() + super().encoded(event)
 
     def error(self, message: str) -> bytes:
-        return demo_server.error(message)
+        return error_body(message)
 
 
 def _unsigned(body: Body) -> str | None:

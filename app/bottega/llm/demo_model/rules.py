@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import permutations
+from functools import partial
 from json import JSONDecoder
 from textwrap import shorten
 from typing import Any
@@ -18,7 +18,6 @@ from bottega.llm.dialects.wire import GO_ON
 
 _REQUIRED_TOOL = re.compile(r"call the tool '[^']+'")
 _FOLDER = re.compile(r"\n\nYour own folder is /subagent/[\w-]+[^\n]*(?:\n|\Z)")
-_ASYNC_HINT = "\n\nYou are coordinating sub-agents with dependencies.\n"
 _CONTEXT = re.compile(
     r"(?:Shared context from (?P<source>[^\n]+):|Working memory: [^\n]+)\n"
     r"<(?P<mark>(?:shared-context|working-memory)-[^>\s]+)>"
@@ -32,14 +31,13 @@ _PATTERN_STEPS = re.compile(r"^\s*Steps: (.+)$", re.MULTILINE)
 _NUMBERING = re.compile(r"\b([A-Z])1, \1\d")
 _NUMBERED_LINE = re.compile(r"^([A-Z]\d+) ", re.MULTILINE)
 _ARITHMETIC = re.compile(r"(?<![\w.])[-(\s]*\d[\d\s.()]*(?:(?:\*\*|[-+*/^%])[-\s.(]*\d[\d\s.()]*)+")
-_TIME = re.compile(r"what(?:'s| is)? (?:the )?(?:current )?(?:time|date|day)", re.IGNORECASE)
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _COUNT = re.compile(r",?\s*in (\d{1,3}) (?:parts?|tasks?)\b")
 _FIRST_IS_ENOUGH = re.compile(r",?\s*the first answer is enough")
 _DISPATCH, _SEND, _CANCEL = "dispatch_subagents", "send_to_subagent", "cancel_subagent"
 _POLL, _AWAIT = "poll_subagent", "await_subagent"
 _TASK_TOOLS = frozenset(("dispatch_subagent", _DISPATCH, _SEND, _CANCEL, _POLL, _AWAIT))
-_ENDS = ("completed", "failed", "timeout", "cancelled", "refused")
+_shortened = partial(shorten, width=80, placeholder="…")
 _POINTS = ("Input is checked.", "Equal input has equal results.", "Errors say what to mend.")
 _ASPECTS = (
     "market", "technology", "risks", "costs", "regulation", "history", "outlook", "competition",
@@ -67,8 +65,7 @@ class Conversation:
     """A parsed request.
 
     Attributes:
-        own: the agent's system message, without the text about sub-agents.
-        system: the whole system message.
+        system: the system messages.
         context: the pieces of context before the query.
         asked: the current query, without the note that says which part of the task this agent has.
         part: the agent's part according to the note; empty: the query has no note.
@@ -78,7 +75,6 @@ class Conversation:
         tools: parameters of the tools that ``tool_choice`` allows, by name.
     """
 
-    own: str
     system: str
     context: tuple[re.Match[str], ...]
     asked: str
@@ -132,7 +128,6 @@ def read(request: dict[str, Any]) -> Conversation:
     part = _PART.search(asked)
     later = [text_of(m) for m in messages[start + 1 :] if m["role"] == "user"]
     return Conversation(
-        own=system.split(_ASYNC_HINT)[0],
         system=system,
         context=tuple(context),
         asked=asked[: part.start()] if part else asked,
@@ -175,15 +170,6 @@ def text_of(message: dict[str, Any]) -> str:
     return content or ""
 
 
-def json_object(text: str) -> dict[str, Any]:
-    """Decode a JSON object. Return an empty object if the text is not a JSON object."""
-    try:
-        found = from_json(text)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _tool_calls(conversation: Conversation) -> tuple[DemoCall, ...]:
     """Return calls of the tools that are no agents: one for each message that requests the tool."""
     texts = (conversation.asked, *conversation.later)
@@ -202,12 +188,9 @@ def _is_agent(parameters: dict[str, Any]) -> bool:
 
 
 def _asks_for(text: str, tool: str) -> bool:
-    name = tool.lower()
-    if re.search(rf"\b{re.escape(name).replace('_', '[_ ]')}\b", text.lower()):
-        return True
-    if "calc" in name:
-        return _ARITHMETIC.search(text) is not None
-    return ("time" in name or "date" in name) and _TIME.search(text) is not None
+    name = re.escape(tool.lower()).replace("_", "[_ ]")
+    is_named = re.search(rf"\b{name}\b", text.lower()) is not None
+    return is_named or ("calc" in name and _ARITHMETIC.search(text) is not None)
 
 
 def _call(name: str, conversation: Conversation) -> DemoCall:
@@ -262,31 +245,27 @@ def _order(conversation: Conversation) -> list[str]:
     """
     tools = conversation.tools
     names = [name for name, parameters in tools.items() if _is_agent(parameters)]
-    if _FREE_ORDER in conversation.own:
+    if _FREE_ORDER in conversation.system:
         for steps in _PATTERN_STEPS.findall("\n".join(each[0] for each in conversation.context)):
             known = [step.strip().removeprefix("call ") for step in steps.split("→")]
             if sorted(known) == sorted(names):
                 return known
-        orders = list(permutations(sorted(names)))
-        return list(orders[crc32(conversation.asked.encode()) % len(orders)])
+        return sorted(names, key=lambda name: crc32(f"{name} {conversation.asked}".encode()))
     lines = _ORDER.findall(conversation.system)
     first = lines[-1].split(", ") if lines else []
     return sorted(names, key=lambda name: first.index(name) if name in first else len(first))
 
 
 def _ask_agents(conversation: Conversation, order: Sequence[str]) -> Answer:
-    """Call the next agent, or all agents if the query says "in parallel". At the end, sum up."""
-    asked, answers = conversation.asked, dict(conversation.outcomes)
-    due = [name for name in order if name not in answers]
-    if "in parallel" not in asked.lower():
-        due = due[:1]
-    if due:
-        queries = {name: f"{asked} (your part: {name})" for name in due}
-        return Answer(calls=tuple(DemoCall(name, {"query": queries[name]}) for name in due))
+    """Call the next agent. At the end, sum up."""
+    answers = dict(conversation.outcomes)
+    if due := next((name for name in order if name not in answers), None):
+        query = f"{conversation.asked} (your part: {due})"
+        return Answer(calls=(DemoCall(due, {"query": query}),))
     good = sum(not answers[name].startswith("Error:") for name in order)
     lines = [f"{good} of {len(order)} agents answered:", ""]
     lines += [f"- {name}: {' '.join(answers[name].split())[:240]}" for name in order]
-    if _FREE_ORDER in conversation.own:
+    if _FREE_ORDER in conversation.system:
         lines += ["", f"Asked: {' → '.join(order)}"]
     return Answer("\n".join(lines))
 
@@ -294,25 +273,24 @@ def _ask_agents(conversation: Conversation, order: Sequence[str]) -> Answer:
 def _next_step_of_tasks(conversation: Conversation) -> Answer:
     topic = _COUNT.sub("", _FIRST_IS_ENOUGH.sub("", conversation.asked)).strip(" .")
     parts = _parts(conversation)
-    step = sum(name in _TASK_TOOLS for name, _ in conversation.outcomes)
-    if step == 0:
+    texts = [text for name, text in conversation.outcomes if name in _TASK_TOOLS]
+    if (step := len(texts)) == 0:
         tasks = [
             {"prompt": f"{topic} (your part: {title})", **part} for title, part in parts.items()
         ]
         return Answer(calls=(DemoCall(_DISPATCH, {"tasks": tasks}),))
-    states = _states(conversation, len(parts))
+    states = _states([from_json(text) for text in texts if text.startswith("{")], len(parts))
     ids = [state["task_id"] for state in states if "task_id" in state]
-    running = [state["task_id"] for state in states if state["status"] not in _ENDS]
-    if not ids or step > (7 if running else 4):
+    if not ids or step > 4:
         return Answer(_report(topic, dict(zip(parts, states, strict=True))))
-    cancels = running and _FIRST_IS_ENOUGH.search(conversation.asked)
+    is_enough = _FIRST_IS_ENOUGH.search(conversation.asked)
     steps = [
         DemoCall(_SEND, {"task_id": ids[-1], "message": "Say too what is not known yet."}),
         DemoCall(_AWAIT, {"task_ids": ids, "mode": "any_success"}),
-        DemoCall(_CANCEL, {"task_ids": running}) if cancels else DemoCall(_POLL, {"task_ids": ids}),
+        DemoCall(_CANCEL if is_enough else _POLL, {"task_ids": ids}),
         DemoCall(_AWAIT, {"task_ids": ids, "mode": "all"}),
     ]
-    return Answer(calls=(steps[min(step, len(steps)) - 1],))
+    return Answer(calls=(steps[step - 1],))
 
 
 def _parts(conversation: Conversation) -> dict[str, dict[str, Any]]:
@@ -321,9 +299,7 @@ def _parts(conversation: Conversation) -> dict[str, dict[str, Any]]:
     Each agent in the tool's description gets a task. More tasks follow, up to the number that the
     query names.
     """
-    schema = conversation.tools["dispatch_subagent"]["properties"].get("agent") or {}
-    options = [schema, *schema.get("anyOf", ())]
-    names = [name for each in options for name in each.get("enum") or [each.get("const")] if name]
+    names = conversation.tools["dispatch_subagent"]["properties"].get("agent", {}).get("enum", ())
     count = _COUNT.search(conversation.asked)
     total = max(1, int(count[1])) if count else len(names) or 3
     titles = list(dict.fromkeys((*names, *_ASPECTS)))[: max(total, len(names))]
@@ -333,14 +309,14 @@ def _parts(conversation: Conversation) -> dict[str, dict[str, Any]]:
     }
 
 
-def _states(conversation: Conversation, count: int) -> list[dict[str, Any]]:
+def _states(results: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:
     """Return the last known status of each task, in the order of dispatch."""
-    results = [json_object(text) for name, text in conversation.outcomes if name in _TASK_TOOLS]
-    states = [state for result in results for state in result.get("tasks") or ()]
-    dispatched = {state["index"]: state for state in states if "index" in state}
-    latest = {state["task_id"]: state for state in states if "task_id" in state}
-    tasks = [dispatched.get(index, {}) for index in range(count)]
-    return [{"status": "refused"} | task | latest.get(task.get("task_id"), {}) for task in tasks]
+    known = [state for result in results for state in result.get("tasks") or ()]
+    latest = {state["task_id"]: state for state in known[count:]}
+    dispatched = known[:count] or [{}] * count
+    return [
+        {"status": "refused"} | each | latest.get(each.get("task_id"), {}) for each in dispatched
+    ]
 
 
 def _report(topic: str, states: dict[str, dict[str, Any]]) -> str:
@@ -362,19 +338,14 @@ def _own_text(conversation: Conversation) -> str:
     …)". Each numbered line of the sources becomes a point. Without numbered lines, ``_POINTS`` are
     the points.
     """
-    results = [
-        f"{name} says: {text}".replace("says: Error:", "failed:", 1)
-        for name, text in conversation.outcomes
-    ]
+    results = [f"{name} says: {text}" for name, text in conversation.outcomes]
     sources = [(each["source"], each["content"]) for each in conversation.context if each["source"]]
     lines = [f'{name} said: "{_shortened(text)}"' for name, text in sources]
-    if numbering := _NUMBERING.search(conversation.own):
+    if numbering := _NUMBERING.search(conversation.system):
         cited = [(line, name) for name, text in sources for line in _NUMBERED_LINE.findall(text)]
         points = [f"covers {line} (from {name})." for line, name in cited]
         numbered = enumerate(points or _POINTS, 1)
         lines = [f"{numbering[1]}{number} {point}" for number, point in numbered]
-    elif conversation.is_task and not sources:
-        lines = [f"Most of what is known of the {conversation.part or 'subject'} is recent."]
     if conversation.is_task:
         lines += [f"Noted: {note}" for note in conversation.later]
     if results and not lines:
@@ -384,16 +355,8 @@ def _own_text(conversation: Conversation) -> str:
     return "\n".join([head, *(lines or ["no other agent shared anything with me."]), *results])
 
 
-def _shortened(text: str) -> str:
-    return shorten(text, 80, placeholder="…")
-
-
 def usage(answer: Answer, request: dict[str, Any]) -> dict[str, int]:
-    """Estimate input and output tokens. The input consists of the texts and the tools."""
-    texts = [text_of(message) for message in request["messages"]]
-    tools = to_json(request["tools"]) if request.get("tools") else b""
-    prompt = tokens_in(sum(map(len, texts)) + len(tools))
-    calls = sum(len(call.name) + len(to_json(call.arguments)) for call in answer.calls)
-    output = tokens_in(len(answer.text) + calls)
-    total = prompt + output
-    return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": total}
+    """Estimate input and output tokens. The input consists of the texts."""
+    prompt = tokens_in(sum(len(text_of(message)) for message in request["messages"]))
+    output = tokens_in(len(answer.text) + sum(len(to_json(call)) for call in answer.calls))
+    return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}

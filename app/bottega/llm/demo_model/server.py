@@ -21,33 +21,23 @@ from starlette.routing import Route
 
 from bottega.llm.demo_model.rules import Answer, decide, usage
 
-DONE = b"data: [DONE]\n\n"
 
-
-def serve(
-    port: int, *, latency_ms: float = 0, token_delay_ms: float = 0, exit_with_parent: bool = False
-) -> None:
+def serve(port: int, *, latency_ms: float = 0, token_delay_ms: float = 0) -> None:
     """Serve the demo model. Print one line, ``{"port": N}``, when the server accepts connections.
 
     Args:
         port: number of the port; 0 means any free port.
         latency_ms: milliseconds before an answer begins.
         token_delay_ms: milliseconds between the words of a stream.
-        exit_with_parent: true: end when standard input ends. The system closes it when the parent
-            process ends.
     """
     try:
         listener = socket.create_server(("127.0.0.1", port))
     except OSError as refused:
         sys.exit(f"cannot listen on 127.0.0.1:{port}: {refused.strerror}")
-    if exit_with_parent:
-        threading.Thread(target=_exit_at_end_of_input, daemon=True).start()
     config = uvicorn.Config(
         create_app(latency_s=latency_ms / 1000, token_delay_s=token_delay_ms / 1000),
         log_config=None,
         log_level="critical",
-        access_log=False,
-        lifespan="off",
         ws="none",
         timeout_keep_alive=75,
         timeout_graceful_shutdown=0,  # no client needs an answer after a stop
@@ -58,6 +48,7 @@ def serve(
 
 
 def _exit_at_end_of_input() -> None:
+    """End when the parent ends: then the system closes standard input."""
     sys.stdin.buffer.read()
     os._exit(0)
 
@@ -68,13 +59,12 @@ def create_app(*, latency_s: float = 0.0, token_delay_s: float = 0.0) -> Starlet
     async def completions(request: Request) -> Response:
         try:
             body = from_json(await request.body())
-            if not all("role" in each for each in body["messages"]):
-                raise ValueError("a message has no role")
+            answer = decide(body)
         except (ValueError, TypeError, LookupError) as invalid:
-            message = f"this is no request for chat completions: {invalid}"
-            return Response(error(message), 400, media_type="application/json")
+            text = f"this is no request for chat completions: {invalid!r}"
+            return JSONResponse({"error": {"message": text, "type": "invalid_request_error"}}, 400)
         await asyncio.sleep(latency_s)
-        return response(decide(body), body, token_delay_s)
+        return response(answer, body, token_delay_s)
 
     async def models(request: Request) -> Response:
         model = {"id": "demo", "object": "model", "created": 0, "owned_by": "bottega"}
@@ -87,8 +77,6 @@ def create_app(*, latency_s: float = 0.0, token_delay_s: float = 0.0) -> Starlet
 def response(answer: Answer, request: dict[str, Any], token_delay_s: float = 0.0) -> Response:
     if not request.get("stream"):
         return JSONResponse(completion(answer, request))
-    if not token_delay_s:
-        return Response(b"".join(chunks(answer, request)), media_type="text/event-stream")
 
     async def stream() -> AsyncIterator[bytes]:
         for piece in chunks(answer, request):
@@ -124,31 +112,18 @@ def chunks(answer: Answer, request: dict[str, Any]) -> Iterator[bytes]:
     (choice,), used = whole["choices"], whole.pop("usage")
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
     deltas += [{"content": word} for word in re.findall(r"\s*\S+|\s+$", answer.text)]
-    for index, call in enumerate(choice["message"].get("tool_calls", ())):
-        arguments = call["function"].pop("arguments")
-        start = call | {"index": index, "function": call["function"] | {"arguments": ""}}
-        deltas.append({"tool_calls": [start]})
-        for piece in (arguments[:9], arguments[9:]):
-            deltas.append({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
+    calls = enumerate(choice["message"].get("tool_calls", ()))
+    deltas += [{"tool_calls": [call | {"index": number}]} for number, call in calls]
     choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
     choices.append({"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]})
-    for each in choices:
-        yield event({**whole, "choices": [each]})
+    events = [{**whole, "choices": [each]} for each in choices]
     if (request.get("stream_options") or {}).get("include_usage"):
-        yield event({**whole, "choices": [], "usage": used})
-    yield DONE
-
-
-def event(data: Any) -> bytes:
-    return b"data: %b\n\n" % to_json(data)
-
-
-def error(message: str, *, code: str | None = None) -> bytes:
-    kind = "invalid_request_error"
-    return to_json({"error": {"message": message, "type": kind, "param": None, "code": code}})
+        events.append({**whole, "choices": [], "usage": used})
+    for each in events:
+        yield b"data: %b\n\n" % to_json(each)
+    yield b"data: [DONE]\n\n"
 
 
 if __name__ == "__main__":  # the process that :mod:`bottega.llm.demo_process` starts
-    serve(
-        0, latency_ms=float(sys.argv[1]), token_delay_ms=float(sys.argv[2]), exit_with_parent=True
-    )
+    threading.Thread(target=_exit_at_end_of_input, daemon=True).start()
+    serve(0, latency_ms=float(sys.argv[1]), token_delay_ms=float(sys.argv[2]))
