@@ -204,8 +204,7 @@ async def test_closing_fails_running_calls(model: FakeModel) -> None:
 
 async def _client_port(asking: Asking) -> int:
     """Return the local port of the one idle connection."""
-    (session,) = asking.provider._client._sessions.values()
-    connector: Any = session.connector
+    connector: Any = (await asking.provider._client._session()).connector
     ((connection, _),) = next(iter(connector._conns.values()))
     port: int = connection.transport.get_extra_info("sockname")[1]
     return port

@@ -132,10 +132,7 @@ class ModelClient:
             sock_connect=min(10.0, timeout_s),
             sock_read=timeout_s,
         )
-        self._sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = (
-            WeakKeyDictionary()
-        )
-        self._opened: WeakKeyDictionary[
+        self._sessions: WeakKeyDictionary[
             asyncio.AbstractEventLoop, AsyncGenerator[aiohttp.ClientSession, None]
         ] = WeakKeyDictionary()
 
@@ -182,21 +179,19 @@ class ModelClient:
         return self.report.refused(response.status, _decoded(body), response.headers, clock())
 
     async def aclose(self) -> None:
-        opened = self._opened.get(asyncio.get_running_loop())
-        if opened is not None:
-            await opened.aclose()
+        if (session := self._sessions.get(asyncio.get_running_loop())) is not None:
+            await session.aclose()
 
     async def _session(self) -> aiohttp.ClientSession:
         loop = asyncio.get_running_loop()
-        if (session := self._sessions.get(loop)) is None:
-            self._opened[loop] = opened = self._open(loop)
-            session = self._sessions[loop] = await anext(opened)
-        return session
+        if loop not in self._sessions:
+            self._sessions[loop] = self._open(loop)
+        return await anext(self._sessions[loop])
 
     async def _open(
         self, loop: asyncio.AbstractEventLoop
     ) -> AsyncGenerator[aiohttp.ClientSession, None]:
-        """Yield a session, and close the session when the generator closes.
+        """Yield the loop's session each time, and close the session when the generator closes.
 
         An event loop closes open generators when it shuts down.
         """
@@ -210,9 +205,10 @@ class ModelClient:
         )
         try:
             async with session:
-                yield session
+                while True:
+                    yield session
         finally:
-            del self._sessions[loop], self._opened[loop]
+            del self._sessions[loop]
 
 
 def keep(kept: dict[str, T], key: str, value: T) -> T:
