@@ -42,8 +42,8 @@ def serve(port: int, *, latency_ms: float = 0, token_delay_ms: float = 0) -> Non
         timeout_keep_alive=75,
         timeout_graceful_shutdown=0,  # no client needs an answer after a stop
     )
-    print(json.dumps({"port": listener.getsockname()[1]}), flush=True)  # noqa: T201
     with contextlib.suppress(KeyboardInterrupt):
+        print(json.dumps({"port": listener.getsockname()[1]}), flush=True)  # noqa: T201
         uvicorn.Server(config).run(sockets=[listener])
 
 
