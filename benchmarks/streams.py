@@ -166,16 +166,16 @@ async def start(client: httpx2.AsyncClient) -> str:
 
 async def crowd(
     api: tuple[Any, int], client: httpx2.AsyncClient, environment: dict[str, str], query: str,
-    subscribers: int, runs: int,
+    options: argparse.Namespace,
 ) -> None:  # fmt: skip
     """Connect all subscribers to waiting runs, start a worker, and check what arrives."""
     server, port = api
-    ids = [await start(client) for _ in range(runs)]
+    ids = [await start(client) for _ in range(options.runs)]
     clients: list[Client] = []
-    for first in range(0, subscribers, 50):
+    for first in range(0, options.subscribers, 50):
         paths = [
-            f"/v1/runs/{ids[number % runs]}/ws{query}"
-            for number in range(first, min(first + 50, subscribers))
+            f"/v1/runs/{ids[number % options.runs]}/ws{query}"
+            for number in range(first, min(first + 50, options.subscribers))
         ]
         clients += await asyncio.gather(*(connect(port, path) for path in paths))
     cpu, since = cpu_s(server.pid), time.time()
@@ -191,9 +191,8 @@ async def crowd(
         if not complete or one.close is None or one.close[0] != 1000:
             raise SystemExit(f"{watcher.path}: got {one.seqs}, {one.last}, {one.close}")
     delays = [delay for one in seen for delay in one.delays]
-    deltas = sum(one.deltas for one in seen)
     print(f"  events received                {len(delays):8d}   in {took:.1f} s; none missing")
-    print(f"  frames of live text            {deltas:8d}")
+    print(f"  frames of live text            {sum(one.deltas for one in seen):8d}")
     print(f"  commit to frame p50/p99/max    {_ms(delays):>8}")
     print(f"  CPU of the API process         {spent:8.1f} s")
 
@@ -290,10 +289,7 @@ async def measure(url: str, arguments: argparse.Namespace) -> None:
                 events = f"?types={','.join(EventType)}"
                 for what, query in (("with live text", ""), ("without live text", events)):
                     print(f"{arguments.subscribers} subscribers of {arguments.runs} runs, {what}")
-                    await crowd(
-                        (server, port), client, environment, query,
-                        arguments.subscribers, arguments.runs,
-                    )  # fmt: skip
+                    await crowd((server, port), client, environment, query, arguments)
 
 
 def main() -> None:

@@ -98,7 +98,12 @@ class CountingModel:
         body = await chat.json()
         request = ModelRequest(step_of(body), time.time())
         self.requests.append(request)
-        answer = response(_decide(body), body)
+        decided = decide(body)
+        if decided.calls and " in parallel" in (query := decided.calls[0].arguments["query"]):
+            decided = Answer(
+                "", tuple(DemoCall(name, {"query": query}) for name in read(body).tools)
+            )
+        answer = response(decided, body)
 
         async def wait() -> None:
             await asyncio.sleep(self._random.uniform(*self._latency_s))
@@ -124,22 +129,10 @@ class CountingModel:
         return respond
 
 
-def _decide(body: dict[str, Any]) -> Answer:
-    """Answer as the demo model; if the query has "in parallel", call all sub-agents at once."""
-    answer, conversation = decide(body), read(body)
-    if " in parallel" not in conversation.asked or not answer.calls:
-        return answer
-    queries = {name: f"{conversation.asked} (your part: {name})" for name in conversation.tools}
-    return Answer(calls=tuple(DemoCall(name, {"query": queries[name]}) for name in queries))
-
-
 def step_of(body: dict[str, Any]) -> Step:
     """Return a request's step, from the marker in its query (its context may have other ones)."""
     conversation = read(body)
     marker = _MARKER.search(conversation.asked)
     answers = sum(message["role"] == "assistant" for message in body["messages"])
-    return (
-        marker[0] if marker else "",
-        _AGENTS[conversation.system.partition("\n\nYou are coordinating")[0]],
-        answers + 1,
-    )
+    own = conversation.system.partition("\n\nYou are coordinating")[0]
+    return marker[0] if marker else "", _AGENTS[own], answers + 1

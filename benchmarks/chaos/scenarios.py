@@ -220,17 +220,7 @@ def judge_cancels(
 async def rolling_restart(options: Options) -> Report:
     """Stop workers in sequence, each after its replacement has started (f)."""
     report = Report("f. rolling restart: SIGTERM with the default time to drain")
-    codes: list[int] = []
-    async with options.stage() as (on, _):
-        async with happening(lambda on: replace(on, codes), on, (0.2, 1.0), at_most=20):
-            watchers = await drive(on, options)
-        await on.stop()
-        logs = await on.logs()
-    report.figure("workers replaced", len(codes))
-    judge(report, on, logs, watchers)
-    causes = Counter(cause for log in logs for cause in log.causes)
-    report.claim("no worker counts as crashed", causes["crash"] == 0, str(causes))
-    report.claim("all of them stopped with 0", not any(codes), str(codes))
+    on, logs, _ = await _restarted(report, options, options.stage())
     report.claim("nothing repeated", audit.repeats(logs, on.steps()) == audit.Repeats())
     return report
 
@@ -238,8 +228,17 @@ async def rolling_restart(options: Options) -> Report:
 async def hasty_restart(options: Options) -> Report:
     """Do the same without time to drain: runs are handed over in the middle (f)."""
     report = Report("f. rolling restart: SIGTERM with no time to drain")
+    _, _, causes = await _restarted(report, options, options.stage(BOTTEGA_DRAIN_GRACE_S="0"))
+    report.claim("runs were handed back", causes["drain"] > 0, str(causes))
+    return report
+
+
+async def _restarted(
+    report: Report, options: Options, stage: AbstractAsyncContextManager[tuple[Stage, Proxy]]
+) -> tuple[Stage, list[RunLog], Counter[str]]:
+    """Replace the workers one by one; return the stage, the logs and the causes of attempts."""
     codes: list[int] = []
-    async with options.stage(BOTTEGA_DRAIN_GRACE_S="0") as (on, _):
+    async with stage as (on, _):
         async with happening(lambda on: replace(on, codes), on, (0.2, 1.0), at_most=20):
             watchers = await drive(on, options)
         await on.stop()
@@ -247,10 +246,9 @@ async def hasty_restart(options: Options) -> Report:
     report.figure("workers replaced", len(codes))
     judge(report, on, logs, watchers)
     causes = Counter(cause for log in logs for cause in log.causes)
-    report.claim("runs were handed back", causes["drain"] > 0, str(causes))
     report.claim("no worker counts as crashed", causes["crash"] == 0, str(causes))
     report.claim("all of them stopped with 0", not any(codes), str(codes))
-    return report
+    return on, logs, causes
 
 
 async def replace(on: Stage, codes: list[int]) -> None:
