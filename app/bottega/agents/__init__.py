@@ -77,7 +77,7 @@ these names are imported late."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name of ``bottega.subagents`` at its first use."""
+    """Import a name of ``bottega.subagents`` when a program first uses the name."""
     if (module := _ABOVE.get(name)) is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"bottega.subagents.{module}"), name)

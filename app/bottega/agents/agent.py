@@ -1,4 +1,4 @@
-"""The agent class and its factory. An agent has a system message, a history, tools and hooks.
+"""Class and factory of agents. An agent has a system message, a history, tools and hooks.
 
 The constructor checks the types of its arguments at run time, because many programs use no type
 checker.
@@ -74,7 +74,7 @@ def refuse_wrong_parts(**parts: object) -> None:
         fits, what = _PARTS[name]
         if value is not None and not fits(value):
             described = what.format(name=value.__name__ if isinstance(value, type) else "MODEL")
-            raise TypeError(f"an agent's {name} takes {described}, not {_kind(value)}")
+            raise TypeError(f"an agent's {name} must be {described}, not {_kind(value)}")
 
 
 def refuse_no_tool(value: object) -> None:
@@ -108,7 +108,7 @@ class BaseAgent:
 
     Args:
         provider: client of the model; by default the client set by :func:`set_default_provider`.
-        agent_name: defaults to the class's name.
+        agent_name: name of the agent; by default the name of its class.
         description: the agent's abilities. The model of a parent agent reads this text.
         max_iterations: limit of model calls per query.
         tool_policy: tool calls required before an answer is accepted.
@@ -132,14 +132,14 @@ class BaseAgent:
         conversation_history: the live history; starts with the system message.
         first_history: the history before the first query, or ``None`` until the first query begins.
         hooks: hooks by event. An event without hooks has no entry.
-        memory_graph, agent_id: the shared memory and the agent's name there, or ``None`` if the
-            agent has no shared memory.
-        output: the validated schema of the agent's answers.
-        recall: adds publications of indirect ancestors to the prompt; needs ``memory_graph`` and
-            ``agent_id``.
+        memory_graph: the shared memory, or ``None`` if the agent has no shared memory.
+        agent_id: the agent's name in the shared memory, or ``None`` without shared memory.
+        output: the checked schema of the agent's answers.
+        recall: adds publications of the agent's indirect ancestors to the prompt; the agent then
+            needs ``memory_graph`` and ``agent_id``.
         memory: selects the messages of the history for each prompt. Copies of the agent have no
             memory.
-        usage: usage of all queries, sub-agents included.
+        usage: usage of all queries, including the usage of sub-agents.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class BaseAgent:
         return hook
 
     def off(self, hook: Hook) -> None:
-        """Remove a hook; do nothing if the agent does not have it."""
+        """Remove a hook; do nothing if the agent does not have the hook."""
         hooks = self.hooks.get(hook.event, [])
         if hook in hooks:
             hooks.remove(hook)
@@ -216,11 +216,11 @@ class BaseAgent:
             self.hooks.pop(hook.event, None)
 
     def register_tool(self, tool: ToolBase | type[ToolBase]) -> None:
-        """Add a tool; a class is instantiated without arguments.
+        """Add a tool. If ``tool`` is a class, create its instance without arguments.
 
         Raises:
-            InvalidInputError: the tool has no name, or ``duplicate_tool``: the agent has another
-                tool or sub-agent of that name.
+            InvalidInputError: the tool has no name, or its name is the name of another tool or
+                sub-agent of the agent (``duplicate_tool``).
             TypeError: the argument is not a tool.
         """
         refuse_no_tool(tool)
@@ -241,7 +241,7 @@ class BaseAgent:
     def register_agent(
         self, agent: "BaseAgent", *, name: str, description: str, stateless: bool = False
     ) -> None:
-        """Add another agent as a tool; see :class:`SubAgentWrapper`.
+        """Add another agent as a tool of this agent; see :class:`SubAgentWrapper`.
 
         Raises:
             CycleError: ``agent`` is this agent, or has this agent as a direct or indirect
@@ -258,7 +258,7 @@ class BaseAgent:
         return [agent for agent in agents if isinstance(agent, BaseAgent)]
 
     def path_to(self, other: "BaseAgent", passed: "set[int] | None" = None) -> list["BaseAgent"]:
-        """Return the path of sub-agents from this agent to ``other``, or ``[]`` without a path."""
+        """Return the path of sub-agents from this agent to ``other``; ``[]``: there is no path."""
         passed = set() if passed is None else passed
         if self is other:
             return [self]
@@ -271,7 +271,7 @@ class BaseAgent:
     # Copies
 
     def copy_for_call(self) -> Self:
-        """Return a copy with the same hooks and graph, its own history and tools, and no memory."""
+        """Return a copy with the same hooks and graph, a separate history, and no memory."""
         agent = copy.copy(self)
         agent.conversation_history = list(self.conversation_history)
         agent.registered_tools = list(self.registered_tools)
@@ -281,7 +281,7 @@ class BaseAgent:
         return agent
 
     def fresh_copy(self, made: FreshCopies | None = None) -> Self:
-        """Copy the agent and its sub-agents; each copy has the history before the first query."""
+        """Copy the agent and its sub-agents; a copy has only the history before the first query."""
         made = {} if made is None else made
         made[self] = new = self.copy_for_call()
         if self.first_history is not None:
@@ -326,18 +326,20 @@ class BaseAgent:
         """Answer a query. An agent runs one query at a time; copies of an agent run concurrently.
 
         Args:
-            query: a text, or messages of one or several turns. The last message is a
-                ``HumanMessage``, or the result of a tool call after the last ``HumanMessage``.
+            query: a text, or messages of one or several turns. The last message must be a
+                ``HumanMessage``, or the result of a tool call that the model made after the last
+                ``HumanMessage``.
             recorder: observes the query; a sub-agent uses its parent's recorder.
             caller: tenant, end user and session of the query; tools read the caller in their
-                :class:`ToolContext`. The default is the recorder's caller.
+                :class:`ToolContext`. The default caller is the recorder's.
 
         Raises:
             AgentBusyError: another query of this agent is still running.
-            InvalidQueryError: the query is neither a text nor a list of messages of the form above.
+            InvalidQueryError: the query is neither a text nor a valid list of messages (see
+                ``query``).
             NoProviderError: the agent has no provider, and the program has set no default provider.
-            HookContractError, HistoryError: a hook or other code around the agent has a bug.
-            Exception: any error of the recorder, except ``ModelError``.
+            HookContractError, HistoryError: a hook, or other code of the program, has a bug.
+            Exception: the recorder raised an error that is not a ``ModelError``.
         """
         given, messages = split_turns(query_messages(query))
         with self._claimed():
@@ -363,12 +365,12 @@ class BaseAgent:
     ) -> AsyncGenerator[QueryEvent, None]:
         """Answer a query and yield its events while it runs; the last event is ``QueryAnswered``.
 
-        The query starts when the reader requests the first event. The query waits for a slow
-        reader. Closing the generator cancels the query. ``aclose()`` closes the generator, and so
+        The query starts when the reader requests the first event, and pauses while the reader is
+        slow. Closing the generator cancels the query. ``aclose()`` closes the generator, and so
         does ``break`` in ``async for`` if the program has no other reference to the generator.
 
         Args:
-            query: see :meth:`execute_query_async`. The generator raises the errors of that method.
+            query: see :meth:`execute_query_async`, whose errors the generator also raises.
             most_waiting: number of unread events (at least 1) at which the query pauses.
             caller: see :meth:`execute_query_async`.
 
@@ -386,7 +388,6 @@ class BaseAgent:
 
     @contextmanager
     def _claimed(self) -> Iterator[None]:
-        """Mark the agent as busy during one query, or raise AgentBusyError."""
         with _claiming:  # queries may come from several threads
             if self._is_busy:
                 raise AgentBusyError(self.agent_id or self.agent_name)
@@ -397,7 +398,7 @@ class BaseAgent:
             self._is_busy = False
 
     def turn(self) -> asyncio.Lock:
-        """Return the lock that lets one query run at a time; each event loop has its own lock."""
+        """Return the lock that lets the agent run one query at a time in the current event loop."""
         loop = asyncio.get_running_loop()
         if self._turn is None or self._turn[0] is not loop:
             self._turn = (loop, asyncio.Lock())
@@ -426,7 +427,7 @@ class AgentFactory:
         global_defaults: constructor arguments of all agents.
 
     Attributes:
-        warnings: (code, message) of each warning, in order.
+        warnings: pairs (code, message), oldest first.
     """
 
     def __init__(self, global_defaults: Config | None = None) -> None:
@@ -450,14 +451,14 @@ class AgentFactory:
         stateless: bool = False,
         defaults: Config | None = None,
     ) -> Self:
-        """Register a class under ``name``; replace an earlier class of that name.
+        """Register a class under ``name``; replace the class that had this name, if any.
 
         Args:
-            subagent_name: name of the tool through which other agents call this agent; defaults to
+            subagent_name: name of the tool by which other agents call this agent; by default
                 ``name``.
-            subagent_description: description of that tool; defaults to the agent's description.
-            stateless: if true, each call of that tool runs on a copy of the agent.
-            defaults: constructor arguments; they override the global defaults.
+            subagent_description: description of the tool; by default the agent's description.
+            stateless: if true, each call of the tool runs on a new copy of the agent.
+            defaults: constructor arguments of the class, which override ``global_defaults``.
         """
         self._specs[name] = AgentSpec(
             cls, subagent_name, subagent_description, stateless, dict(defaults or {})
@@ -475,14 +476,14 @@ class AgentFactory:
         """Create an agent with its sub-agents.
 
         Args:
-            subagents: agents, or registered names. The factory creates a new agent for each name.
-            subagent_config: constructor arguments of these new sub-agents, by registered name.
-            overrides: constructor arguments of the agent itself.
+            subagents: agents, or registered names. The factory creates an agent for each name.
+            subagent_config: constructor arguments of the created sub-agents, by registered name.
+            overrides: constructor arguments of the agent, but not of the sub-agents.
 
         Raises:
             UnknownAgentError: a name is not registered.
             CycleError: an agent would be its own direct or indirect sub-agent.
-            InvalidInputError: ``missing_description``: a sub-agent has no description.
+            InvalidInputError: a sub-agent has no description (``missing_description``).
         """
         agent = self._make(name, overrides)
         config = dict(subagent_config or {})
@@ -526,7 +527,7 @@ class AgentFactory:
         description = (spec.subagent_description if spec else None) or child.description
         if not description:
             raise InvalidInputError(
-                f"the sub-agent '{name}' needs a description: it tells the model when to call it",
+                f"the sub-agent '{name}' needs a description, so that models know when to call it",
                 code="missing_description",
             )
         if self._graph is not None and not self._graph.has_node(name):
@@ -561,10 +562,10 @@ class AgentFactory:
 def refuse_circle(
     agent: BaseAgent, above: tuple[BaseAgent, ...] = (), checked: set[int] | None = None
 ) -> None:
-    """Check that no agent is its own sub-agent, or a sub-agent of an agent with the same id.
+    """Check that no agent calls itself or an agent with the same id, directly or indirectly.
 
     Raises:
-        CycleError: an agent is its own sub-agent, or has the id of an agent above it.
+        CycleError: an agent has the same id as an agent that calls it, directly or indirectly.
     """
     checked = set() if checked is None else checked
     line = (*above, agent)

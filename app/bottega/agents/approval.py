@@ -19,13 +19,13 @@ _RULE = "a feature is arguments.NAME or arguments.NAME.NAME, with names of at mo
 
 @dataclass(frozen=True, slots=True)
 class Approval:
-    """A rule for the calls of a tool.
+    """A rule that says which calls of a tool a person must approve.
 
     Attributes:
-        when: condition on the arguments. Without a condition, every call needs an approval.
-        why: the reason that people read, by default the condition.
-        confirm_above: threshold by the path of an argument. If an argument exceeds its threshold, a
-            person must confirm the approval once more.
+        when: condition on the call's arguments. Without a condition, every call needs an approval.
+        why: reason that people read; by default the text of the condition.
+        confirm_above: thresholds of numbers, by the argument's path. If an argument exceeds its
+            threshold, a person must confirm the approval a second time.
     """
 
     when: Condition | None = None
@@ -35,8 +35,7 @@ class Approval:
     def reason(self, arguments: Mapping[str, Any]) -> str | None:
         """Return the reason why a call needs an approval, or ``None`` if the call needs none.
 
-        A call also needs an approval if the condition cannot compare an argument because of its
-        type.
+        A call also needs an approval if an argument has a type that the condition cannot compare.
         """
         if self.when is None:
             return self.why or "always"
@@ -76,7 +75,7 @@ def check_approval(approval: Any) -> None:
 def _check_thresholds(thresholds: Any) -> None:
     if not isinstance(thresholds, Mapping) or not 0 < len(thresholds) <= _MOST_THRESHOLDS:
         raise InvalidInputError(
-            f"expected an object with 1 to {_MOST_THRESHOLDS} arguments and a number for each",
+            f"expected an object with a number for each of 1 to {_MOST_THRESHOLDS} arguments",
             pointer="/confirm_above",
         )
     for feature, number in thresholds.items():
@@ -97,11 +96,6 @@ def approval_of(approval: Any, why: str | None = None) -> Approval | None:
 
 
 def _value(arguments: Mapping[str, Any], feature: str) -> Any:
-    """Return the argument at a feature's path.
-
-    Return ``None`` if the argument is missing, and an empty object if the path leads through a
-    value that is not an object.
-    """
     found: Any = arguments
     for name in feature.split(".")[1:]:
         if found is None:
@@ -119,7 +113,7 @@ Kind = Literal["approval", "question", "client_tool"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interrupt:
-    """Request to people. A tool call or a graph's node waits for the answer.
+    """Request to people; a tool call or a graph's node waits for their answer.
 
     Attributes:
         question: text that people read, if the kind is ``question``.
@@ -128,9 +122,9 @@ class Interrupt:
         confirm_above: see :class:`Approval`.
         server: the MCP server that asks, or ``None`` if the agent asks.
         node: the node of a graph that asks, or ``None`` if a tool call asks.
-        who: group of people who may answer a node: ``run``, ``approve`` or ``user``.
-        number: number of the question within the running tool, from 1. The question's number is 0
-            before the tool runs.
+        who: group of people who may answer the request of a node: ``run``, ``approve`` or ``user``.
+        number: number of the question among all questions of the running tool, from 1; 0 for a
+            request before the tool runs.
     """
 
     kind: Kind
@@ -163,7 +157,7 @@ class Resolution:
         return dict(edited) if isinstance(edited, Mapping) else None
 
     def result(self, call: ToolCall) -> ToolResult | None:
-        """Return the call's result, or ``None`` if people approved the call: the tool must run."""
+        """Return the call's result; ``None``: people approved the call, so the tool must run."""
         said = self.said
         if said.get("decision") == "approve":
             return None

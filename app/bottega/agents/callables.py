@@ -1,4 +1,4 @@
-"""Conversions for callables that are tools: schema and validation of arguments, results as JSON."""
+"""Callables as tools: schema and validation of the arguments, and results as JSON."""
 
 import inspect
 from collections.abc import (
@@ -33,7 +33,7 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class _Schema(GenerateJsonSchema):
-    """Schema generator without titles of fields, which only cost tokens."""
+    """Schema generator that omits the titles of fields, because titles only cost tokens."""
 
     ignored_warning_kinds: set[JsonSchemaWarningKind] = {  # noqa: RUF012 (Pydantic's form)
         "skipped-choice",
@@ -49,8 +49,8 @@ class ToolArguments:
 
     Args:
         what: description of the tool in error texts.
-        known: values by name. Types that are written as text may use these names and the names of
-            the tool's module.
+        known: local values by name. A type that is written as text may use these names and the
+            names of the tool's module.
 
     Attributes:
         schema: JSON Schema of the arguments; its type is ``object``.
@@ -87,7 +87,7 @@ class ToolArguments:
         return adapter, schema_of(adapter)
 
     def values(self, arguments: Names) -> dict[str, Any]:
-        """Validate the arguments of a call; convert them to their types and add defaults.
+        """Validate a call's arguments, convert the values to the declared types, and add defaults.
 
         Raises:
             pydantic.ValidationError: the arguments do not fit their types.
@@ -97,7 +97,7 @@ class ToolArguments:
 
 
 def schema_of(adapter: TypeAdapter[Any]) -> dict[str, Any]:
-    """Return the JSON Schema of a type without its title."""
+    """Return the JSON Schema of a type, without a title."""
     schema = adapter.json_schema(schema_generator=_Schema)
     return {key: value for key, value in schema.items() if key != "title"}
 
@@ -205,13 +205,12 @@ class _Hints:
 
 
 def names_near(target: Any, frame: FrameType) -> Names:
-    """Return the local names of ``frame`` if a function defines the tool, otherwise no names."""
+    """Return the local variables of ``frame`` if a function defines the tool, otherwise none."""
     code = target if inspect.isclass(target) else _code_of(target)
     return frame.f_locals if "<locals>" in getattr(code, "__qualname__", "") else {}
 
 
 def _code_of(function: Any) -> Any:
-    """Return the innermost function of a callable: the function that has the annotations."""
     while True:
         if isinstance(function, partial):
             function = function.func
@@ -226,7 +225,6 @@ def _code_of(function: Any) -> Any:
 
 
 def _captured(code: Any) -> dict[str, Any]:
-    """Return the variables of enclosing functions that a function uses, by name."""
     found = {}
     names = code.__code__.co_freevars if inspect.isfunction(code) else ()
     for name, cell in zip(names, getattr(code, "__closure__", None) or (), strict=False):
@@ -236,12 +234,12 @@ def _captured(code: Any) -> dict[str, Any]:
 
 
 def resolved(what: str, written: Any, names: Names, known: Names) -> Any:
-    """Return a type after replacing every part that is written as text.
+    """Evaluate each part of a type that is written as text; return the whole type.
 
     Args:
         what: description of the type in error texts.
-        names: global names.
-        known: local names.
+        names: global values by name.
+        known: local values by name.
 
     Raises:
         TypeError: ``written`` is not a type, or a name in ``written`` has no value yet.
@@ -256,7 +254,7 @@ def resolved(what: str, written: Any, names: Names, known: Names) -> Any:
 
 
 def fields_of(what: str, cls: type[Any], known: Names) -> Fields:
-    """Return the fields of a class as arguments: its annotated public attributes.
+    """Return a class's annotated public attributes, which are the arguments of the tool.
 
     Raises:
         TypeError: a name in a type has no value yet.
@@ -298,7 +296,7 @@ def refuse_arguments(what: str, function: Callable[..., Any], known: Names) -> l
     for parameter in list(_parameters(what, function))[1:]:
         if not is_context(hint_of(parameter)):
             raise TypeError(
-                f"{what}: execute takes only self and a ToolContext, not '{parameter.name}'; "
+                f"{what}: execute may have only self and a ToolContext, not '{parameter.name}'; "
                 "the arguments of the tool are the fields of its class"
             )
         found.append(parameter.name)
@@ -323,7 +321,6 @@ def context_for(parameters: Sequence[str]) -> dict[str, ToolContext]:
 
 
 def _named(hint: Any, name: str) -> Any:
-    """Add an alias to a type: the argument's name, unless the type has its own alias."""
     if get_origin(hint) is Annotated:
         base, *about = get_args(hint)
         return Annotated[(base, Field(alias=name), *about)]
@@ -365,7 +362,6 @@ def as_json(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Convert an object of a type that Pydantic does not support to types that it supports."""
     kind: Any = type(value)
     if isinstance(value, memoryview):
         return bytes(value)
@@ -390,7 +386,7 @@ def _plain(value: Any) -> Any:
 def listed(function: Callable[[], Any]) -> Any:
     """Call a function and return its value; convert an iterator to a list.
 
-    Reading stops when the tool call is cancelled.
+    When the tool call is cancelled, the function stops reading the iterator.
     """
     value = function()
     if not isinstance(value, Iterator):
@@ -405,6 +401,6 @@ def listed(function: Callable[[], Any]) -> Any:
 
 
 async def listed_async(values: AsyncIterator[Any]) -> list[Any]:
-    """Return the items of an asynchronous iterator, and close it if it is a generator."""
+    """Return the items of an asynchronous iterator; close the iterator if it is a generator."""
     async with aclosing(values) if isinstance(values, AsyncGenerator) else nullcontext():
         return [each async for each in values]

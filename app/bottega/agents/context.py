@@ -1,4 +1,4 @@
-"""The context of a tool call: its tenant, end user and session, and whether it is cancelled."""
+"""Context of a tool call: tenant, end user, session, and whether the call is cancelled."""
 
 import threading
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ class QueryScopePort(Protocol):
     """Work that a query started and that must stop when the query ends."""
 
     async def close(self, error: BaseException | None = None) -> None:
-        """Stop the work after the query ended or failed with ``error``; wait for the work's end."""
+        """Stop the work after the query ended or failed with ``error``, and wait for its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,11 @@ class Caller:
     """The run, tenant, end user and session of a query. An unknown field is ``None``.
 
     Attributes:
-        run_id: id of the run. The service sets the id, or a program that has its own ids of runs.
+        run_id: id of the run. The service sets the id; a program without the service may set an own
+            id.
         tenant: name of the tenant.
         user: the name that the tenant's product uses for the end user.
-        session_id: the session, or conversation.
+        session_id: id of the session, which is a conversation.
     """
 
     run_id: UUID | None = None
@@ -40,7 +41,7 @@ class Caller:
 
 
 class CancelScope:
-    """A flag that is set when a tool call is over: done, timed out or cancelled with its run.
+    """A flag that is set when a tool call is over: done, timed out or cancelled with the run.
 
     An ``async`` tool is cancelled like any task. Nothing can cancel a thread, so a tool that works
     in a thread for a long time should check this flag and stop.
@@ -55,7 +56,7 @@ class CancelScope:
         return self._over.is_set()
 
     def wait(self, seconds: float) -> bool:
-        """Sleep in a tool's thread; return true early if the call ends, false after ``seconds``."""
+        """Block a tool's thread until the call is over (return true) or ``seconds`` have passed."""
         return self._over.wait(seconds)
 
     def cancel(self) -> None:
@@ -68,7 +69,7 @@ class ToolContext:
     """The context of a tool call.
 
     A tool receives the context if its function, or its class's ``execute``, has a parameter of
-    this type. The tool's schema omits that parameter, so the model does not see it.
+    this type. The tool's schema omits the parameter, so the model does not see the context.
 
     Attributes:
         agent: name of the agent that calls the tool.
@@ -107,7 +108,7 @@ class ToolContext:
         return self.caller.session_id
 
     def annotate(self, **metadata: Any) -> None:
-        """Add metadata to the agent's publication in its graph at the end of the query.
+        """Add metadata to the answer that the agent publishes in the graph when the query ends.
 
         The metadata is dropped if the tool's result is an error.
 

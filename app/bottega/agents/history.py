@@ -58,9 +58,9 @@ def split_turns(
 ) -> tuple[Sequence[StandardMessage], Sequence[StandardMessage]]:
     """Split a query's messages into earlier turns and the question.
 
-    If there is only one user message, all messages are the question. Otherwise the question is the
-    last user message, the message with demands right before it, and the tool calls and their
-    answers after it.
+    If there is only one user message, all messages are the question. Otherwise the question
+    consists of the last user message, the tool calls and answers that follow this message, and a
+    message with demands right before this message.
     """
     first = _question_at(messages)
     while first and DEMANDS in messages[first - 1].metadata:
@@ -76,7 +76,7 @@ def _question_at(messages: Sequence[StandardMessage]) -> int:
 def with_demands(
     messages: Sequence[StandardMessage], demands: SystemMessage | None
 ) -> Sequence[StandardMessage]:
-    """Insert the demands of a request right before the question in a query's messages."""
+    """Insert a message with a request's demands right before the question of a query."""
     if demands is None:
         return messages
     place = _question_at(messages)
@@ -87,7 +87,7 @@ def check_history(history: Sequence[StandardMessage], start: int = 0) -> None:
     """Check that every tool call is answered exactly once, in order, right after its message.
 
     Args:
-        start: first index to check; older messages were checked before.
+        start: index of the first message to check; an earlier check covered the older messages.
 
     Raises:
         HistoryError: a call without an answer, or an answer without a call.
@@ -119,12 +119,12 @@ def without_calls(message: AssistantMessage) -> AssistantMessage:
     """Return the message without its tool calls, for a history that has no answers to the calls."""
     if not message.tool_calls:
         return message
-    # Drop the state too, because the state refers to the calls.
+    # Also drop the message's state for the server, because the state refers to the calls.
     return message.model_copy(update={"tool_calls": (), "state": {}})
 
 
 def with_distinct_ids(message: AssistantMessage) -> AssistantMessage:
-    """Return the message with distinct tool call ids; some models repeat ids."""
+    """Return the message with distinct tool call ids, because some models repeat ids."""
     calls = message.tool_calls
     if len({call.id for call in calls}) == len(calls):
         return message

@@ -41,7 +41,7 @@ class AgentEvent(StrEnum):
 
 
 class HookDecision(StrEnum):
-    """Decision of a hook: continue, ask the model again, end with an error, or end with success."""
+    """Decision of a hook: continue, ask the model again, end with an error or with an answer."""
 
     CONTINUE = "continue"
     RETRY = "retry"
@@ -53,11 +53,11 @@ class HookDecision(StrEnum):
 class AgentStatus:
     """The state of a query for hooks. The event determines which fields are set.
 
-    A hook's functions must change ``status.agent``, never an agent from an outer scope. A stateless
-    sub-agent runs on a copy of the agent, and the copy has the same hooks.
+    If a hook changes the agent, it must change ``status.agent``, not an agent from an outer scope:
+    a stateless sub-agent runs on a copy of the agent, and the copy has the same hooks.
 
     Attributes:
-        iteration: 1-based; 0 at QUERY_START.
+        iteration: number of the loop's iteration, from 1; 0 at QUERY_START.
         deferred: injected messages that must wait until the tool calls are answered, or ``None`` if
             the history accepts messages at once.
         replayed: true if a resumed run replays the event's model call, tool call or query end from
@@ -77,7 +77,7 @@ class AgentStatus:
     annotations: dict[str, Any] = field(default_factory=dict)
 
     def annotate(self, **metadata: Any) -> None:
-        """Add metadata to the agent's publication in its graph at the end of the query.
+        """Add metadata to the answer that the agent publishes in the graph when the query ends.
 
         Raises:
             InvalidInputError: JSON cannot represent a value, or all values together exceed 8,192
@@ -159,8 +159,8 @@ class _Step:
 class Hook:
     """Hook on an event: a list of actions. ``agent.on(event)`` returns a new hook.
 
-    Every callable may be sync or async. The actions of a hook run in the order in which they were
-    added.
+    Conditions, actions and effects may be sync or async. A hook runs its actions in the order in
+    which the program added the actions.
 
     Attributes:
         plugin: name of the entry point that added the hook, or ``None`` for the program's own
@@ -174,7 +174,7 @@ class Hook:
         self._steps: list[_Step] = []
 
     def when(self, condition: Condition) -> Self:
-        """Run the hook only if ``condition(status)`` is true; all conditions must be true."""
+        """Run the hook only if ``condition(status)`` and the hook's other conditions are true."""
         self._conditions.append(condition)
         return self
 
@@ -211,7 +211,7 @@ class Hook:
         """Add an action: insert the message ``factory(status)`` at an index of the history.
 
         The index works as in ``list.insert``. If the index is between answers to tool calls, the
-        message goes after these answers.
+        message is inserted after these answers.
         """
 
         async def effect(status: AgentStatus) -> None:
@@ -253,7 +253,7 @@ class Hook:
 async def run_hooks(hooks: Iterable[Hook], status: AgentStatus, value: Any) -> HookOutcome:
     """Run an event's hooks in order; each hook gets the value that the previous hook returned.
 
-    An exception in a hook becomes FAIL with the exception's text.
+    If a hook raises an exception, the decision is FAIL with the exception's text.
 
     Raises:
         HookContractError: a hook's decision or value breaks the event's contract.

@@ -38,7 +38,7 @@ from bottega.errors import BottegaError, ModelError, is_internal
 
 
 def sent_to(query: Query, *, answered: bool) -> tuple[list[StandardMessage], list[StandardMessage]]:
-    """Return two lists: the new messages of users; and those of users and the parent agent.
+    """Return two lists: new messages of users, and new messages of users and the parent agent.
 
     Args:
         answered: true if the query has an answer that becomes final unless a new message arrives.
@@ -161,7 +161,6 @@ class QueryLoop:
         return self.query.iteration - self._heard_at >= self.agent.max_iterations
 
     def _hear(self, *said: StandardMessage, answered: bool = False) -> bool:
-        """Append ``said`` and new messages to the history; return false without new messages."""
         query = self.query
         if self._pending.kept:
             return False
@@ -229,7 +228,7 @@ class QueryLoop:
             raise
 
     async def _next_message(self) -> AssistantMessage:
-        """Compose the prompt, get the model's next message and count its usage.
+        """Compose the prompt, get the model's next message and count the message's usage.
 
         The recorder replays a recorded answer, or calls :meth:`_invoke`.
 
@@ -257,7 +256,7 @@ class QueryLoop:
         return with_distinct_ids(message)
 
     def _take_tools(self) -> None:
-        """Refresh the query's tools: the agent's tools, and the memory's tools with other names."""
+        """Refresh the query's tools: the agent's tools, and memory tools with unused names."""
         memory = self.agent.memory
         if memory is None or not memory.tools:
             tools = self.agent.registered_tools
@@ -271,13 +270,12 @@ class QueryLoop:
             self._schemas = tuple(tool.schema for tool in self._tools)
 
     def _check_history(self) -> None:
-        """Check the messages added since the last check, or all messages if older ones changed."""
         history, good = self.agent.conversation_history, self._good
         check_history(history, len(good) if history[: len(good)] == good else 0)
         self._good = list(history)
 
     async def _invoke(self, permit: Permit | None) -> AssistantMessage:
-        """Call the provider with the current prompt; turn its errors into ``ModelError``.
+        """Call the provider with the current prompt; convert its errors to ``ModelError``.
 
         Raises:
             ModelError: the provider failed in any way.
@@ -306,12 +304,11 @@ class QueryLoop:
         return message
 
     def _keeps_tool_choice(self) -> bool:
-        """Return true if ``tool_choice`` applies to this call; a call without tools ignores it."""
+        """Return true if ``tool_choice`` applies to this call, which must have tools."""
         is_first = self.query.model_calls == self.query.earlier_calls + 1
         return bool(self._schemas) and (is_first or self.agent.tool_choice_scope == "all")
 
     async def _settle(self, answer: FinalAnswer) -> NextStep:
-        """Accept an answer as final, or reject it."""
         message, reason, deferred = answer.message, answer.reason, list(answer.deferred)
         if (objection := await self._objection(message.content)) is not None:
             if reason in _SAID:
@@ -327,7 +324,6 @@ class QueryLoop:
         return FinalAnswer(message, reason, deferred)
 
     async def _objection(self, text: str) -> Objection | None:
-        """Return the reason why an answer is rejected, or ``None`` if the answer is accepted."""
         query, agent = self.query, self.agent
         if agent.tool_policy and (missing := unmet(agent.tool_policy, query.tool_results)):
             return Objection("tool_policy", missing, missing, is_final=self._is_last)
@@ -335,11 +331,6 @@ class QueryLoop:
         return found and found._replace(is_final=found.is_final or self._is_last)
 
     def _object(self, objection: Objection, message: AssistantMessage) -> RunAgain:
-        """Tell the model why its answer is rejected.
-
-        Raises:
-            QueryFailed: the model may not answer again.
-        """
         code, error, told, is_final = objection
         self.query.recorder.answer_rejected(self.query, code, error)
         if is_final and code == OUTPUT_INVALID:
@@ -352,11 +343,6 @@ class QueryLoop:
     async def _unfinished(
         self, message: AssistantMessage, ending: Ending, deferred: list[StandardMessage]
     ) -> NextStep:
-        """Ask for the rest of an incomplete answer, or accept the answer as it is.
-
-        Raises:
-            QueryFailed: the answer can be neither continued nor accepted.
-        """
         history, on_length = self.agent.conversation_history, self.agent.on_length
         if ending is Ending.LENGTH and self._pending.repeats(message):
             return await self._settle(FinalAnswer(self._whole(message), FINAL_ANSWER, deferred))
@@ -376,7 +362,7 @@ class QueryLoop:
         raise QueryFailed(ending.text, ending.code, str(ending), content)
 
     def _whole(self, message: AssistantMessage) -> AssistantMessage:
-        """Join an answer's parts; remove these parts and requests to continue from the history."""
+        """Join an answer's parts; remove the parts, and requests to continue, from the history."""
         pending, self._pending = self._pending, PendingAnswer()
         if pending.kept:
             kept = set(map(id, pending.kept))

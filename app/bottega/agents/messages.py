@@ -35,10 +35,10 @@ _ZERO = Decimal(0)
 
 @dataclass(slots=True, unsafe_hash=True)
 class Usage:
-    """Tokens and cost of model calls. ``+`` makes a new object; no object ever changes.
+    """Tokens and cost of model calls. ``+`` returns a new object; no object ever changes.
 
     The class is not ``frozen``, because each model call makes several objects, and ``frozen``
-    doubles the time to make one.
+    doubles the time to make an object.
 
     Attributes:
         cached: input tokens that the server read from its cache.
@@ -161,7 +161,7 @@ class AgentUsage(Usage):
 
 
 def decimal_text(amount: Decimal) -> str:
-    """Return an amount without exponent and trailing zeros."""
+    """Return a decimal number as text, without exponent and trailing zeros."""
     text = format(amount, "f")
     return text.rstrip("0").rstrip(".") if "." in text else text
 
@@ -212,11 +212,11 @@ class ToolResult(BaseModel):
 
 
 class Message(BaseModel):
-    """Base of all messages. Use the subclasses.
+    """Base class of all messages; programs create objects of the subclasses.
 
     Attributes:
         content: the text; if there are ``parts``, the joined texts of the parts.
-        parts: the whole content in order, if a part is not text; otherwise empty.
+        parts: the parts of the content, in order; empty if the content is only text.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -235,8 +235,8 @@ class Message(BaseModel):
         return cls(content=text_of(parts), parts=parts, **fields)
 
     def encoded(self, dialect: str, encode: Callable[[Self], T]) -> T:
-        """Return this message's wire form in ``dialect``; compute the form once, then cache it."""
-        try:  # not by self._encoded, because Pydantic searches slowly for a missing attribute
+        """Return this message in the form of ``dialect``; compute the form once and cache it."""
+        try:  # faster than self._encoded: Pydantic searches slowly for a missing attribute
             cached: tuple[str, T] = object.__getattribute__(self, "_encoded")
         except AttributeError:  # this message was never encoded; a copy has no cached form
             pass
@@ -265,9 +265,9 @@ class AssistantMessage(Message):
     """A model's answer.
 
     Attributes:
-        state: opaque data that the server wants back with the message, such as encrypted reasoning.
-            Only the provider reads the state. Copies of the message have the same state; a message
-            from a hook has no state.
+        state: opaque data that the server expects back with the message, such as encrypted
+            reasoning. Only the provider reads the state. Copies of the message have the same state;
+            a message from a hook has no state.
     """
 
     role: Literal["assistant"] = "assistant"
@@ -326,7 +326,7 @@ class AssistantResponse(BaseModel):
 
     @property
     def is_answer(self) -> bool:
-        """True if the run is completed: success, or partial text at ``max_iterations``."""
+        """True if the query succeeded, or ended at ``max_iterations`` with a partial text."""
         return self.error is None or (self.stop_reason == "max_iterations" and bool(self.content))
 
 
@@ -345,6 +345,6 @@ def tokens_sent(messages: Iterable[StandardMessage], tools: int) -> int:
 
 def _tokens_of(message: StandardMessage) -> int:
     calls = message.tool_calls if isinstance(message, AssistantMessage) else ()
-    arguments = sum(len(str(call.arguments)) for call in calls)  # large if a call wrote a file
+    arguments = sum(len(str(call.arguments)) for call in calls)  # long if a call writes a file
     size = size_of(message.content) + arguments
     return tokens_in(size) + parts_tokens(message.parts) + _PER_MESSAGE

@@ -11,7 +11,7 @@ from bottega.agents.threads import run_in_thread
 OUTPUT_INVALID = "output_invalid"
 """Code and stop reason of a query whose answer does not fit the agent's output schema."""
 MOST_CORRECTIONS = 2
-"""Number of invalid answers of one query that go back to the model."""
+"""Number of times that one query asks the model to correct an invalid answer."""
 _CORRECT = (
     "Your answer does not fit the required JSON Schema. Answer again, with all of the JSON and "
     "nothing else. What is wrong, by JSON Pointer:"
@@ -25,11 +25,11 @@ class _Problem(Protocol):
 
     @property
     def message(self) -> str:
-        """The violation."""
+        """Text that describes how the value violates the schema."""
 
 
 class AnswerSchema(Protocol):
-    """Port to the schema of an answer, which ``bottega.json_schema.output`` implements."""
+    """Port to an answer's schema; ``bottega.json_schema.output`` implements this port."""
 
     schema: dict[str, Any]
 
@@ -63,9 +63,9 @@ def answer_schema(schema: Mapping[str, Any]) -> AnswerSchema:
     """Check a JSON Schema of an agent's answer.
 
     Raises:
-        InvalidInputError: the schema is not valid, or exceeds a bound.
+        InvalidInputError: the schema is not valid, or exceeds a limit of Bottega.
     """
-    # This import is here, because most agents have no schema and the library loads slowly.
+    # The function imports the slow library, because most agents have no schema.
     from bottega.json_schema.output import output_schema
 
     return output_schema(schema)
@@ -132,7 +132,7 @@ class ToolRequirement:
 
 
 def unmet(policy: Iterable[ToolRequirement], results: Sequence[ToolResult]) -> str | None:
-    """Return a text with one line per unmet requirement, or ``None`` if all are met."""
+    """Return a text with one line per unmet requirement, or ``None`` if no requirement is unmet."""
     lines = []
     for requirement in policy:
         count = sum(
@@ -154,13 +154,13 @@ def _sentence(requirement: ToolRequirement, count: int) -> str:
 
 
 Check = Mapping[str, Any]
-"""A check as it is written in an agent's definition."""
+"""A check, as an object of an agent's definition."""
 ALONE = frozenset(("equals", "contains", "json_schema"))
 """Types of the checks that :func:`decide_alone` decides."""
 
 
 async def decide_alone(check: Check, text: str) -> tuple[bool, str]:
-    """Return whether an answer passes a check, and the reason if it fails.
+    """Return whether an answer passes a check, and the reason if the answer fails.
 
     Args:
         check: a check whose type is in :data:`ALONE`.
@@ -192,7 +192,7 @@ def quoted(text: str) -> str:
 
 
 async def _fits(schema: Mapping[str, Any], text: str) -> tuple[bool, str]:
-    # This import is here, because the library loads slowly.
+    # The function imports the library, because the library loads slowly.
     from bottega.json_schema.output import output_schema
 
     problems = await run_in_thread(lambda: output_schema(schema).read(text)[1])

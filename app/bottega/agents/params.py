@@ -1,4 +1,4 @@
-"""Parameters of model calls, by the names that all dialects share. Pure."""
+"""Parameters of model calls, under names that are the same for all dialects."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -14,7 +14,7 @@ ToolChoiceScope = Literal["first", "all"]
 
 @dataclass(frozen=True, slots=True)
 class NamedTool:
-    """A ``tool_choice`` that makes the model call one tool."""
+    """A ``tool_choice`` that makes the model call the named tool."""
 
     name: str
 
@@ -31,7 +31,7 @@ class ModelParams:
     Attributes:
         max_output_tokens: limit of output tokens; a budget may set a lower limit.
         stop: texts that end the answer.
-        tool_choice: ``required`` if the model must call a tool, ``none`` if it must not.
+        tool_choice: ``required`` if the model must call a tool, ``none`` if the model must not.
         extra_body: further fields of the request, under the server's own names.
     """
 

@@ -35,14 +35,14 @@ _TOKENS_OF_URL = {"image": 1600, "audio": 2000, "document": 20_000, "file": 20_0
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a message's content, with exactly one source.
+    """A part of a message's content; exactly one of text, URL, data or file is set.
 
     Attributes:
         text: the text of a part of the type ``text``.
         url: address that the model's server fetches.
-        data: the bytes; needs ``media_type``.
+        data: the bytes of the content; needs ``media_type``.
         file: id of a stored file; :attr:`ModelOptions.files` loads it.
-        media_type: such as ``image/png``; optional with ``url`` and ``file``.
+        media_type: type of the content, such as ``image/png``; optional with ``url`` and ``file``.
         name: file name, for the model.
         size_tokens: estimate of the part's tokens in a prompt, computed when the file was stored.
     """
@@ -102,7 +102,7 @@ def text_of(parts: Iterable[Part]) -> str:
 
 
 def content_text(content: str | Sequence[Mapping[str, Any]]) -> str:
-    """Return the text of stored content; without a text, the types of the parts in brackets."""
+    """Return the text of stored content, or the parts' types in brackets if there is no text."""
     if isinstance(content, str):
         return content
     said = [part["text"] for part in content if part["type"] == "text"]
@@ -110,7 +110,7 @@ def content_text(content: str | Sequence[Mapping[str, Any]]) -> str:
 
 
 def parts_tokens(parts: Sequence[Part]) -> int:
-    """Estimate the tokens in a prompt of all parts that are not text."""
+    """Estimate how many tokens all parts that are not text need in a prompt."""
     return sum(part.tokens for part in parts if part.text is None)
 
 
@@ -136,7 +136,7 @@ MOST_FILE_TOKENS = 10_000_000
 def content_tokens(
     media_type: str, size: int, *, pixels: int | None = None, pages: int | None = None
 ) -> int:
-    """Estimate the tokens of a file in a prompt. Pure.
+    """Estimate how many tokens a file needs in a prompt.
 
     The estimate is the largest of the vendors' published rules:
 
@@ -144,7 +144,7 @@ def content_tokens(
     - PDF: 2000 tokens per page, as text and image; 1 page per 50 KB if ``pages`` is unknown;
     - audio: 32 tokens per second (Gemini), at 16 KB per second;
     - video: 263 tokens per second (Gemini), at 256 KB per second;
-    - others: as text, at 4 bytes per token.
+    - other files: 1 token per 4 bytes, like text.
 
     The estimate is at most :data:`MOST_FILE_TOKENS`.
     """

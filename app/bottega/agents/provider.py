@@ -26,8 +26,8 @@ class ToolSchema:
     """Description of a tool for a model.
 
     Attributes:
-        parameters: JSON Schema of an object.
-        encodings: cache of the provider: the tool as an object, by dialect.
+        parameters: JSON Schema of the tool's arguments, of the type ``object``.
+        encodings: cache of the providers: the encoded tool, by dialect.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Permit:
 
     Attributes:
         most: maximum number of output tokens of the call, or ``None`` for no limit.
-        is_open: false after the reservation was returned.
+        is_open: false after the reservation was given back.
     """
 
     most: int | None = None
@@ -80,7 +80,7 @@ class ModelOptions:
         model: name of the model; by default the provider's default model.
         on_try: called before each try by a provider that has several models.
         on_failed_try: called after each failed try, before the next try.
-        on_lost: called with the usage of a request after its answer broke off or was cancelled.
+        on_lost: called with the usage of a request whose answer broke off or was cancelled.
         failing: failed tries of this call in earlier attempts of the run. The provider's time limit
             for retries includes the time since the first of these tries.
         on_warning: called with a code and a text if the provider must change or drop something.
@@ -91,8 +91,8 @@ class ModelOptions:
             form, and returns the answer's JSON as the message's text. The caller validates the
             JSON.
         asked: the user message that began the query; by default the newest user message. The
-            provider puts the query's context messages into this message's turn. Then the prompts of
-            all calls of the query have the same beginning.
+            provider puts the query's context messages into this message's turn, so that all prompts
+            of the query begin with the same messages.
         files: loads stored files, or ``None`` if no message has a stored file.
         permit: the caller's reservation of tokens. Without a reservation, the provider reserves the
             tokens in its own account, if it has an account.
@@ -140,7 +140,7 @@ class LLMProvider(Protocol):
 
 
 async def prices_of(provider: object | None) -> ModelPrices | None:
-    """Return the prices of a provider's default model, or ``None`` if they are unknown."""
+    """Return the prices of a provider's default model, or ``None`` for unknown prices."""
     find = getattr(provider, "prices", None)
     return None if find is None else await find()
 

@@ -74,8 +74,8 @@ class RunAgain(NamedTuple):
 
 RUN_AGAIN = RunAgain()
 NextStep = FinalAnswer | RunAgain
-"""Decision after an iteration of the loop. A failed iteration raises an exception instead. Tool
-calls that wait for people suspend the whole run in the middle of an iteration."""
+"""Decision after an iteration of the loop. A failed iteration raises an exception. Tool calls that
+wait for people suspend the whole run in the middle of an iteration."""
 
 
 class Ending(StrEnum):
@@ -155,7 +155,7 @@ class PendingAnswer:
     def nudge(
         self, message: AssistantMessage, ending: Ending, on_length: OnLength
     ) -> list[StandardMessage]:
-        """Return messages that ask the model to continue, or ``[]`` if that is impossible."""
+        """Return messages that ask the model to continue, or ``[]`` if it cannot continue."""
         if ending in self._tried or ending not in _NUDGES:
             return []
         added: list[StandardMessage] = [
@@ -279,10 +279,10 @@ class BackgroundTask(Protocol):
 
 
 class PromptMemory(Protocol):
-    """The working memory of one agent: it selects the messages of a prompt.
+    """The working memory of one agent, which selects the messages of a prompt.
 
     Without a memory the prompt is the whole history. A copy of an agent has no working memory. The
-    history itself is never shortened.
+    working memory never shortens the history itself.
     """
 
     @property
@@ -292,9 +292,9 @@ class PromptMemory(Protocol):
     def compose(self, query: "Query", schemas: Sequence[ToolSchema]) -> Sequence[StandardMessage]:
         """Return the prompt's messages in place of ``query.agent.conversation_history``.
 
-        The loop calls this before every model call, also before a replayed call. The result
-        depends only on the history, so a resumed run has the same prompts. ``query.composed``
-        reports omissions.
+        The loop calls this method before every model call, also before a replayed call. The result
+        depends only on the history, so a resumed run has the same prompts. If the prompt omits a
+        part of the history, the method sets ``query.composed``.
 
         Args:
             schemas: schemas of all tools in the prompt.
@@ -338,7 +338,7 @@ class QueriedAgent(AgentState, Protocol):
 
     @property
     def recall(self) -> RecallPort | None:
-        """The recall of publications of indirect ancestors."""
+        """Recall, which adds publications of the agent's indirect ancestors to the prompt."""
 
 
 @dataclass(slots=True, eq=False)
@@ -346,18 +346,18 @@ class Query:
     """The state of one query of one agent.
 
     Attributes:
-        agent: the agent that runs the query; for a stateless sub-agent, the copy.
+        agent: the agent that runs the query; for a stateless sub-agent, the agent's copy.
         messages: the query's own messages in the history, including messages that arrived during
             the query.
         parent: the query whose tool call started this query, or ``None`` for the root.
-        path: position in the tree, the same in every replay; empty for the root.
-        iteration: 1-based; 0 before the first iteration.
+        path: position in the tree of queries, the same in every replay; empty for the root.
+        iteration: number of the loop's iteration, from 1; 0 before the first iteration.
         model_calls: number of model calls that this try and earlier tries of the task started.
         earlier_calls: number of model calls in earlier tries of the task.
         tries: number of this try of the task, from 1.
         usage: usage so far, sub-agents included.
         tool_call: the parent's tool call that this query answers, or ``None`` for the root.
-        memory_pulled: true once shared memory was pulled for this query.
+        memory_pulled: true after the query has read the shared memory.
         escaped: the exception that ended the query without a response, if any.
         task: the asynchronous task that the query belongs to, directly or through its parent, or
             ``None`` if the caller waits for the query.
@@ -435,7 +435,7 @@ class QueryObserver:
         """Record that an exception or a cancellation ended a query without a response."""
 
     def delta_listener(self, query: Query) -> OnDelta | None:
-        """Return a listener for the text deltas of the current model call, if any."""
+        """Return a listener for the text deltas of the current model call, or ``None``."""
         return None
 
     def model_try_began(self, query: Query, target: ModelTarget) -> None:
@@ -449,7 +449,7 @@ class Recorder(QueryObserver):
     """Executor of queries' calls. Subclasses may record and replay calls; this class does neither.
 
     Attributes:
-        swarm: the run's ``Swarm`` of asynchronous sub-agents, if it exists already.
+        swarm: the run's ``Swarm`` of asynchronous sub-agents, or ``None`` before it exists.
         files: loads the run's stored files, or ``None`` if the run has no files.
         screen: checks a call of a sub-agent in mode ``sync``. The check returns the text for the
             sub-agent, or a result that replaces the call.
@@ -482,13 +482,13 @@ class Recorder(QueryObserver):
         """Make or replay the model call with the number ``query.model_calls``; return its answer.
 
         To make the call, ``await invoke(permit)`` in ``async with query.admission() as permit``.
-        ``invoke`` calls back into the query's loop, which calls the provider.
+        ``invoke`` is a function of the query's loop, and calls the provider.
         """
         async with query.admission() as permit:
             return await invoke(permit)
 
     def failing(self, query: Query) -> Failing | None:
-        """Return the failed tries of the current model call in earlier attempts, if any."""
+        """Return the failed tries of the current model call in earlier attempts of the run."""
         return None
 
     def answer_lost(self, query: Query, usage: Usage) -> None:
@@ -510,7 +510,7 @@ class Recorder(QueryObserver):
         """Execute a tool call by ``await execute()``, or replay the call.
 
         Args:
-            tool: ``None`` if the agent has no tool of that name.
+            tool: the called tool, or ``None`` if the agent has no tool of this name.
         """
         return await execute()
 
@@ -526,11 +526,11 @@ class Recorder(QueryObserver):
         """Record recalled publications added to the history, with their cosines (-1 to 1)."""
 
     def sources_of(self, query: Query) -> Collection[str] | None:
-        """Return the agents that an earlier attempt read, or ``None`` in the first attempt."""
+        """Return the agents whose publications an earlier attempt read, or ``None``."""
         return None
 
     def version_of(self, query: Query) -> int | None:
-        """Return the version for the query's publication, or ``None`` for the next version."""
+        """Return the number of the publication's version; ``None``: the next number."""
         return None
 
     def published_at(self, query: Query) -> datetime | None:
@@ -543,14 +543,14 @@ class Recorder(QueryObserver):
     def answer_rejected(self, query: Query, code: str, message: str) -> None:
         """Record that the last answer is rejected.
 
-        The model then answers again, or the query fails.
+        After the rejection, the model answers again or the query fails.
 
         Args:
             code: ``tool_policy`` or ``output_invalid``.
         """
 
     def warning(self, query: Query, code: str, message: str) -> None:
-        """Record a warning for users; it does not fail the query."""
+        """Record a warning for users; the warning does not end the query."""
 
 
 async def fire(query: Query, event: AgentEvent, value: Any = None, **fields: Any) -> HookOutcome:

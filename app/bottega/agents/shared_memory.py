@@ -1,4 +1,4 @@
-"""Shared memory of a query: other agents' publications in the history, and its own publication."""
+"""Shared memory of a query: publications of other agents, and the query's own publication."""
 
 import asyncio
 import logging
@@ -31,8 +31,8 @@ _ALL_BUT_HEX = {code: None for code in range(128) if chr(code) not in "012345678
 def inject_shared_memory(query: Query) -> None:
     """Replace the previous query's shared context in the history by the predecessors' publications.
 
-    Runs once per query, before the first model call. The publications follow the agent's system
-    message and awareness message, in the graph's order.
+    The function runs once per query, before the first model call. The publications follow the
+    agent's system message and awareness message, in the graph's order.
     """
     query.memory_pulled = True
     agent = query.agent
@@ -81,7 +81,7 @@ def fence(content: str) -> str:
 def unheld(digest: str, content: str) -> str:
     """Return the shortest prefix of ``digest`` that does not occur in ``content``.
 
-    The search ignores case, and treats variants and look-alikes of a letter as that letter. The
+    The search ignores case, and treats variants and look-alikes of a letter as the same letter. The
     search skips characters that are not hexadecimal digits.
     """
     plain = content
@@ -146,7 +146,6 @@ def _is_shared(message: StandardMessage) -> bool:
 
 
 def _after_own(history: list[StandardMessage], own: SystemMessage) -> int:
-    """Return the index after the agent's own system message and its awareness message."""
     place = 0
     for index, message in enumerate(history):
         if message is own or (isinstance(message, SystemMessage) and AWARENESS in message.metadata):
@@ -157,7 +156,7 @@ def _after_own(history: list[StandardMessage], own: SystemMessage) -> int:
 def awareness_message(
     graph: SharedMemoryGraph, tool_names: Mapping[str, str]
 ) -> SystemMessage | None:
-    """Render the dependencies between sub-agents, or return ``None`` if there are none.
+    """Render the dependencies between sub-agents, or return ``None`` without dependencies.
 
     Args:
         tool_names: tool name by the sub-agent's name in the graph.
@@ -325,7 +324,7 @@ class AncestorRecall:
 
 
 def nearest(items: Sequence[MemoryItem], scores: Sequence[float], k: int) -> list[Recalled]:
-    """Return the ``k`` items with the highest finite scores, in descending and stable order."""
+    """Return the ``k`` items with the highest finite scores, highest first."""
     scored = [pair for pair in zip(items, scores, strict=True) if isfinite(pair[1])]
     return sorted(scored, key=lambda pair: -pair[1])[:k]
 
@@ -344,7 +343,6 @@ def _text(query: Query) -> str:
 
 
 def _after_shared(history: Sequence[StandardMessage]) -> int:
-    """Return the index after the shared context if it exists, or after the system message."""
     place = 1 if history and isinstance(history[0], SystemMessage) else 0
     for index, message in enumerate(history):
         if isinstance(message, SystemMessage) and not message.metadata.keys().isdisjoint(

@@ -112,7 +112,7 @@ async def events_of(
             query.cancel()
             await asyncio.wait([query])
         if not query.cancelled():
-            query.exception()  # retrieve the error, so that asyncio does not log it
+            query.exception()  # retrieve the error, so that asyncio does not log the error
 
 
 class _Events:
@@ -124,7 +124,7 @@ class _Events:
         self._room = asyncio.Event()
 
     def add(self, event: QueryEvent) -> None:
-        """Add an event, even beyond the limit."""
+        """Add an event, even if the number of unread events exceeds the limit."""
         self._waiting.append(event)
         self._any.set()
 
@@ -151,11 +151,11 @@ class _Events:
 
 
 class _EventRecorder(Recorder):
-    """Recorder that turns its observations into events.
+    """Recorder that converts its observations to events.
 
     The recorder waits for room in the queue before each model call, tool call and piece of text.
-    The recorder does not wait before starts and ends of sub-agents and failed tries, because these
-    events are few per call.
+    The recorder adds the starts and ends of sub-agents, and failed tries, without waiting, because
+    each call has few of these events.
     """
 
     def __init__(self, events: _Events) -> None:

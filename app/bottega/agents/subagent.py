@@ -51,21 +51,21 @@ class CallableAgent(QueriedAgent, Protocol):
 
 
 FreshCopies = dict[CallableAgent, CallableAgent]
-"""The fresh copies made so far, by agent, so that an agent with two parents is copied once."""
+"""Fresh copies by the copied agent, so that an agent with two parents is copied only once."""
 
 
 class SubAgentWrapper(ToolBase):
     """A tool that queries an agent.
 
     A stateless tool runs each call on a copy of the agent with its own history, so calls run
-    concurrently. A stateful tool uses the same agent for all calls, one call at a time. The agent's
-    history grows with each call, so earlier calls influence later answers.
+    concurrently. A stateful tool uses the same agent for all calls, one call at a time. A stateful
+    agent's history grows with each call, so earlier calls influence later answers.
 
     Args:
         name: the tool's name for the model.
     """
 
-    timeout_s = None  # the run's deadline applies
+    timeout_s = None  # only the run's deadline limits a call
     idempotent = True  # a repeated call replays its recorded steps
 
     def __init__(
@@ -100,11 +100,11 @@ class SubAgentWrapper(ToolBase):
         }
 
     async def execute(self, tool_call: ToolCall) -> ToolResult:
-        """Query the agent; if the agent fails, return an ERROR result.
+        """Query the agent; if the agent fails, return an ERROR result for the model.
 
         Raises:
-            Exception: an error that ended the query without a response, such as a bug in a hook or
-                an error of the recorder. The model must not see this error.
+            Exception: an error that ended the query without a response and that the model must not
+                see, such as a bug in a hook or an error of the recorder.
         """
         try:
             _Arguments.model_validate(tool_call.arguments)

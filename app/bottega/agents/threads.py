@@ -23,7 +23,7 @@ _idle: list["SimpleQueue[Job]"] = []  # inboxes of idle threads
 async def run_in_thread(function: Callable[[], T]) -> T:
     """Call ``function`` in a thread, with the caller's context variables.
 
-    After a cancellation this coroutine returns at once. The function runs to its end, and its
+    After a cancellation this coroutine returns at once; ``function`` still runs to its end, and its
     result is dropped.
     """
     loop = asyncio.get_running_loop()
@@ -66,7 +66,7 @@ def _work(inbox: "SimpleQueue[Job]") -> None:
 def _notify(
     loop: asyncio.AbstractEventLoop, say: Callable[..., None], future: object, value: object
 ) -> None:
-    with suppress(RuntimeError):  # the loop is closed
+    with suppress(RuntimeError):  # the event loop is closed
         loop.call_soon_threadsafe(say, future, value)
 
 
@@ -77,6 +77,6 @@ def _succeed(future: "asyncio.Future[T]", result: T) -> None:
 
 def _fail(future: "asyncio.Future[T]", error: Exception) -> None:
     if not future.done():
-        if isinstance(error, StopIteration):  # a future refuses this type
+        if isinstance(error, StopIteration):  # a future does not accept StopIteration
             error = RuntimeError(f"StopIteration: {error}")
         future.set_exception(error)

@@ -33,7 +33,7 @@ from bottega.agents.tools import ToolBase, error_result, in_json, raised
 from bottega.errors import FencedError, HistoryError, HookContractError
 
 GRACE_S = 5.0
-"""Seconds that a cancelled tool may take to end. Then the call ends without the tool."""
+"""Seconds after which a tool call ends although its cancelled tool still runs."""
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ async def abandonable(tool: ToolBase, call: ToolCall) -> object:
 
 
 async def _outcome(tool: ToolBase, call: ToolCall) -> object:
-    """Return the tool's result or error. A raised SystemExit would stop the event loop."""
+    """Return the tool's result or error, because a raised SystemExit would stop the event loop."""
     try:
         return await tool.execute(call)
     except (Exception, SystemExit) as error:
@@ -96,7 +96,7 @@ async def answer_calls(
 ) -> tuple[ToolResult, ...]:
     """Execute a message's calls; append the message and the answers to the history.
 
-    Even after an error, each call has one answer in the history, in order.
+    Even after an error, the history has one answer for each call, in the calls' order.
 
     Args:
         deferred: messages that hooks injected earlier; the history gets them after the answers.
@@ -139,7 +139,7 @@ class _Calls:
         self.appended: list[ToolResult] = []
 
     async def carry_out(self) -> None:
-        """Execute the calls concurrently; some wait for other calls, see :func:`waiting_for`."""
+        """Execute the calls concurrently, except calls that wait as :func:`waiting_for` says."""
         if len(self.calls) == 1:
             await self._one(0)
             return
@@ -206,7 +206,6 @@ class _Calls:
             current_call.reset(token)
 
     async def _approved(self, call: ToolCall, tool: ToolBase) -> ToolResult:
-        """Execute a call, or wait until people or a client have answered the call."""
         if not (interrupt := tool.interrupt(call)):
             return await self._executed(call, tool, None)
         decision = await self.query.recorder.decision(self.query, call, interrupt)
@@ -221,7 +220,6 @@ class _Calls:
         return await self.query.recorder.tool_call(self.query, call, tool, execute)
 
     async def _in_context(self, tool: ToolBase | None, call: ToolCall) -> ToolResult:
-        """Execute a call with the context set for the tool; add the tool's annotations."""
         context = context_of(self.query, call)
         token = current_context.set(context)
         try:
@@ -310,7 +308,7 @@ def must_escape(tool: ToolBase, error: BaseException) -> bool:
 
 
 def waiting_for(tools: Sequence[ToolBase | None]) -> list[list[int]]:
-    """Return, for each call of a message, the indexes of the calls that must end before it.
+    """Return, for each call of a message, the indexes of the calls that must end first.
 
     A sub-agent waits for its ancestors in the graph. A stateful sub-agent also waits for its own
     previous call, so that its history grows in the order of the calls.
@@ -351,8 +349,8 @@ async def all_or_none(tasks: Sequence[asyncio.Task[None]]) -> None:
     """Wait for all tasks. If a task fails or the caller is cancelled, stop the other tasks.
 
     Raises:
-        Exception: the error of the first failed task in order. ``QueryFailed`` is raised only if
-            no task has another error.
+        Exception: the error of the task that comes first in ``tasks``. ``QueryFailed`` is raised
+            only if no task has another error.
     """
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -380,7 +378,7 @@ async def _stop(tasks: Sequence[asyncio.Task[None]]) -> None:
             continue  # a second cancellation does not end the wait, because every task must stop
     for task in tasks:
         if not task.cancelled():
-            task.exception()  # retrieved, so that asyncio does not log it
+            task.exception()  # retrieve the error, so that asyncio does not log the error
 
 
 def after_tools(agent: QueriedAgent, results: Sequence[ToolResult]) -> NextStep:

@@ -55,7 +55,7 @@ class AgentState(Protocol):
     usage: AgentUsage
 
     def register_tool(self, tool: "ToolBase | type[ToolBase]") -> None:
-        """Add a tool for the next model call."""
+        """Add a tool; the next model call can use the tool."""
 
 
 class ApprovalPort(Protocol):
@@ -63,14 +63,14 @@ class ApprovalPort(Protocol):
 
     @property
     def confirm_above(self) -> Mapping[str, float] | None:
-        """Threshold by argument (see :class:`Approval`), or ``None`` if there are no thresholds."""
+        """Thresholds by argument (see :class:`Approval`), or ``None`` for no thresholds."""
 
     def reason(self, arguments: Mapping[str, Any]) -> str | None:
         """Return the reason why a call needs an approval, or ``None`` if the call needs none."""
 
 
 class ToolBase(ABC):
-    """A tool. Subclasses set ``name`` and ``description``; :func:`tool` sets them from arguments.
+    """A tool. Subclasses set ``name`` and ``description``; :func:`tool` sets both from arguments.
 
     Attributes:
         timeout_s: time limit of one call in seconds, or ``None`` if only the run's deadline
@@ -79,7 +79,7 @@ class ToolBase(ABC):
         local: true if the tool has no effect outside the run, so that no step must be stored before
             a call.
         subagents: agents that the tool calls.
-        approval: rule for the calls that a person must approve, or ``None`` for no call.
+        approval: rule that says which calls a person must approve, or ``None`` for no call.
         expires_s: seconds within which people must decide.
     """
 
@@ -93,7 +93,7 @@ class ToolBase(ABC):
     expires_s: float = EXPIRES_S
 
     def interrupt(self, tool_call: ToolCall) -> Interrupt | None:
-        """Return the request whose answer replaces :meth:`execute`, or ``None`` to run the call."""
+        """Return a request to people, whose answer replaces :meth:`execute`, or ``None``."""
         return None
 
     def needed_approval(self, tool_call: ToolCall) -> Interrupt | None:
@@ -206,7 +206,6 @@ async def _answer(call: ToolCall, function: Callable[[], Any], *, is_async: bool
 
 
 def _answering(call: ToolCall, value: Any) -> ToolResult:
-    """Return a function's value as an answer; the value may be a part, or a list with parts."""
     if isinstance(value, Part):
         value = [value]
     if not isinstance(value, list | tuple) or not any(isinstance(each, Part) for each in value):
@@ -305,8 +304,8 @@ def tool(
     """Make a tool from a function, or from a class with typed fields and an ``execute(self)``.
 
     The parameters (or fields) are the tool's arguments. Their types, defaults and
-    ``pydantic.Field`` descriptions form the schema; Pydantic checks the arguments of each call. If
-    the function or ``execute`` has a parameter of type :class:`ToolContext`, it receives the call's
+    ``pydantic.Field`` descriptions form the schema; Pydantic checks the arguments of each call. A
+    parameter of type :class:`ToolContext` (of the function or of ``execute``) receives the call's
     context.
 
     Returns:
@@ -346,7 +345,6 @@ def tool(
 
 
 def _class_arguments(name: str, target: type[Any], known: Names) -> dict[str, Any]:
-    """Check a class, and return its class attributes for :class:`ClassTool`."""
     what = f"the tool '{name}'"
     if not callable(getattr(target, "execute", None)):
         raise TypeError(f"{what}: {target.__name__} needs a method execute(self) to be a tool")
