@@ -1,8 +1,8 @@
-"""Circuit breakers, which hold back an agent's tasks in a run while these tasks fail repeatedly.
+"""Circuit breakers, which hold back the tasks of an agent that failed repeatedly in a run.
 
-A breaker is closed (tasks start), open (no task starts until the reset time), or half-open (one
-task, the probe, starts, and the probe's end closes or opens the breaker). The scheduler asks the
-breaker before it starts a task. :class:`FailureRates` decides when a breaker opens.
+A breaker is closed (all tasks start), open (no task starts until the reset time), or half-open
+(only one task starts, the probe, whose end closes or opens the breaker). The scheduler asks the
+breaker before the scheduler starts a task. :class:`FailureRates` decides when a breaker opens.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ _NOT_ITS_OWN = frozenset(
         "model_unauthorized",
     }
 )
-"""Codes of failures with another cause than the agent: a budget, or a refusal by a model server."""
+"""Codes of failures that the agent did not cause: a budget, or a refusal by a model server."""
 
 
 def breaker_key(parent: Parent, params: DispatchParams) -> BreakerKey | None:
@@ -44,9 +44,9 @@ def breaker_key(parent: Parent, params: DispatchParams) -> BreakerKey | None:
 def is_own_fault(handle: SubagentHandle) -> bool:
     """Return true if the end of a task is a failure that the task's breaker counts.
 
-    A breaker does not count cancellations, timeouts, exhausted budgets, limits of the model's
-    server and requests that the server refuses. The breaker counts all other failures, also
-    ``max_iterations`` and refused content.
+    A breaker counts all failures, including ``max_iterations`` and refused content, except
+    cancellations, timeouts, exhausted budgets, rate limits of the model's server and requests that
+    the server refuses.
     """
     return (
         handle.status is SubagentStatus.FAILED
@@ -62,10 +62,10 @@ class _Breaker:
 
     Attributes:
         failures: number of recently failed tasks and probes.
-        retry_at: earliest time of the next probe, in seconds. If this time is over, no probe has
-            run since ``retry_at``.
+        retry_at: earliest time of the next probe, in seconds. If ``retry_at`` has passed, no probe
+            has started since then.
         probe: the task whose end closes or opens the breaker.
-        held: the tasks that the breaker holds back, in order.
+        held: the tasks that the breaker holds back, in the order in which they start.
     """
 
     failures: int
@@ -98,7 +98,7 @@ class Breakers:
         self._breakers: dict[BreakerKey, _Breaker] = {}
 
     def refusal(self, key: BreakerKey | None, now: float) -> float | None:
-        """Return the seconds until a dispatch is allowed, or ``None`` if tasks may start now."""
+        """Return the seconds until a task may be dispatched; ``None``: a task may start now."""
         breaker = None if key is None else self._breakers.get(key)
         if breaker is None:
             return None
@@ -110,9 +110,10 @@ class Breakers:
         return self._options.reset_timeout
 
     def admit(self, handle: SubagentHandle, now: float) -> bool:
-        """Return true if a task may start; otherwise hold the task back behind other held tasks.
+        """Return true if a task may start; otherwise add the task to the tasks held back.
 
-        The first task after the reset time becomes the probe, unless tasks are held. Idempotent.
+        The first task after the reset time becomes the probe, unless other tasks are held back.
+        Idempotent.
         """
         breaker = None if handle.breaker is None else self._breakers.get(handle.breaker)
         if breaker is None or breaker.probe is handle:
@@ -126,8 +127,9 @@ class Breakers:
     def ended(self, handle: SubagentHandle, now: float) -> None:
         """Record a task's end or suspension; release the held tasks that may start now.
 
-        While a breaker is not closed, only the probe's end counts. If the probe neither succeeded
-        nor failed by its own fault, the next held task or dispatch becomes the probe.
+        A breaker that is not closed ignores the ends of all tasks except the probe. If the probe
+        neither succeeded nor failed by its own fault, the next held or dispatched task becomes the
+        probe.
         """
         if (key := handle.breaker) is None:
             return
@@ -172,9 +174,9 @@ class Breakers:
         ]
 
     def forget(self, now: float) -> None:
-        """Delete old ends of tasks, and breakers without a question during ``monitor_window``.
+        """Delete records of old ends of tasks, and breakers unused for ``monitor_window`` seconds.
 
-        An agent without further dispatches would otherwise have a breaker in memory for ever.
+        Otherwise the breaker of an agent that gets no more tasks would stay in memory for ever.
         """
         self._rates.tidy(now)
         for key, breaker in list(self._breakers.items()):
@@ -183,7 +185,7 @@ class Breakers:
                 del self._breakers[key]
 
     def _open(self, breaker: _Breaker, handle: SubagentHandle, now: float) -> None:
-        """Stop all tasks until the reset time; then start a held task as the probe."""
+        """Hold back all tasks until the reset time; then start a held task as the probe."""
         breaker.retry_at = now + self._options.reset_timeout
         data = {
             "attempt": handle.attempt,
@@ -195,7 +197,6 @@ class Breakers:
         self._call_at(breaker.retry_at, self._start_probe, breaker, breaker.retry_at)
 
     def _start_probe(self, breaker: _Breaker, now: float) -> None:
-        """Start a held task if the breaker is still open and the reset time is over."""
         if breaker.probe is None and breaker.held and now >= breaker.retry_at:
             breaker.probe = next(iter(breaker.held))
             del breaker.held[breaker.probe]

@@ -1,8 +1,8 @@
 """Budgets of tokens and money for several concurrent tasks.
 
 A model call first reserves the maximum amount that the call may use, in every account that pays for
-the call. After the call, the unused amount is released. So all tasks together exceed a budget at
-most by the error of one call's estimate.
+the call. After the call, the unused amount is released. So all tasks together exceed a budget by at
+most the amount by which the estimate for one call is too low.
 """
 
 import asyncio
@@ -32,16 +32,16 @@ class _Tokens:
         return usage.total_tokens
 
     def price(self, sent: int, prices: ModelPrices | None) -> tuple[int, int]:
-        """Return the amount for an input of ``sent`` tokens, and the amount per output token."""
+        """Return the amounts to reserve for ``sent`` input tokens, and for each output token."""
         return sent, 1
 
     def text(self, amount: int) -> str:
-        """Return an amount as a text for people, without the unit."""
+        """Return an amount as text that people read, without the unit."""
         return str(amount)
 
 
 class _Dollars:
-    """US dollars, in billionths. Calls of models without a known price cost nothing."""
+    """Billionths of US dollars; calls of models without a known price cost nothing."""
 
     name = "US dollars"
     key: Final = "cost"
@@ -65,21 +65,21 @@ Unit = _Tokens | _Dollars
 
 
 def billionths(dollars: Decimal) -> int:
-    """Return an amount in US dollars in billionths, rounded up."""
+    """Convert an amount in US dollars to billionths of a dollar, rounded up."""
     return math.ceil(dollars * _BILLION)
 
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """A budget. An account without a ``limit`` is unlimited.
+    """A budget of tokens or money; an account without a ``limit`` is unlimited.
 
     Attributes:
         name: name of the budget in error texts.
         reserved: amount reserved by running model calls.
-        is_operators: true for the operator's account, for which calls of a tenant's own servers are
+        is_operators: true if the operator pays; calls of a tenant's own model servers are then
             free.
-        needs_price: true if the account refuses models without a known price; otherwise their calls
-            are free.
+        needs_price: true if the account refuses models without a known price; false if calls of
+            these models are free.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Account:
 
     @property
     def left(self) -> int | None:
-        """Amount that is neither spent nor reserved, or ``None`` without a limit."""
+        """Amount that is neither spent nor reserved; ``None``: the account has no limit."""
         return None if self.limit is None else self.limit - self.spent - self.reserved
 
     @property
@@ -110,7 +110,7 @@ class Account:
         return f"{self.name} is used up: {spent} of {limit} {self.unit.name} are spent"
 
     def used_up(self, more: int) -> str:
-        """Return the error text of a call whose input costs ``more``."""
+        """Return the error text for a call whose input costs ``more`` than is left."""
         return f"{self.state}, and the next model call takes about {self.unit.text(more)}"
 
     def give_back(self, amount: int) -> None:
@@ -122,7 +122,7 @@ class Account:
         self._waiting.clear()
 
     async def changed(self) -> None:
-        """Wait until a reservation is released."""
+        """Wait until a call releases its reservation in this account."""
         future = asyncio.get_running_loop().create_future()
         self._waiting.append(future)
         try:
@@ -132,11 +132,11 @@ class Account:
                 self._waiting.remove(future)
 
     async def fill(self, amount: int) -> None:
-        """Claim more of a shared budget if it has less than ``amount``. This class does nothing."""
+        """Claim more of a shared budget if less than ``amount`` is left; here: do nothing."""
 
     @property
     def may_grow(self) -> bool:
-        """True if the limit may grow later although no call in this process ends."""
+        """True if the limit may grow later without the end of a call in this process."""
         return False
 
 
@@ -154,13 +154,13 @@ def grant(
     prices: ModelPrices | None = None,
     longest: int = MAX_OUTPUT,
 ) -> int | Account:
-    """Return the maximum output tokens of a call, or the account that has too little left. Pure.
+    """Return the maximum output tokens of a call, or the account that has too little left.
 
     Args:
-        longest: tokens of the longest expected answer.
+        longest: number of tokens of the longest expected answer.
 
     Raises:
-        BudgetExhaustedError: an account has too little left, even without reservations.
+        BudgetExhaustedError: an account would have too little left even without reservations.
     """
     tightest: Account | None = None
     free, least = longest, min(longest, 16)  # a shorter answer would be useless
@@ -189,17 +189,18 @@ async def reserved(
 ) -> AsyncIterator[Permit]:
     """Reserve a model call's tokens and cost. The permit is unlimited if the longest answer fits.
 
-    If only other calls' reservations leave too little, the function waits for their release.
+    If too little is left only because of other calls' reservations, the function waits until these
+    calls release their reservations.
 
     Args:
         sent: number of input tokens.
         provider: provider of the model, for the prices and the owner of the server.
-        longest: the call's own limit of output tokens. Without a limit, :data:`MAX_OUTPUT` is the
-            estimate.
+        longest: limit of the call's output tokens; without a limit, the estimate
+            :data:`MAX_OUTPUT`.
 
     Raises:
         BudgetExhaustedError: see :func:`grant`.
-        ModelError: ``unpriced_model``.
+        ModelError: a money budget needs the model's price, which is unknown (``unpriced_model``).
     """
     longest = MAX_OUTPUT if longest is None else longest
     is_own = getattr(provider, "is_own", False)
@@ -246,7 +247,7 @@ async def _prices(limited: Sequence[Account], provider: object | None) -> ModelP
 
 
 def reserved_for(accounts: Sequence[Account], query: Query) -> AbstractAsyncContextManager[Permit]:
-    """Reserve the next model call of a query; see :func:`reserved`."""
+    """Reserve tokens and cost of a query's next model call; see :func:`reserved`."""
     agent = query.agent
     longest = None if agent.params is None else agent.params.max_output_tokens
     return reserved(accounts, estimate(query), agent.provider, longest)

@@ -45,7 +45,7 @@ CANCELLED = "somebody cancelled this task"
 EMPTY = "(the task ended without a text)"
 
 PATIENCE_S = 30.0
-"""Seconds that a sub-agent waits for an unavailable model. Its definition may set another time."""
+"""Seconds that a sub-agent waits for an unavailable model, unless its definition sets a time."""
 EXCERPT = 4_096
 """Number of characters in the head and in the tail of a long answer."""
 MOST_SHOWN = 32_768
@@ -63,7 +63,7 @@ FAN_OUT = "dispatch_subagents"
 
 
 def places_of(model_call: int, index: int, tool_call: ToolCall) -> list[tuple[int, int]]:
-    """Return the positions (model call, index) of a tool call's tasks, in order.
+    """Return the position (model call, index) of each task that a tool call dispatches.
 
     Args:
         index: index of the tool call in its message.
@@ -75,7 +75,6 @@ def places_of(model_call: int, index: int, tool_call: ToolCall) -> list[tuple[in
 
 
 def fan_out_places(model_call: int, index: int, tasks: int) -> list[tuple[int, int]]:
-    """Return the positions of the tasks of a call of ``dispatch_subagents``."""
     # The positions are distinct, because no message has 2^20 tool calls.
     return [(model_call, index + (number << 20)) for number in range(1, tasks + 1)]
 
@@ -107,7 +106,7 @@ class ChildTask:
         self.task_id: UUID = scope.id_below(place)
 
     def known(self) -> SubagentHandle | None:
-        """Return the task if it was dispatched earlier; restore a task from before a crash."""
+        """Return the task if it was dispatched before; restore it if that was before a crash."""
         swarm, parent = self.scope.swarm, self.scope
         if (handle := swarm.registry.get(self.task_id, parent)) is not None:
             return handle
@@ -130,14 +129,14 @@ class ChildTask:
         return handle
 
     def dispatch(self, params: DispatchParams, files: Mapping[str, str]) -> SubagentHandle:
-        """Dispatch the task. The errors are those of :meth:`SubagentRegistry.dispatch`.
+        """Dispatch the task; raise also the errors of :meth:`SubagentRegistry.dispatch`.
 
         Args:
             files: texts of the task's input files, by path.
 
         Raises:
-            InvalidInputError: ``bad_path``, ``bad_content`` or ``too_large``. After an error no
-                file remains.
+            InvalidInputError: ``bad_path``, ``bad_content`` or ``too_large``. After an error, the
+                task's folder is empty.
         """
         swarm, parent = self.scope.swarm, self.scope
         try:
@@ -154,7 +153,7 @@ class ChildTask:
         return handle
 
     def give_again(self, files: Mapping[str, str]) -> None:
-        """Restore the input files of a task from before a crash; keep existing files unchanged."""
+        """Restore the input files of a task from before a crash; do not change existing files."""
         context = self.scope.swarm.context
         known = context.list(folder_of(self.task_id))
         for path, content in files.items():
@@ -165,7 +164,7 @@ class ChildTask:
         return f"{folder_of(self.task_id)}/input/{path.removeprefix('/')}"
 
     def _is_spread(self, params: DispatchParams) -> bool:
-        """Return true if a new task is simple and many tasks run here: it becomes a child run."""
+        """Return true if a new task becomes a child run: it is simple, and many tasks run here."""
         parent, swarm = self.scope, self.scope.swarm
         if swarm.options.remote is None or parent.here < parent.limits.spread_above:
             return False
@@ -179,7 +178,7 @@ class ChildTask:
         return self.scope.swarm.context.texts(GLOBAL, folder_of(self.task_id))
 
     async def __call__(self, handle: SubagentHandle) -> SubagentOutcome:
-        """Query a new agent per try until a try succeeds or no retry is left."""
+        """Execute the task: query a new agent per try, until a try succeeds or no retry is left."""
         if handle.spread:
             return await self._do_as_child_run(handle)
         swarm, tries = self.scope.swarm, 1
@@ -205,11 +204,11 @@ class ChildTask:
     async def _try(
         self, handle: SubagentHandle, tries: int, calls: int
     ) -> tuple[SubagentOutcome, int]:
-        """Query a new agent as part of the parent's query, which also gets the agent's usage.
+        """Query a new agent for one try; add its usage to the parent's query.
 
         Args:
-            calls: number of model calls of earlier tries. The result is the number including this
-                try's calls.
+            calls: number of model calls of earlier tries. The method returns this number plus the
+                number of this try's calls.
         """
         agent = self._new_agent(handle)
         query = Query(
@@ -282,7 +281,7 @@ class ChildTask:
 
 
 def is_leaf(agent: BaseAgent) -> bool:
-    """Return true if an agent calls no other agent, reads no graph and asks no people."""
+    """Return true if an agent has no sub-agents, reads no graph and asks no people."""
     return agent.memory_graph is None and not any(
         tool.subagents
         or tool.approval is not None
@@ -355,7 +354,7 @@ def answer_file(task_id: UUID) -> str:
 
 
 def keep_answer(swarm: Swarm, task_id: UUID, outcome: SubagentOutcome) -> None:
-    """Give the parent a file with a long answer; do not store the file: the log has the text."""
+    """Write a long answer to a file for the parent; in memory only, as the log has the text."""
     if outcome.output is not None and is_long(outcome.output):
         swarm.context.restore(answer_file(task_id), outcome.output)
 

@@ -1,4 +1,4 @@
-"""Tasks of asynchronous sub-agents: their states, parents and numbers, and waits for their end."""
+"""Tasks of asynchronous sub-agents: states, parents, counts of tasks, and waits for tasks."""
 
 import asyncio
 import contextvars
@@ -52,10 +52,10 @@ _MOVES: dict[SubagentStatus, frozenset[SubagentStatus]] = {
 
 
 def check_move(old: SubagentStatus, new: SubagentStatus) -> None:
-    """Check that a move is legal.
+    """Check that a task may change from its status ``old`` to the status ``new``.
 
     Raises:
-        IllegalTransition: the move is illegal, such as any move from a final state or to ``old``.
+        IllegalTransition: the change is not allowed, such as any change of a final status.
     """
     if new not in _MOVES[old]:
         legal = ", ".join(sorted(_MOVES[old])) or "none, because it is final"
@@ -63,7 +63,7 @@ def check_move(old: SubagentStatus, new: SubagentStatus) -> None:
 
 
 def stands_still(statuses: Iterable[SubagentStatus], missing: int) -> bool:
-    """Return true if fewer than ``missing`` of the tasks can end before people have decided."""
+    """Return true if fewer than ``missing`` tasks can end before people have decided."""
     at_work = (status for status in statuses if not status.is_final)
     return sum(status is not SubagentStatus.WAITING for status in at_work) < missing
 
@@ -73,7 +73,7 @@ class Mailbox:
     """Messages from a parent to a task, by id.
 
     Attributes:
-        unread: texts of messages that the task has not read, in order.
+        unread: texts of messages that the task has not read, oldest first.
         known: ids of all sent messages.
         heard: texts that the current try has read.
         recorded: texts that an earlier attempt read, by model call.
@@ -91,7 +91,7 @@ class Mailbox:
         self.unread[message_id] = text
 
     def due(self, call: int) -> dict[str, str]:
-        """Return the messages to read before a model call."""
+        """Return the messages that the task reads before its model call with this number."""
         told = self.recorded.pop(call, {})
         for message_id in told:
             self.unread.pop(message_id, None)
@@ -106,7 +106,7 @@ class Mailbox:
 
 
 class BreakerKey(NamedTuple):
-    """Key of a breaker. The tasks of one agent in one run have the same key."""
+    """Key of a breaker; all tasks of one agent in one run have the same key."""
 
     tenant_id: UUID | None
     run_id: UUID
@@ -119,17 +119,17 @@ ANONYMOUS = "subagent"
 
 @dataclass(slots=True)
 class DispatchParams:
-    """Parameters of a dispatch.
+    """Parameters with which a parent dispatches a task.
 
     Attributes:
         agent: name of one of the parent's sub-agents, or ``None`` for an anonymous sub-agent.
         priority: 1 (first) to 10.
-        metadata: a JSON object.
+        metadata: a JSON object for plugins and the task's agent (see ``shared_keys``).
         timeout: timeout in seconds, or ``None`` for the default.
         shared_keys: keys of the metadata that the task's agent can read.
         retries: number of further tries after a failure.
-        spread: true if a child run executes the task, on any worker. Then the task needs no slot,
-            and the child run has the timeout.
+        spread: true if a child run executes the task on any worker; the task then needs no slot,
+            and the timeout applies to the child run.
     """
 
     prompt: str
@@ -150,7 +150,7 @@ class DispatchParams:
 
 @dataclass(frozen=True, slots=True)
 class SubagentOutcome:
-    """The end of a task's work.
+    """Outcome of a task that has ended.
 
     Attributes:
         status: a final status.
@@ -174,12 +174,12 @@ class RestoredTask:
 
     Attributes:
         attempt: number of the attempt that begins now.
-        waited: time since the task's dispatch.
-        remaining: rest of the task's timeout, or ``None`` if the task never ran.
+        waited: seconds since the task's dispatch.
+        remaining: seconds that remain of the task's timeout, or ``None`` if the task never ran.
         outcome: the outcome, or ``None`` if the task had not ended.
         spent: tokens that the task itself used.
-        usage: usage of a finished task and all tasks below it, which do not run again.
-        publications: publications of these tasks to the run's graph.
+        usage: usage of a finished task and its descendants, which do not run again.
+        publications: publications of the task and its descendants to the run's graph.
         mailbox: messages to the task, or ``None`` without messages.
         received: true if the parent has read the task's outcome.
     """
@@ -198,17 +198,17 @@ class RestoredTask:
 
 
 class Listener:
-    """Listener that ignores the tasks' events. Subclasses must neither block nor raise."""
+    """Listener that ignores events of tasks; methods of subclasses must neither block nor raise."""
 
     def on_event(self, handle: "SubagentHandle", event: str, data: dict[str, Any]) -> None:
         """Receive an event; ``event`` is the type without the prefix ``subagent.``."""
 
     def refused(self, parent: "Parent", data: dict[str, Any]) -> None:
-        """Receive the refusal of a dispatch."""
+        """Receive data about a dispatch that was refused."""
 
 
 Place = tuple[float, int]
-"""Time and order of a task's push into the queue. Each line is sorted by this pair."""
+"""Time at which a task was added to the queue, and a number that increases with each task."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -230,11 +230,11 @@ class Parent:
         lines: the query's queued tasks by age, for each base priority; no line is empty.
         in_line: number of the tasks in ``lines``.
         ready: number of the tasks in ``lines`` that could start if a slot were free; 0 at the
-            query's limit. The tenant's limit is ignored, because a released slot makes room for the
-            tenant, too.
+            query's limit. The number ignores the tenant's limit, because a slot that becomes free
+            also makes room within the tenant's limit.
         holders: the query's tasks that hold a slot, with the time at which each task got the slot.
         durations: seconds for which the latest tasks held their slots, by agent; infinite for a
-            task that released its slot in between.
+            task that released its slot before its end.
         here: number of the query's unfinished tasks in this process.
         remote: number of the query's unfinished tasks that are child runs.
     """
@@ -276,7 +276,7 @@ class Parent:
         return self.ended or (self.owner is not None and self.owner.status.is_final)
 
     def time_for(self, timeout: float | None, now: float) -> float:
-        """Return a task's timeout in seconds, at most the parent's remaining seconds.
+        """Return a task's timeout in seconds, which is at most the parent's remaining time.
 
         Args:
             timeout: requested timeout, or ``None`` for the default.
@@ -295,27 +295,27 @@ class SubagentHandle(DispatchParams):
         timeout: timeout in seconds, at most the parent's remaining seconds.
         is_stored: true if the child run is stored.
         mailbox: messages from the parent.
-        has_answered: true if the task has answered and reads no more messages.
+        has_answered: true if the task has answered, and so reads no more messages.
         work: coroutine function that executes the task; the scheduler runs this function.
-        attempt: 1, plus one for each restoration after a crash.
+        attempt: number of the task's attempt: 1, plus 1 for each restoration after a crash.
         queue_position: number of the tenant's ready tasks before this task when it was dispatched
             (see :meth:`TakeQueue.position`).
-        deadline: time of the timeout, set when the task first runs.
+        deadline: time at which the timeout ends; set when the task first runs.
         paused_at: time at which the task's clock stopped, because the task waits for people.
         partial_output: the last 10,000 characters of the model's text.
-        written: number of characters of the model's whole text.
+        written: number of characters of the model's text, including its omitted beginning.
         polled: number of characters of the model's text that the parent has read.
-        token_usage: the usage, also of a failed task.
+        token_usage: usage of the task, even if the task failed.
         was_limited: true if a model call failed because of its server's limits.
         received: true if the parent has read the task's outcome.
         scopes: queries of this task that dispatch further tasks.
-        holds: tasks that must end before this task may run.
+        holds: other tasks that must end before this task may run.
         breaker: key of the task's breaker, or ``None`` without a breaker.
         place: the task's position in the queue, or ``None`` outside of the queue.
         line: base priority of the task's line in the queue.
-        suspended: true if this process stopped the task without an end, so that another process
-            restores it.
-        waiting_below: number of descendants that only wait for a slot.
+        suspended: true if this process stopped the unfinished task so that another process restores
+            the task.
+        waiting_below: number of descendants that could run if they had a slot.
     """
 
     task_id: UUID
@@ -380,7 +380,7 @@ class SubagentHandle(DispatchParams):
 
     @property
     def depth(self) -> int:
-        """0 for the root's tasks."""
+        """Level of the task in the tree of tasks: 0 for the root's tasks."""
         return len(self.path) - 1
 
     @property
@@ -437,7 +437,7 @@ class SubagentHandle(DispatchParams):
 
 
 class TaskCounts:
-    """Numbers of tasks in this process, updated at each change; child runs do not count.
+    """Numbers of tasks in this process, except child runs; updated at each change of a task.
 
     Attributes:
         queued_of, queued_of_run: queued tasks by tenant and by run.
@@ -458,9 +458,9 @@ class TaskCounts:
         return self.queued_of.total()
 
     def add(self, handle: "SubagentHandle", by: int = 1) -> None:
-        """Count a task in its current state. With ``by`` -1, remove the task from the counts.
+        """Add a task to the counts of its current state; with ``by`` -1, subtract the task.
 
-        A child run counts only in the parent's ``remote``.
+        A task that is a child run changes only the parent's ``remote``.
         """
         parent, status = handle.parent, handle.status
         if handle.spread:
@@ -483,11 +483,11 @@ def _add(counter: Counter[Any], key: Any, by: int) -> None:
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """A wait until ``missing`` more of the wait's tasks have ended.
+    """A wait for tasks, which ends when ``missing`` more of the tasks have ended.
 
     Attributes:
         for_success: true if the first success also ends the wait.
-        left: rest of the timeout in seconds while the timeout is paused.
+        left: seconds that remain of the timeout while the timeout is paused.
     """
 
     future: "asyncio.Future[None]"
@@ -499,7 +499,7 @@ class Waiter:
 
     @property
     def is_open(self) -> bool:
-        """True if neither tasks nor the timeout have ended the wait."""
+        """True if the wait has not ended, neither by ends of tasks nor by the timeout."""
         return not self.future.done() and not self.limit.expired()
 
     @property
@@ -509,7 +509,7 @@ class Waiter:
 
     @property
     def fewest_ends(self) -> int:
-        """Minimum number of further ended tasks that may end the wait."""
+        """Minimum number of tasks that must still end before the wait can end."""
         return min(1, self.missing) if self.for_success else self.missing
 
     def ended(self, handle: SubagentHandle) -> None:
@@ -521,7 +521,7 @@ class Waiter:
         self.look()
 
     def look(self) -> None:
-        """Pause the timeout while the wait needs people; continue it afterwards."""
+        """Pause the timeout if the wait needs people; otherwise let the timeout continue."""
         due = self.limit.when()
         if not self.is_open or self.needs_people == (due is None):
             return
@@ -538,9 +538,9 @@ Mode = Literal["all", "any", "quorum", "any_success"]
 
 
 def missing(statuses: Sequence[SubagentStatus], mode: Mode, quorum: int | None) -> int:
-    """Return the number of tasks that must still end until a wait is over, if none succeeds.
+    """Return how many tasks must still end before a wait is over, if no further task succeeds.
 
-    0 or less: the wait is over.
+    A result of 0 or less means that the wait is over.
     """
     if mode == "any_success" and SubagentStatus.COMPLETED in statuses:
         return 0
@@ -550,7 +550,7 @@ def missing(statuses: Sequence[SubagentStatus], mode: Mode, quorum: int | None) 
 
 
 def ends_of(handles: Iterable[SubagentHandle], gone: int) -> list[SubagentStatus]:
-    """Return the statuses of awaited tasks. gone: number of ended tasks that were removed."""
+    """Return the statuses of awaited tasks, including ``gone`` ended tasks that were removed."""
     return [*(handle.status for handle in handles), *[SubagentStatus.FAILED] * gone]
 
 
@@ -562,13 +562,13 @@ async def wait_for(
     waits: set[Waiter] | None = None,
     gone: int = 0,
 ) -> bool:
-    """Wait until the tasks' condition is true; return false on timeout.
+    """Wait until so many tasks have ended as ``mode`` requires; return false on timeout.
 
-    The tasks continue after a timeout. The timeout is paused while so many tasks wait for people
-    that the condition cannot become true.
+    The tasks continue after a timeout. The timeout is paused while the wait cannot end before
+    people have decided.
 
     Args:
-        waits: set that contains the wait until the wait ends.
+        waits: set to which the function adds its wait until the wait ends.
         gone: number of further awaited tasks that have ended and were removed.
     """
     count = missing(ends_of(handles, gone), mode, quorum)
@@ -599,7 +599,7 @@ async def wait_for(
 
 
 async def all_done(tasks: Collection["asyncio.Task[None]"]) -> None:
-    """Wait until the tasks are done, even if the caller is cancelled meanwhile."""
+    """Wait until all tasks are done, even if the caller is cancelled in the meantime."""
     cancelled = False
     while running := [task for task in tasks if not task.done()]:
         try:

@@ -1,4 +1,4 @@
-"""Limits of asynchronous sub-agents. Pure values."""
+"""Limits of asynchronous sub-agents, and options of the scheduler."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -12,17 +12,18 @@ class SubagentLimits:
 
     Attributes:
         max_concurrent: maximum number of one parent's tasks that hold a slot.
-        max_concurrent_of_call: number of tasks in one call above which the parent's
+        max_concurrent_of_call: if one call dispatches more tasks than this number, the parent's
             ``max_concurrent`` rises to this number.
-        max_queued: maximum number of one parent's tasks that wait.
+        max_queued: maximum number of one parent's tasks that wait for a slot.
         max_total_tokens: tokens that all tasks of one parent may spend together.
         max_concurrent_global: maximum number of all parents' tasks that hold a slot.
-        max_queue_size: maximum number of all parents' tasks that wait.
+        max_queue_size: maximum number of all parents' tasks that wait for a slot.
         max_depth: maximum number of levels of nested tasks.
-        spread_above: if a parent has this number of tasks in its worker, further tasks become child
-            runs, which any worker may execute. Child runs need no slot and no queue in this
+        spread_above: if a parent has this number of unfinished tasks in this process, further tasks
+            become child runs, which any worker may execute. Child runs need no slot in this
             process.
-        gc_ttl: time for which a finished task stays after the parent has read its outcome.
+        gc_ttl: time for which the registry keeps a finished task after the parent has read its
+            outcome.
         tenant_max_concurrent: maximum number of one tenant's tasks that hold a slot (in the
             service, on all workers together), or ``None`` for no limit.
         tenant_max_queued: maximum number of one tenant's waiting tasks, by default half of
@@ -46,7 +47,7 @@ class SubagentLimits:
     tenant_max_queued: int | None = None
 
     def lowered(self, **wanted: float | None) -> Self:
-        """Return a copy with the given lower limits; a higher value changes nothing.
+        """Return a copy with the given limits; a value above this object's limit has no effect.
 
         A lower ``max_concurrent`` also lowers ``max_concurrent_of_call``.
         """
@@ -65,7 +66,7 @@ class SubagentLimits:
                 yield name, most
 
     def of_agent(self, subagents: Mapping[str, Any] | None) -> dict[str, float] | None:
-        """Return the limits of an agent's tasks, or ``None`` without asynchronous sub-agents.
+        """Return the limits of an agent's tasks; ``None``: it has no asynchronous sub-agents.
 
         Args:
             subagents: the field ``subagents`` of the agent's definition.
@@ -104,12 +105,12 @@ class SchedulerOptions:
     """Options of the pool, the queue and the breakers. Times are seconds.
 
     Attributes:
-        scale_up_threshold, scale_down_threshold: shares of busy slots, from 0 to 1.
+        scale_up_threshold, scale_down_threshold: the pool grows above the first share of busy
+            slots, and shrinks below the second; each share is from 0 to 1.
         resize_cooldown: minimum time between two changes of the pool's size.
-        ageing_interval: time in which a waiting task gains one priority.
-        failure_threshold: number of ended tasks. The breaker of an agent in a run opens if at least
-            this number of its tasks ended within ``monitor_window`` and at least half of these
-            tasks failed.
+        ageing_interval: time after which a waiting task's priority improves by one.
+        failure_threshold: the breaker of an agent in a run opens if at least this number of the
+            agent's tasks ended within ``monitor_window``, and at least half of these tasks failed.
         reset_timeout: time for which a breaker stays open.
     """
 

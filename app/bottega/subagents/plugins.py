@@ -7,11 +7,12 @@ A plugin is any object with one or both of these functions, async or not::
          | Skip | {"skip": True, "result": "…"} | Refused
     after_subagent_complete(ctx: PluginContext, outcome: TaskOutcome) -> None
 
-Each call may take ``TIMEOUT_S`` seconds. If a plugin raises an error, takes longer or returns an
-invalid value, Bottega logs the error and skips the plugin. But if the plugin has ``guard = True``,
-Bottega refuses the task. Guards are called last, and again after another guard has changed the
-task. Guards are also called for messages to a task. A call of a synchronous sub-agent is also a
-dispatch: the ``prompt`` is the query, and priority and metadata have no effect.
+A call of a plugin may take at most ``TIMEOUT_S`` seconds. If a plugin raises an error, takes longer
+or returns an invalid value, Bottega logs the error and skips the plugin. If a plugin with ``guard =
+True`` fails in this way, Bottega refuses the task. Bottega calls guards after all other plugins,
+and calls a guard again after a different guard has changed the task. Bottega also calls guards for
+messages to a task. Before a call of a synchronous sub-agent, Bottega also calls the plugins:
+``prompt`` is then the query, and priority and metadata have no effect.
 """
 
 import asyncio
@@ -42,10 +43,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PluginContext:
-    """The query that dispatches a task, for plugins.
+    """The query that dispatches a task, in the form that plugins receive.
 
     Attributes:
-        parent_id: id of the dispatching task, or of the run for the root.
+        parent_id: id of the task that dispatches, or of the run if the root dispatches.
         depth: depth of the dispatched task; 0 for the root's tasks.
         agent: name of the dispatching agent.
     """
@@ -87,7 +88,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class TaskOutcome:
-    """A task's end, for plugins. The ``status`` is final."""
+    """A task's outcome, in the form that plugins receive; ``status`` is a final status."""
 
     task_id: UUID
     status: SubagentStatus
@@ -184,8 +185,8 @@ def _log(plugin: object, function: str, ctx: PluginContext, error: Exception) ->
 async def bounded(function: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:
     """Call a plugin's function with a time limit.
 
-    The function runs in its own task. If the function ignores a cancellation, the caller still
-    continues.
+    The function runs in its own asyncio task, so that the caller continues even if the function
+    ignores a cancellation.
 
     Raises:
         TimeoutError: the function takes longer than ``timeout_s``.
@@ -199,14 +200,14 @@ async def bounded(function: Callable[..., Any], *arguments: Any, timeout_s: floa
             task.cancel()
             task.add_done_callback(_look_at)
     if not task.done():
-        raise TimeoutError(f"it took longer than {timeout_s:g} s")
+        raise TimeoutError(f"the plugin took longer than {timeout_s:g} s")
     if task.cancelled():
-        raise RuntimeError("it cancelled itself")
+        raise RuntimeError("the plugin cancelled itself")
     return task.result()
 
 
 def _look_at(task: "asyncio.Task[Any]") -> None:
-    """Retrieve the exception of an abandoned task, so that asyncio does not log it."""
+    """Retrieve an abandoned task's exception, so that asyncio does not log the exception."""
     if not task.cancelled():
         task.exception()
 
@@ -235,7 +236,7 @@ def checked_metadata(value: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Said(BaseModel):
-    """Valid fields of a plugin's answer. A field that is ``None`` makes no change."""
+    """Valid fields of a plugin's answer; a field that is ``None`` makes no change."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -268,7 +269,7 @@ def _understood(said: object, request: DispatchParams) -> DispatchParams | Skip 
         valid = _Said.model_validate(
             {name: value for name, value in said.items() if name not in own or value != own[name]}
         )
-    except ValidationError as error:  # the text omits the input, which may be a prompt
+    except ValidationError as error:  # the error text omits the input, which may be a prompt
         raise ValueError(str(error.errors(include_input=False, include_url=False))) from None
     if valid.skip:
         return Skip(valid.result or "")

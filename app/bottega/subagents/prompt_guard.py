@@ -11,15 +11,15 @@ from bottega.subagents.shared_context import plain_form
 
 
 class PromptGuard:
-    """Guard that refuses tasks by patterns in the prompt or instructions, or by their length.
+    """Guard that refuses tasks whose prompt or instructions match a pattern or are too long.
 
-    The regex engine (pydantic-core's) needs linear time, so that no text can make the guard hang.
-    The guard matches patterns with the original text and with the text's :func:`plain_form`, so
+    The regex engine of pydantic-core needs linear time, so that no text can make the guard hang.
+    The guard applies the patterns to the original text and to the text's :func:`plain_form`, so
     that full-width, look-alike or invisible characters do not hide a match.
 
     Args:
         deny: regular expressions, which match at any position and ignore case.
-        max_prompt_chars: limit of the length of prompt and instructions together.
+        max_prompt_chars: maximum number of characters of prompt and instructions together.
 
     Raises:
         InvalidInputError: a pattern is invalid. Look-around and back-references are not supported.
@@ -62,6 +62,6 @@ def _matcher(pattern: str) -> SchemaValidator:
 def _found(matcher: SchemaValidator, text: str) -> bool:
     try:
         matcher.validate_python(text)
-    except ValidationError as error:  # another error (invalid Unicode) counts as a match
+    except ValidationError as error:  # an error because of invalid Unicode counts as a match
         return error.errors(include_input=False)[0]["type"] != "string_pattern_mismatch"
     return True

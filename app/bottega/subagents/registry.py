@@ -1,4 +1,4 @@
-"""Registry of tasks: their states, limits, ends and removal. The scheduler executes the tasks."""
+"""Registry of tasks: states, limits, ends and removal. The scheduler executes the tasks."""
 
 import asyncio
 import contextvars
@@ -49,7 +49,7 @@ class SubagentRegistry:
     """Registry of all tasks of this process, which enforces the limits.
 
     Args:
-        limits: limits for all parents; a parent's own limits may be lower.
+        limits: limits for every parent; a parent's own limits may be lower.
         scheduler: runs the tasks; by default a scheduler with default options.
 
     Attributes:
@@ -89,7 +89,7 @@ class SubagentRegistry:
         return len(self._handles)
 
     def get(self, task_id: UUID, within: Parent | None = None) -> SubagentHandle | None:
-        """Return a task; with ``within``, return only a descendant of that parent."""
+        """Return a task; with ``within``, return only a descendant of the parent ``within``."""
         handle = self._handles.get(task_id)
         if handle is None or within is None:
             return handle
@@ -118,7 +118,8 @@ class SubagentRegistry:
             place: (model call, index of the tool call) of the dispatch.
 
         Raises:
-            SubagentRefusedError: a limit, a budget or a breaker refuses the task; see the subclass.
+            SubagentRefusedError: a limit, a budget or a breaker refuses the task; a subclass says
+                which.
         """
         if (known := self.get(task_id, parent)) is not None:
             return known
@@ -140,7 +141,7 @@ class SubagentRegistry:
     def restore(
         self, parent: Parent, restored: RestoredTask, work: Work, *, task_id: UUID, place: Any
     ) -> SubagentHandle:
-        """Restore a task from before a crash as ended or queued, without limits and events."""
+        """Register a task from before a crash, ended or queued; check no limits, send no events."""
         if (known := self.get(task_id, parent)) is not None:
             return known
         handle = self._add(parent, restored.params, work, task_id, place)
@@ -162,10 +163,11 @@ class SubagentRegistry:
         return handle
 
     def _check(self, parent: Parent, params: DispatchParams) -> None:
-        """Check a dispatch against the limits. A task above ``max_concurrent`` may wait.
+        """Check that no limit refuses a dispatch; a task above ``max_concurrent`` may wait.
 
         Raises:
-            SubagentRefusedError: one subclass per limit, with a text for the model.
+            SubagentRefusedError: a limit is reached; each limit has its subclass, with a text for
+                the model.
         """
         own = parent.limits
         if parent.is_over:
@@ -173,13 +175,13 @@ class SubagentRegistry:
         if parent.depth >= own.max_depth:
             raise SubagentDepthExceededError(
                 f"tasks may be nested at most {own.max_depth} deep, and this task would be deeper: "
-                "do it without a sub-agent",
+                "do the work without a sub-agent",
                 limit=own.max_depth,
             )
         wait = self.scheduler.circuits.refusal(breaker_key(parent, params), self.scheduler.now())
         if wait is not None:
             raise SubagentCircuitOpenError(
-                "tasks for this agent failed repeatedly in this run, so try later, "
+                "tasks for this agent failed repeatedly in this run: try later, "
                 f"in about {wait:.0f} s, or without this agent",
                 retry_after_ms=round(wait * 1000),
             )
@@ -193,16 +195,16 @@ class SubagentRegistry:
         elif parent.remote >= MOST_SPREAD:
             raise SubagentQuotaExceededError(
                 f"{parent.remote} of your tasks are unfinished child runs, which is the limit: "
-                "await some of them before you dispatch others",
+                "await some of these tasks before you dispatch others",
                 size=parent.remote,
                 limit=MOST_SPREAD,
             )
 
     def _check_queue(self, parent: Parent) -> None:
-        """Check that one more task of a parent may wait, unless the task may start at once.
+        """Check that the queue has room for one more task of a parent, or that the task may start.
 
-        The queue always has room for a tenant without queued tasks. Beyond its limit, the queue
-        accepts one extra task per tenant, from a run without queued tasks.
+        The queue always has room for a tenant without queued tasks. When the queue is full, it
+        still accepts one extra task per tenant, from a run without queued tasks.
         """
         room, counts, limits = self.scheduler.room(parent), self.counts, self.limits
         startable, of_tenant = min(room, parent.ready), counts.queued_of[parent.tenant_id]
@@ -259,7 +261,7 @@ class SubagentRegistry:
         return handle
 
     def _hold_back(self, handle: SubagentHandle) -> None:
-        """Hold back a task until those siblings end that read its answers or that it reads."""
+        """Let a task wait for siblings that it reads; let siblings that read the task wait."""
         parent = handle.parent
         if parent.ancestors is None or handle.agent is None:
             return
@@ -274,15 +276,15 @@ class SubagentRegistry:
             then.holds |= {first}
             self.scheduler.hold(then)
 
-    # Moving
+    # Changes of status
 
     def transition(
         self, handle: SubagentHandle, status: SubagentStatus, outcome: SubagentOutcome | None = None
     ) -> None:
-        """Move a task to another state; send the event and apply the consequences.
+        """Change a task's status; send the event and apply the consequences.
 
         Raises:
-            IllegalTransition: no such move exists.
+            IllegalTransition: a task cannot change from its current status to ``status``.
         """
         check_move(handle.status, status)
         old = handle.status
@@ -297,7 +299,7 @@ class SubagentRegistry:
             self._ended(handle)
 
     def finish(self, handle: SubagentHandle, outcome: SubagentOutcome) -> bool:
-        """End a task with its outcome; if the task has ended before, count and drop the outcome."""
+        """End a task with an outcome; if the task has already ended, only count the outcome."""
         if handle.status.is_final or handle.suspended:
             self.late_results += 1
             return False
@@ -314,7 +316,6 @@ class SubagentRegistry:
         handle.error_code, handle.stop_reason = outcome.error_code, outcome.stop_reason
 
     def _ended(self, handle: SubagentHandle) -> None:
-        """Apply the consequences of a task's end: events, slot, waiters, sub-tasks, siblings."""
         usage = handle.token_usage
         data: dict[str, Any] = {"duration_ms": handle.fixed_duration_ms}
         data["token_usage"] = usage.to_dict()
@@ -341,7 +342,7 @@ class SubagentRegistry:
     # Ending
 
     def cancel(self, task_id: UUID, reason: str, code: str = "cancelled") -> bool:
-        """Cancel a task, and all tasks below it with the reason ``parent-cancelled:{reason}``.
+        """Cancel a task; cancel its descendants with the reason ``parent-cancelled:{reason}``.
 
         Return false if the task has already ended.
         """
@@ -357,7 +358,7 @@ class SubagentRegistry:
         return sum(self.cancel(child.task_id, reason) for child in self.get_by_parent(parent_id))
 
     def end_parent(self, parent: Parent, reason: str) -> None:
-        """Mark a parent as ended; cancel its tasks, because no one will read the tasks' results."""
+        """Mark a parent as ended; cancel its tasks, because nobody will read their results."""
         parent.ended = True
         for child in list(parent.children.values()):
             self.cancel(child.task_id, reason)
@@ -365,7 +366,7 @@ class SubagentRegistry:
             self._parents.pop(parent.parent_id, None)
 
     def discard(self, parents: Iterable[Parent]) -> None:
-        """Remove parents and their tasks; suspend unfinished tasks without a final state."""
+        """Remove parents and their tasks; suspend unfinished tasks, without a final status."""
         for parent in parents:
             parent.ended = True
             for child in list(parent.children.values()):
@@ -385,7 +386,7 @@ class SubagentRegistry:
         quorum: int | None = None,
         timeout: float,
     ) -> bool:
-        """Wait until the condition is true; return false on timeout. The tasks then continue."""
+        """Wait for tasks (see :func:`wait_for`); after a timeout, return false, but end no task."""
         return await wait_for(handles, mode, quorum, timeout)
 
     # Lifecycle
@@ -428,16 +429,17 @@ class SubagentRegistry:
         await self.shutdown()
 
     def tidy(self) -> None:
-        """Call :meth:`collect` if ``gc_interval`` seconds have passed without :meth:`start`."""
+        """Without :meth:`start`, call :meth:`collect` at most once per ``gc_interval`` seconds."""
         is_due = self.scheduler.now() - self._collected_at >= self.limits.gc_interval
         if self._collecting is None and is_due:
             self.collect()
 
     def collect(self) -> int:
-        """Remove finished tasks, and end orphans and overdue tasks; return the number of removals.
+        """Remove finished tasks; end orphans and overdue tasks; return the number of removed tasks.
 
-        A finished task stays for ``gc_ttl`` seconds, and as long as its parent may still read the
-        outcome. If there are too many tasks, received tasks are removed at once.
+        The registry keeps a finished task for ``gc_ttl`` seconds, and as long as its parent may
+        still read the outcome. If there are too many tasks, the registry removes tasks whose
+        outcome was read at once.
         """
         now = self._collected_at = self.scheduler.now()
         for parent in self.parents():
@@ -465,7 +467,7 @@ class SubagentRegistry:
         return len(removed)
 
     def remove(self, handle: SubagentHandle) -> None:
-        """Remove a task, and the task's parent if the parent has ended and has no other task."""
+        """Remove a task; remove also its parent if the parent has ended and has no task left."""
         if self._handles.pop(handle.task_id, None) is None:
             return
         self.counts.add(handle, -1)
@@ -476,7 +478,6 @@ class SubagentRegistry:
 
 
 def _reason(handle: SubagentHandle) -> str:
-    """Return the reason for the cancellation of the tasks below an ended task."""
     if handle.status is not SubagentStatus.CANCELLED:
         return f"parent-{handle.status}"
     reason = handle.error or ""

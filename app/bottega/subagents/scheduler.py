@@ -1,15 +1,15 @@
 """Scheduler of tasks: queue, slots, timers, cancellation.
 
-:class:`TakeQueue` decides which task is next. Tenants take turns, and the runs of a tenant take
-turns. Within a run, priorities decide. The priority of a task rises during the wait, so the order
-of tasks changes. But of two tasks with equal base priority, the older task always goes first. So
-each parent has one line for each base priority, sorted by age. A take compares only the first task
-in each line of the run's ready parents. A parent is ready if its tasks hold fewer slots than the
-parent's limit.
+:class:`TakeQueue` decides which task starts next. Tenants take turns, and the runs of a tenant take
+turns. Within a run, the task with the best priority starts first. A task's priority improves while
+the task waits, but of two tasks with equal base priority, the older task always starts first. So
+each parent has one line of tasks for each base priority, sorted by age, and the queue compares only
+the first tasks of the lines of the run's ready parents. A parent is ready if its tasks hold fewer
+slots than the parent's limit.
 
 :class:`SubagentScheduler` starts the next task when the pool's size and the breakers allow it. A
-tenant's limit may apply to all workers together. :func:`estimated_start_ms` estimates the start of
-a waiting task, from the durations of recent tasks.
+tenant's limit may apply to all workers together. :func:`estimated_start_ms` estimates when a
+waiting task starts, from the durations of recent tasks.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ class _Tenant:
     Attributes:
         in_line: number of waiting tasks.
         holding: number of tasks that hold a slot.
-        turns: the ready parents by run. The first run is next.
+        turns: the ready parents by run; the first run gets the next slot.
     """
 
     key: Hashable
@@ -59,17 +59,18 @@ class _Tenant:
 
 
 class TakeQueue:
-    """Queue that selects the next task: by tenant in turn, then by run in turn, then by priority.
+    """Queue of tasks: tenants take turns, a tenant's runs take turns; then priorities decide.
 
-    A tenant or run with new ready tasks joins at the end of the turns. A take reads only the ready
-    parents of one run, so tasks of parents at their limit cost nothing. The queue updates the
-    lines, ``in_line``, ``ready`` and ``holders`` of each parent.
+    A tenant or run whose first task becomes ready gets its turn after all others. :meth:`take`
+    reads only the ready parents of one run, so tasks of parents at their limit cost no time. The
+    queue updates ``lines``, ``in_line``, ``ready`` and ``holders`` of each parent.
 
     Args:
-        ageing_interval: seconds after which a waiting task rises by one priority.
+        ageing_interval: seconds after which a waiting task's priority improves by one.
         tenant_limit: maximum number of one tenant's slots, or ``None`` for no limit.
         on_ready: function called with (parent, difference) whenever a parent's ``ready`` changes.
-            The call comes at the end of a change, so that the function may change the queue.
+            The queue calls the function after all its own changes, so that the function may change
+            the queue.
     """
 
     def __init__(
@@ -96,8 +97,8 @@ class TakeQueue:
 
         Args:
             priority: 1 (first) to 10, or ``WAKE``.
-            enqueued_at: time of the push in seconds on the scheduler's clock. A later push may have
-                an earlier time.
+            enqueued_at: time since which the task waits, in seconds on the scheduler's clock. Tasks
+                may be added in a different order.
 
         Raises:
             ValueError: the task already waits.
@@ -146,11 +147,11 @@ class TakeQueue:
 
     @property
     def turn(self) -> Hashable:
-        """The tenant of the task that :meth:`take` would return. A task must be ready."""
+        """The tenant of the task that :meth:`take` would return, if at least one task is ready."""
         return next(iter(self._turns))
 
     def block(self, tenant: Hashable) -> None:
-        """Skip a tenant's tasks until :meth:`unblock`."""
+        """Let :meth:`take` skip a tenant's tasks until :meth:`unblock` is called."""
         self._blocked.add(tenant)
         self._turns.pop(tenant, None)
 
@@ -160,7 +161,7 @@ class TakeQueue:
             self._join_turns(self._tenants[tenant])
 
     def ready_of(self, tenant: Hashable) -> int:
-        """Count a tenant's tasks that could start with free slots; ignore the tenant's limit."""
+        """Count a tenant's tasks that could start if slots were free; ignore the tenant's limit."""
         return sum(map(_ready, self._tenants[tenant].turns.values()))
 
     def in_line_of(self, tenant: Hashable) -> int:
@@ -174,11 +175,12 @@ class TakeQueue:
         return self._tenants[tenant].holding if tenant in self._tenants else 0
 
     def position(self, task: SubagentHandle, now: float) -> int:
-        """Count the same tenant's ready tasks that go before a waiting task.
+        """Count the ready tasks of a waiting task's tenant that start before the waiting task.
 
         The count includes earlier tasks of the same parent (ready or not) and of the same run.
-        Runs take turns, so the count has the same number of tasks of each other run, and one
-        more if the other run's turn is earlier. The cost grows with the tenant's ready parents.
+        Because runs take turns, the count includes an equal number of tasks of each other run, and
+        one more task if the other run's turn comes first. The time grows with the tenant's ready
+        parents.
         """
         parent = task.parent
         turns = self._tenants[parent.tenant_id].turns
@@ -193,15 +195,15 @@ class TakeQueue:
         return ahead
 
     def before(self, task: SubagentHandle, parent: Parent, now: float) -> int:
-        """Count a parent's tasks that go before a waiting task."""
+        """Count a parent's tasks that start before a waiting task."""
         own = self._rank(task, now)
         lines = parent.lines.values()
         return sum(bisect_left(line, own, key=lambda each: self._rank(each, now)) for line in lines)
 
     def _rank(self, task: SubagentHandle, now: float) -> tuple[int, Place]:
-        """Return the rank (effective priority, place). The task with the lowest rank goes first.
+        """Return the rank (effective priority, place); the task with the lowest rank starts first.
 
-        The priority rises by one per interval, up to 1.
+        The priority number falls by 1 per ``ageing_interval``, down to 1.
         """
         place = _place_of(task)
         if task.line == WAKE:
@@ -218,11 +220,6 @@ class TakeQueue:
         task.place = None
 
     def _change(self, parent: Parent, *, in_line: int = 0, holding: int = 0) -> None:
-        """Update the numbers of a parent's tasks, and the turns.
-
-        Args:
-            holding: change of the number of holders, which has already happened.
-        """
         tenant = self._tenants.setdefault(parent.tenant_id, _Tenant(parent.tenant_id))
         self._in_line += in_line
         self._holding += holding
@@ -262,14 +259,14 @@ def _ready(parents: Iterable[Parent]) -> int:
 
 
 class PlaceSource(Protocol):
-    """Source of places for this worker's tasks. All places are equal."""
+    """Source of places, which are a tenant's permits to run tasks, shared by all workers."""
 
     def take(self, tenant: UUID) -> bool:
-        """Take a place that this worker already holds; return false if it holds no free place."""
+        """Take a free place that this worker already holds; return false if there is none."""
         ...
 
     async def wait(self, tenant: UUID) -> None:
-        """Wait for a place. A cancelled wait takes no place."""
+        """Wait until the tenant gets a place; a cancelled wait takes no place."""
         ...
 
     def give_back(self, tenant: UUID) -> None: ...
@@ -279,7 +276,7 @@ class TenantPlaces:
     """Places that tasks need in addition to a slot. A task takes a place when it gets a slot.
 
     Args:
-        came: function called when a place arrives for which a tenant's tasks have waited.
+        came: function called when the worker gets a place for which a tenant's tasks waited.
     """
 
     def __init__(self, came: Callable[[], None]) -> None:
@@ -291,8 +288,8 @@ class TenantPlaces:
     def take_for_next(self, queue: TakeQueue, free: int) -> bool:
         """Take a place for the queue's next task; return false if no task can have a place.
 
-        If a tenant has no place, the tenant takes no turn until a place arrives. The number of
-        requested places is the number that the tenant could use now.
+        If a tenant has no place, the tenant takes no turn until the worker gets a place. The worker
+        requests as many places as the tenant's tasks could use now.
 
         Args:
             free: number of free slots.
@@ -318,7 +315,7 @@ class TenantPlaces:
             self.source.give_back(tenant)
 
     def give_back_unused(self) -> None:
-        """Return places that arrived while no slot was free, or for tasks that had ended."""
+        """Give back places that the worker got while no slot was free or no task needed a place."""
         for tenant in self._unused.elements():
             self.give_back(tenant)
         self._unused.clear()
@@ -346,7 +343,8 @@ def estimated_start_ms(
 ) -> int | None:
     """Return the milliseconds until a queued task starts, or ``None`` without an estimate.
 
-    An estimate is possible if only siblings are before the task and all take about the same time.
+    An estimate is possible if only siblings start before the task, and all siblings take about the
+    same time.
 
     Args:
         slots: number of slots that only the parent's tasks use.
@@ -357,21 +355,21 @@ def estimated_start_ms(
         return None
     left = [max(known) - (now - since) for since in parent.holders.values()]
     if min(left, default=0.0) < 0:
-        return None  # a running task takes longer than recent tasks
+        return None  # a running task already takes longer than recent tasks
     free = sorted([0.0] * (slots - len(left)) + left)
     mean = sum(known) / len(known)
     soon = late = 0.0
-    for _ in range(2):  # ageing may put other tasks before this task
+    for _ in range(2):  # while the task waits, other tasks may overtake it
         before = queue.before(handle, parent, now + 2 * late)
         soon, late = late, free[before % slots] + before // slots * mean
     return None if max(soon, late) > 2 * min(soon, late) else round(1000 * (soon + late) / 2)
 
 
 def _durations(parent: Parent) -> list[float] | None:
-    """Return the recent slot times in seconds of the agents of a parent's unfinished tasks.
+    """Return, for the agents of a parent's unfinished tasks, how many seconds slots were held.
 
-    Return ``None`` if there are too few times, if the times differ by a factor of 1.8, or if an
-    unfinished task neither waits in the queue nor holds its first slot.
+    Return ``None`` if there are too few such times, if the times differ by a factor of 1.8, or if
+    an unfinished task neither waits in the queue nor holds its first slot.
     """
     durations = parent.durations
     if any(len(durations.get(agent, ())) < 3 for agent in parent.waiting):
@@ -397,13 +395,13 @@ class TaskRegistry(Protocol):
     telemetry: Totals
 
     def transition(self, handle: SubagentHandle, status: SubagentStatus) -> None:
-        """Move a task to another state."""
+        """Change the status of a task."""
 
     def finish(self, handle: SubagentHandle, outcome: SubagentOutcome) -> bool:
         """End a task; return false if the task had already ended."""
 
     def cancel(self, task_id: UUID, reason: str) -> bool:
-        """Cancel a task and all tasks below it."""
+        """Cancel a task and all its descendants."""
 
 
 logger = logging.getLogger(__name__)
@@ -416,7 +414,8 @@ class SubagentScheduler:
 
     Attributes:
         size: current number of slots.
-        places: places that tasks need in addition to a slot if one limit applies to all workers.
+        places: places that tasks need in addition to a slot if a tenant's limit applies to all
+            workers.
     """
 
     def __init__(self, options: SchedulerOptions | None = None) -> None:
@@ -433,7 +432,7 @@ class SubagentScheduler:
         self._resized_at = float("-inf")
 
     def serve(self, registry: TaskRegistry) -> None:
-        """Attach the scheduler to a registry; the registry calls this."""
+        """Attach the scheduler to a registry; the registry calls this method."""
         self._registry = registry
         self.circuits = Breakers(
             self.options,
@@ -463,7 +462,7 @@ class SubagentScheduler:
 
     @property
     def parked(self) -> int:
-        """Number of running tasks without a slot, which wait for other tasks or for a slot."""
+        """Number of running tasks without a slot: they wait for other tasks or for a slot."""
         return self._registry.counts.active - self.in_use
 
     def room(self, parent: Parent) -> int:
@@ -479,8 +478,8 @@ class SubagentScheduler:
     def position(self, handle: SubagentHandle) -> int:
         """Return the number of the tenant's waiting tasks that start before a task.
 
-        The count is 0 for a child run, which does not wait in this queue. All tasks go before a
-        task that is held back.
+        The number is 0 for a child run, which does not wait in this queue. If the task is held
+        back, all other waiting tasks of the tenant start before the task.
         """
         if handle.spread:
             return 0
@@ -593,7 +592,7 @@ class SubagentScheduler:
                 self._give_up_slot(handle)
 
     def push(self, handle: SubagentHandle, *, wakes: bool = False) -> None:
-        """Add a task to the queue unless it is held back; ``wakes`` is true if it ran before."""
+        """Queue a task unless the task is held back; ``wakes`` is true if the task ran before."""
         if not wakes and (
             handle.status is not SubagentStatus.QUEUED
             or handle.spread
@@ -658,7 +657,7 @@ class SubagentScheduler:
         owner = handle.parent.owner
         left = None if owner is None else owner.left(self.now())
         if owner is not None and left is not None and left <= 0:
-            self.time_out(owner)  # the owner's timeout is over, too; its end ends its tasks
+            self.time_out(owner)  # the owner has timed out, too, and its end ends its tasks
         if handle.status.is_final:
             return
         error = f"the task's time is up: it had {handle.timeout:.4g} s"
@@ -672,7 +671,6 @@ class SubagentScheduler:
             self.pump_soon()
 
     def _only_if_needed(self, handle: SubagentHandle) -> None:
-        """Release or stop requesting a task's slot if no model call of the task needs a slot."""
         if not handle.calls:
             self._ask_no_more(handle)
             if handle.awaits:
@@ -703,7 +701,7 @@ class SubagentScheduler:
 
     @asynccontextmanager
     async def parking(self, handle: SubagentHandle) -> AsyncIterator[None]:
-        """Release a task's slot while the task only waits. The next model call takes a new slot."""
+        """Release a task's slot while the task only waits; its next model call gets a new slot."""
         handle.awaits += 1
         self._only_if_needed(handle)
         try:
@@ -713,7 +711,8 @@ class SubagentScheduler:
 
     @asynccontextmanager
     async def calling(self, handle: SubagentHandle) -> AsyncIterator[None]:
-        """Hold a slot during a task's model call; its waiting descendants get slots first."""
+        """Hold a slot during a task's model call; waiting descendants of the task get slots
+        first."""
         handle.calls += 1
         try:
             if handle.calls == 1 and not handle.awaits and handle.waiting_below:
@@ -742,8 +741,8 @@ class SubagentScheduler:
     def _resize(self) -> bool:
         """Resize the pool by its load; return true if the size changed.
 
-        Call this method after the assignment of free slots. While free slots are not assigned yet,
-        many simultaneous ends of tasks look like low load.
+        Call this method after the assignment of free slots: before the assignment, many
+        simultaneous ends of tasks look like low load.
         """
         options, before = self.options, self.size
         if options.min_workers >= options.max_workers:

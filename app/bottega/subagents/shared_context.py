@@ -34,14 +34,14 @@ _INVISIBLE = re.compile(
 def check_path(path: str) -> str:
     """Return the normal form of a path, which begins with a slash.
 
-    ``notes/a.md`` and ``/notes/a.md`` are one path; all other different texts are different paths.
-    The function refuses ambiguous characters and does not replace them, because names are compared
-    by character.
+    ``notes/a.md`` and ``/notes/a.md`` are the same path; in all other cases, different texts are
+    different paths. The function refuses ambiguous characters instead of replacing these
+    characters, because paths are compared character by character.
 
     Raises:
         InvalidInputError: code ``bad_path``; the error text says how to correct the path.
     """
-    if len(path) <= MAX_PATH_BYTES:  # skip the costly check for very long paths
+    if len(path) <= MAX_PATH_BYTES:  # a slow check, which very long paths do not need
         _check_letters(path)
     normal = path if path.startswith("/") else f"/{path}"
     if len(path) > MAX_PATH_BYTES or len(normal.encode()) > MAX_PATH_BYTES:
@@ -52,7 +52,7 @@ def check_path(path: str) -> str:
 
 
 def plain_form(text: str) -> str:
-    """Return a text without look-alikes and invisible characters, which paths may not have.
+    """Return a text without look-alike and invisible characters, which paths must not contain.
 
     Each white-space character becomes a space. A backslash, or a look-alike of a slash, becomes a
     slash.
@@ -97,13 +97,13 @@ def _check_name(name: str, path: str) -> None:
             f"{quoted} has the name '{name[:3]}': write the whole path, folders have no '..'"
         )
     if name != name.strip(" "):
-        raise bad_path(f"{quoted} has a name that starts or ends with a space: remove it")
+        raise bad_path(f"{quoted} has a name that starts or ends with a space: remove the space")
     if len(name.encode()) > 255:
         raise bad_path("a name in the path is longer than 255 bytes")
 
 
 def missing(path: str) -> NotFoundError:
-    """Return the error for a missing file, and also for a forbidden file, which stays hidden."""
+    """Return the error for a missing file; a forbidden file must cause the same error."""
     return NotFoundError(f"there is no file '{path}' that you may use; list_files lists your files")
 
 
@@ -117,12 +117,12 @@ def folder_of(task_id: UUID) -> str:
 
 
 def private_folder_of(task_id: UUID | None) -> str:
-    """Return the name of a query's private folder (not a path). ``None`` stands for the root."""
+    """Return the name of a query's private folder, which is no path; ``None`` means the root."""
     return f"private {task_id}"
 
 
 def namespace_of(path: str) -> str | None:
-    """Return the shared folder of a path in normal form, or ``None`` for a private file.
+    """Return the shared folder that contains a normalized path, or ``None`` for a private file.
 
     Raises:
         InvalidInputError: ``bad_path``: the path is a shared folder without a file name, or differs
@@ -142,12 +142,13 @@ def namespace_of(path: str) -> str | None:
 
 
 class SharedContext:
-    """The files of one run in memory; :class:`Workspace` checks the rights.
+    """The files of one run in memory; :class:`Workspace` checks the agents' rights.
 
-    A write is one step of the event loop, so concurrent writes of a file happen one after another.
+    A write is one step of the event loop, so two writes of a file never overlap.
 
     Args:
-        max_bytes: maximum bytes of a folder (``/global``, a task's shared or private folder).
+        max_bytes: maximum size in bytes of a folder (``/global``, a task's shared or private
+            folder).
         max_files: maximum number of files per folder.
         max_file_bytes: maximum size in bytes of a file.
         max_run_bytes: maximum size in bytes of all folders together.
@@ -174,11 +175,11 @@ class SharedContext:
         """Return a file's text.
 
         Args:
-            private: folder of a path outside the shared folders.
+            private: name of the private folder for a path outside the shared folders.
 
         Raises:
             InvalidInputError: ``bad_path``.
-            NotFoundError: no such file.
+            NotFoundError: the file does not exist.
         """
         path = check_path(path)
         try:
@@ -203,7 +204,7 @@ class SharedContext:
             data = content.encode()
         except UnicodeEncodeError:
             raise InvalidInputError(
-                "the content has half a surrogate pair: remove it", code="bad_content"
+                "the content has half a surrogate pair: remove that half", code="bad_content"
             ) from None
         self._check_room(self._folders.get(folder, {}), path, len(data))
         self._put(folder, path, data)
@@ -227,9 +228,9 @@ class SharedContext:
 
     def _check_room(self, files: Mapping[str, bytes], path: str, size: int) -> None:
         if size > self._max_file_bytes:
-            raise _too_large(f"a file may have {self._max_file_bytes} bytes, but this has {size}")
+            raise _too_large(f"a file may have {self._max_file_bytes} bytes; this file has {size}")
         if path not in files and len(files) >= self._max_files:
-            raise _too_large(f"there are {self._max_files} files already, which is the maximum")
+            raise _too_large(f"the folder already has the maximum of {self._max_files} files")
         growth = size - len(files.get(path, b""))
         rooms = {
             "here": self._max_bytes - _size(files),
@@ -261,10 +262,10 @@ def _too_large(detail: str) -> InvalidInputError:
 
 
 class Workspace:
-    """The files that one query may use: its private files, and shared files by its rights.
+    """The files that one query may use: its private files, and the shared files it has rights for.
 
-    The methods check a path before any lookup. The error for another task's folder is the same as
-    for a folder that does not exist.
+    The methods check a path before they search the file. A folder that belongs to a different task
+    causes the same error as a folder that does not exist.
 
     Args:
         context: the run's files.
@@ -290,7 +291,7 @@ class Workspace:
 
         Raises:
             InvalidInputError: ``bad_path``.
-            NotFoundError: no such file, or this query may not read it.
+            NotFoundError: the file does not exist, or this query may not read the file.
         """
         path = check_path(path)
         if not self._reads(_folder(path, self.private)):
@@ -303,7 +304,7 @@ class Workspace:
         Raises:
             InvalidInputError: ``bad_path``, ``bad_content`` or ``too_large``.
             ForbiddenError: ``read_only``: this query may read the file, but not write it.
-            NotFoundError: the folder is another task's, or does not exist.
+            NotFoundError: the folder does not exist, or belongs to a different task.
         """
         path = check_path(path)
         self._check_write(path, _folder(path, self.private))
@@ -370,7 +371,7 @@ Path = Annotated[
 
 
 class _FileTool(FunctionTool):
-    """A tool that returns refusals as error results, and has no effect outside the run."""
+    """A file tool, which returns an error as its result and has no effect outside the run."""
 
     local = True
 
@@ -408,7 +409,7 @@ def file_tools(workspace: Callable[[], Workspace]) -> tuple[ToolBase, ...]:
     """Return the three file tools.
 
     Args:
-        workspace: function called at each tool call; returns the files to work on.
+        workspace: function called at each tool call; returns the files of the calling query.
     """
 
     async def write_file(

@@ -45,14 +45,14 @@ from bottega.subagents.shared_context import SharedContext, Workspace, private_f
 
 @dataclass(frozen=True, slots=True)
 class ChildWork:
-    """The work of a task in a form that another worker can execute.
+    """The work of a task, in a form that a worker can execute as a child run.
 
     Attributes:
         agent: the defined agent that executes the task itself or by a helper.
         is_helper: true if a helper of ``agent`` executes the task.
         question: the first message that the task's agent reads.
         most_steps: maximum number of model calls of the task's agent.
-        files: shared files that the task's agent can read, by path.
+        files: texts of the shared files that the task's agent can read, by path.
     """
 
     agent: str
@@ -65,7 +65,7 @@ class ChildWork:
 
 @dataclass(frozen=True, slots=True)
 class ChildEnd:
-    """The end of a child run.
+    """Outcome of a child run that has ended.
 
     Attributes:
         files: texts that the child run wrote below the task's folder, by path.
@@ -84,24 +84,24 @@ class RemoteRuns(Protocol):
     async def do(
         self, handle: SubagentHandle, work: ChildWork, pay: Callable[[AgentUsage], None]
     ) -> ChildEnd:
-        """Execute a task's work as a child run, and wait for the child run's end.
+        """Execute a task's work as a child run, and wait until the child run has ended.
 
         Args:
-            pay: function called with the child run's usage, even after a cancellation of the task.
+            pay: function called with the child run's usage, even if the task was cancelled.
         """
 
     async def tell(self, handle: SubagentHandle, message_id: str, text: str) -> bool:
-        """Send a message once to a task's child run; return false if the child run is over."""
+        """Send a message once to a task's child run; return false if the child run has ended."""
 
     async def read_texts(self, handles: Sequence[SubagentHandle]) -> None:
         """Add the new texts of child runs to the partial outputs of their tasks."""
 
 
 Lookup = Callable[[Sequence[UUID], UUID | None], Awaitable[Mapping[UUID, dict[str, Any]]]]
-"""Function (ids of removed tasks, id of the asking task or ``None`` for the root) → reports.
+"""Function (ids of removed tasks, id of the calling task or ``None`` for the root) → reports.
 
-A report has the form of one task in the result of ``poll_subagent``. The result omits tasks that
-are not below the asking task.
+A report has the form of a task in the result of ``poll_subagent``. The function returns reports
+only about descendants of the calling task.
 """
 
 
@@ -119,14 +119,14 @@ class SwarmOptions:
         restored: tasks from before a crash, by id.
         waits: seconds of each wait before a crash, by (task, model call, tool call).
         cancelled: ids of tasks that were cancelled before the crash.
-        lookup: finds tasks that the registry has removed. ``None``: they are not found.
-        is_suspended: returns true if the run's queries end in this process but another process
+        lookup: finds tasks that the registry has removed; ``None``: removed tasks are not found.
+        is_suspended: returns true if this process stops the unfinished run, and another process
             resumes the run.
         broke: function called with the first error in a task that must end the run, such as a bug
             in a hook.
         awaits: function called when a query begins to await tasks.
         remote: executes tasks as child runs. With ``None``, all tasks run in this process.
-        own_task: the task for which this run is the child run.
+        own_task: id of the task that this run executes as a child run, or ``None``.
     """
 
     run_id: UUID | None = None
@@ -162,7 +162,7 @@ class Swarm(Listener):
         self.context = SharedContext()
         self.broken: Exception | None = None
         self._parents: dict[Parent, None] = {}
-        self._closed: WeakSet[Parent] = WeakSet()  # kept while the registry has their tasks
+        self._closed: WeakSet[Parent] = WeakSet()  # queries whose tasks are still registered
         self._plugin_calls: set[asyncio.Task[None]] = set()
 
     @property
@@ -175,11 +175,11 @@ class Swarm(Listener):
         return [handle for handle in known if not handle.status.is_final]
 
     def id_at(self, path: Path) -> UUID:
-        """Return the id of the query at a path. The root's id is the run's id."""
+        """Return the id of the query at a path; the id of the root's query is the run's id."""
         return task_id_at(self.task_root, path) if path else self.run_id
 
     def restore_file(self, task_id: UUID | None, path: str, content: str) -> None:
-        """Restore a file that a query wrote before a crash. ``None`` stands for the root."""
+        """Restore a file that a task's query (``None``: the root's) wrote before a crash."""
         private = private_folder_of(task_id or self.options.own_task)
         self.context.restore(path, content, private)
 
@@ -229,8 +229,8 @@ class Swarm(Listener):
     async def close(self) -> None:
         """End or suspend all tasks of the run, and wait until no task runs.
 
-        The registry removes the tasks, because a later attempt in this process must not find the
-        tasks' old state.
+        The registry removes the tasks, so that a later attempt in this process does not find the
+        old state of the tasks.
         """
         parents = list(self._parents)
         running = {
@@ -305,7 +305,7 @@ class TaskOfQuery:
 
 @dataclass(frozen=True, slots=True)
 class AsyncSubagents:
-    """State shared by an agent's tools for sub-agents.
+    """Data that all tools for sub-agents of one agent share.
 
     Attributes:
         agents: the agent's sub-agents by name.
@@ -334,7 +334,7 @@ class AsyncSubagents:
         return replace(self, agents={}, anonymous=True)
 
     def ancestors(self) -> Callable[[str], frozenset[str]] | None:
-        """Return a function from a sub-agent's name to ancestors, or ``None`` without a graph."""
+        """Return a function from a sub-agent's name to its ancestors; ``None``: no graph."""
         graphs = (agent.memory_graph for agent in self.agents.values())
         return None if all(graph is None for graph in graphs) else self._ancestors
 
@@ -363,7 +363,8 @@ class QueryScope(Parent):
 
     Attributes:
         task_id: id of the query's own task, or ``None`` for the root.
-        dispatched: the query's tasks in order; true if the query has read the task's outcome.
+        dispatched: the query's tasks, oldest first; the value is true if the query has read the
+            task's outcome.
         waits: the query's unfinished waits for tasks.
     """
 
@@ -412,7 +413,7 @@ class QueryScope(Parent):
         timeout: float,
         gone: int = 0,
     ) -> bool:
-        """Wait like :meth:`SubagentRegistry.wait_for_completion`, but without a slot."""
+        """Wait like :meth:`SubagentRegistry.wait_for_completion`; hold no slot during the wait."""
         if missing(ends_of(handles, gone), mode, quorum) <= 0:
             return True
         self.swarm.options.awaits()
@@ -443,7 +444,7 @@ class QueryScope(Parent):
 
 
 def _limits_of(query: Query, limits: SubagentLimits) -> SubagentLimits:
-    """Return the limits of a query's tasks: the lowest limits of its agent and all agents above."""
+    """Return the limits of a query's tasks: the lowest of its agent's and all parents' limits."""
     above: Query | None = query
     while above is not None:
         for tool in above.agent.registered_tools:

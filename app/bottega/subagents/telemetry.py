@@ -8,7 +8,7 @@ BUCKETS = (100, 1_000, 10_000, 60_000, 300_000)
 
 
 class Totals:
-    """Telemetry that sums the metrics in memory; subclasses forward the metrics.
+    """Metrics of tasks, summed in memory; subclasses may send the metrics to a monitoring system.
 
     Attributes:
         values: counters by ``name`` or ``name{key=value}``; histograms as ``name.count``,

@@ -1,7 +1,7 @@
 """The tools for sub-agents: their arguments, their answers, and their registration on an agent.
 
-The tools dispatch, poll, await, cancel and message tasks. Plugins are asked about dispatches,
-messages to tasks and calls of synchronous sub-agents.
+With the tools, a model dispatches, polls, awaits and cancels tasks, and sends messages to tasks.
+Plugins check dispatches, messages and calls of synchronous sub-agents.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ Answer = dict[str, Any]
 
 
 class SubagentTool(DispatchingTool):
-    """Base of the tools for sub-agents.
+    """Base class of the tools for sub-agents.
 
     Attributes:
         arguments: type of the arguments that :meth:`answer` receives.
@@ -177,7 +177,7 @@ class SendArguments(Arguments):
 
 
 def schema_of(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the JSON Schema without titles and descriptions of classes, which cost tokens."""
+    """Return a model's JSON Schema without titles and class descriptions, which cost tokens."""
     schema = model.model_json_schema()
     for field in schema["properties"].values():
         field.pop("title", None)
@@ -190,7 +190,7 @@ NOT_FOUND = "not_found"
 
 
 def distinct(ids: Iterable[str]) -> list[str]:
-    """Return distinct ids; different spellings of a UUID are one id."""
+    """Return the ids without duplicates; different spellings of a UUID are the same id."""
     return list({as_id(each) or each: each for each in ids}.values())
 
 
@@ -211,8 +211,8 @@ async def report(
     """Build the result of ``poll_subagent``.
 
     Args:
-        news: if true, omit outputs that the caller already has.
-        reads: true if the caller reads the outputs, so that finished tasks become received.
+        news: if true, omit outputs that the caller has already read.
+        reads: if true, record that the caller has read the outputs.
     """
     now = scope.swarm.registry.scheduler.now()
     views: dict[str, dict[str, Any] | None] = {}
@@ -237,10 +237,10 @@ async def report(
 
 
 def own_tasks(scope: QueryScope) -> tuple[list[str], str | None]:
-    """Return ids of at most ``MOST_TASKS`` of the caller's tasks, and a note on the other tasks.
+    """Return ids of at most ``MOST_TASKS`` tasks of the caller, and a note on the other tasks.
 
-    Tasks whose end the caller has not read have priority, then the latest tasks. The ids are in
-    order of dispatch.
+    The function prefers tasks whose outcome the caller has not read, and then the latest tasks. The
+    ids are in the order of dispatch.
     """
     places = {task_id: place for place, task_id in enumerate(scope.dispatched)}
     children = scope.children
@@ -264,7 +264,6 @@ def own_tasks(scope: QueryScope) -> tuple[list[str], str | None]:
 async def _look_up(
     scope: QueryScope, views: dict[str, dict[str, Any] | None], *, news: bool, reads: bool
 ) -> None:
-    """Add the tasks that the registry has removed, from stored records."""
     assert scope.swarm.options.lookup is not None
     gone = {task: each for each, view in views.items() if view is None and (task := as_id(each))}
     if not gone:
@@ -283,7 +282,7 @@ def shown_usage(usage: Usage) -> dict[str, int]:
 
 
 def shown(scope: QueryScope, task_id: UUID, output: str) -> str | dict[str, Any]:
-    """Return a task's answer; of a long answer, the head, the tail and the path of its file."""
+    """Return a task's answer, or only head, tail and file path of a long answer."""
     if not is_long(output):
         return output
     return excerpt(output) | ({"file": answer_file(task_id)} if task_id in scope.dispatched else {})
@@ -292,7 +291,7 @@ def shown(scope: QueryScope, task_id: UUID, output: str) -> str | dict[str, Any]
 def _shortened(
     scope: QueryScope, task_id: UUID, view: dict[str, Any], *, sent_before: bool
 ) -> dict[str, Any]:
-    """Return a view without an already sent answer, or with the answer's part for the model."""
+    """Remove an answer from a view if it was sent before; otherwise shorten a long answer."""
     if "final_output" not in view:
         return view
     if sent_before:
@@ -325,7 +324,6 @@ def _view(
 
 
 def _note_read(scope: QueryScope, handle: SubagentHandle, longest_partial: int) -> None:
-    """Record that the caller has read the state of its own task."""
     if handle.parent is not scope:
         return
     handle.received = handle.received or handle.status.is_final
@@ -338,7 +336,7 @@ def _note_read(scope: QueryScope, handle: SubagentHandle, longest_partial: int) 
 async def checked_message(
     swarm: Swarm, query: Query, handle: SubagentHandle, text: str
 ) -> str | Skip | Refused:
-    """Return a message to a task with the guards' changes, or return the guards' decision."""
+    """Return a message to a task as the guards changed it, or a guard's decision to stop it."""
     request = DispatchParams(text, agent=handle.agent_name)
     said = await guarded(swarm.options.plugins, _context_of(swarm, query), request)
     return said.prompt if isinstance(said, DispatchParams) else said
@@ -357,8 +355,8 @@ def _context_of(swarm: Swarm, query: Query) -> PluginContext:
 def screening(swarm: Swarm) -> Screen:
     """Return a function that calls the plugins before a synchronous call of a sub-agent.
 
-    The returned function returns the question as the plugins changed it. If a plugin refused or
-    skipped the call, the function returns a tool result.
+    The returned function returns the question as the plugins changed it, or a tool result if a
+    plugin refused or skipped the call.
     """
 
     async def screen(call: CurrentCall, tool_call: ToolCall, question: str) -> str | ToolResult:
@@ -429,7 +427,7 @@ class DispatchTool(SubagentTool):
         place: tuple[int, int],
         arguments: DispatchArguments,
     ) -> SubagentHandle | Answer:
-        """Dispatch one task; return the task, or the model's answer about a task not dispatched.
+        """Dispatch one task; return the task, or an answer for the model that explains a refusal.
 
         Raises:
             InvalidInputError: the agent does not exist, or a guard refuses the task.
@@ -517,7 +515,7 @@ class FanOutTool(DispatchTool):
         each_one = (self._one(call, scope, *each) for each in tasks)
         if scope.swarm.options.plugins:
             started = await asyncio.gather(*each_one)
-        else:  # no pause here, so that all tasks are queued before the first task begins
+        else:  # no await here, so that all tasks are queued before the first task begins
             started = [await one for one in each_one]
         answers = [self.answer_of(each, call) for each in started]
         return {"tasks": [{"index": index, **answer} for index, answer in enumerate(answers)]}
@@ -535,7 +533,7 @@ class FanOutTool(DispatchTool):
 
 
 def _best_to_come(call: CurrentCall) -> int:
-    """Return the best priority among the tasks of later calls of the same message."""
+    """Return the best priority of the tasks that later calls of the same message dispatch."""
     history = call.query.agent.conversation_history
     message = next((each for each in reversed(history) if isinstance(each, AssistantMessage)), None)
     later = [] if message is None else message.tool_calls[call.index + 1 :]
@@ -552,7 +550,7 @@ def _best_to_come(call: CurrentCall) -> int:
 async def _decided(
     scope: QueryScope, arguments: DispatchArguments, share_metadata: Collection[str]
 ) -> DispatchParams | Skip | Refused:
-    """Return a task's parameters with the plugins' changes, or return the plugins' decision."""
+    """Return a task's parameters as the plugins changed them, or a plugin's decision to stop it."""
     asked = DispatchParams(
         prompt=arguments.prompt,
         agent=arguments.agent,
@@ -681,7 +679,7 @@ class SendTool(SubagentTool):
             raise InvalidInputError(problem)
         remote = scope.swarm.options.remote if handle.spread else None
         if remote is not None and not await remote.tell(handle, message_id, text):
-            raise InvalidInputError("the task is over: it reads no more messages")
+            raise InvalidInputError("the task is over and reads no more messages")
         handle.mailbox = handle.mailbox or Mailbox()
         handle.mailbox.put(message_id, text)
         about = {"message_id": message_id, "message": text}
@@ -696,7 +694,7 @@ def _refusal(handle: SubagentHandle) -> str | None:
         return "the task has given its answer already: it reads no more messages"
     if handle.mailbox is None:
         return None
-    if len(handle.mailbox.unread) >= 10 and not handle.spread:  # a child run reports none
+    if len(handle.mailbox.unread) >= 10 and not handle.spread:  # child runs report no number
         unread = len(handle.mailbox.unread)
         return f"the task has {unread} unread messages: wait until it has read some"
     if len(handle.mailbox.known) >= 50:  # each message adds a step to the task's loop
@@ -731,21 +729,21 @@ def use_async_subagents(
         share_metadata: keys of a dispatch's metadata that the task's agent can read.
 
     Raises:
-        InvalidInputError: ``missing_description``; ``duplicate_tool``: the agent has a tool with
-            the name of one of these tools, or synchronous sub-agents, or two of ``agents`` have
-            equal names.
+        InvalidInputError: a sub-agent has no description (``missing_description``). The agent has
+            synchronous sub-agents, a tool's name is already used, or two of ``agents`` have equal
+            names (``duplicate_tool``).
         CycleError: the agent is a direct or indirect sub-agent of one of ``agents``.
     """
     agents = dict(agents) if isinstance(agents, Mapping) else _by_name(agents)
     if agent.subagents:
         raise InvalidInputError(
-            f"{agent.agent_name} has synchronous sub-agents; it cannot have asynchronous ones too",
+            f"{agent.agent_name} cannot have both synchronous and asynchronous sub-agents",
             code="duplicate_tool",
         )
     for name, child in agents.items():
         if not child.description:
             raise InvalidInputError(
-                f"the sub-agent '{name}' needs a description: it tells the model when to call it",
+                f"the sub-agent '{name}' needs a description, so that models know when to call it",
                 code="missing_description",
             )
         if path := child.path_to(agent):
