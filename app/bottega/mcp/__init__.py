@@ -1,1 +1,1 @@
-"""Client of MCP servers: their tools, calls of their tools, and their questions to people."""
+"""Client of MCP servers: lists and calls a server's tools, and answers a server's questions."""

@@ -1,6 +1,7 @@
-"""Tools of MCP servers: the bounded reader of a server's list, and calls of the tools in a run.
+"""Tools of MCP servers: reader of a server's list of tools, with limits, and calls of tools.
 
-The client reads answers piece by piece, so that an unreadable piece does not affect other pieces.
+The client reads each item of an answer separately, so that an unreadable item does not affect other
+items.
 """
 
 import asyncio
@@ -46,14 +47,14 @@ _VALUES = frozenset({"const", "default", "enum", "example", "examples"})
 
 @dataclass(slots=True)
 class Patterns:
-    """Distinct patterns of one server's schemas, up to a limit; further patterns are omitted."""
+    """Distinct patterns in one server's schemas, up to a limit on number and size."""
 
     _known: set[str] = field(default_factory=set)
-    # Remaining bytes for the compiled patterns of a server; model servers may compile all patterns.
+    # Bytes left for a server's compiled patterns, because model servers may compile all patterns.
     _left: int = 8_000_000
 
     def fit(self, pattern: str) -> bool:
-        """Return true if a pattern is within the limit. The pattern is measured, never matched."""
+        """Add a pattern; return false if it exceeds the limit. No text is ever matched with it."""
         if pattern in self._known:
             return True
         try:
@@ -70,10 +71,10 @@ class Patterns:
 def tool_schema(
     name: str, description: str, schema: dict[str, JsonValue], patterns: Patterns
 ) -> McpToolSchema:
-    """Return a server's tool, reduced to Bottega's limits.
+    """Return a server's tool, shortened to fit Bottega's limits.
 
     Args:
-        patterns: patterns of the server's earlier tools; the function adds this tool's patterns.
+        patterns: patterns of the server's earlier tools, to which the function adds this tool's.
 
     Raises:
         InvalidInputError: the tool cannot be used.
@@ -93,7 +94,7 @@ def tool_schema(
 
 
 def _kept(schema: Any, patterns: Patterns, refused: list[str], here: str = "") -> Any:
-    """Remove patterns above the limit from a schema; add their JSON Pointers to ``refused``."""
+    """Return the schema without patterns above the limit; add their pointers to ``refused``."""
     if isinstance(schema, list):
         return [_kept(each, patterns, refused, f"{here}/{n}") for n, each in enumerate(schema)]
     if not isinstance(schema, dict):
@@ -128,8 +129,8 @@ class McpResult:
 
     Attributes:
         parts: texts, images and other content, in the server's order.
-        structured: content as JSON, or ``None`` without such content.
-        secrets: values that the client sent to the server and that texts must not show.
+        structured: structured content as JSON, or ``None`` if the server sent no such content.
+        secrets: secrets that the client sent to the server, and that texts must not contain.
     """
 
     parts: tuple[Part, ...]
@@ -139,7 +140,7 @@ class McpResult:
 
     @property
     def value(self) -> JsonValue:
-        """The result for a model: the text, and the JSON if its value differs from the text."""
+        """The result for a model: the text, and structured content if it differs from the text."""
         text = text_of(self.parts)
         if self.structured is None or _says(text, self.structured):
             return text
@@ -147,9 +148,9 @@ class McpResult:
 
 
 def result_of(answer: Mapping[str, Any], secrets: tuple[str, ...] = ()) -> McpResult:
-    """Read the answer to a call. A part of an unknown form becomes JSON text.
+    """Convert a server's answer to a call; content of an unknown kind becomes JSON text.
 
-    ``isError: true`` means that the tool failed. Any other answer is a success.
+    If the answer has ``isError: true``, the tool failed; otherwise the tool succeeded.
     """
     content = answer.get("content")
     blocks = content if isinstance(content, list) else [] if content is None else [content]
@@ -224,7 +225,7 @@ def _part(block: Any) -> Part:
 
 
 def _media(encoded: str, declared: Any) -> Part:
-    """Decode base64 to a part; find the part's type in the bytes."""
+    """Decode base64 to a part, whose type is found from the bytes."""
     try:
         data = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError):
@@ -238,7 +239,7 @@ def _media(encoded: str, declared: Any) -> Part:
 
 
 def _says(text: str, structured: JsonValue) -> bool:
-    """Return true if a text is JSON of the same value."""
+    """Return true if a text is the JSON of ``structured``."""
     try:
         said = from_json(text)
     except ValueError:
@@ -254,7 +255,8 @@ async def list_tools(server: McpServer, egress: Egress) -> tuple[list[McpToolSch
     """Return the tools of a server, and warnings about changed or omitted tools.
 
     Raises:
-        McpError: ``mcp_unreachable``, or ``egress_forbidden``: the server's address is not allowed.
+        McpError: the server does not answer as it should (``mcp_unreachable``), or its address is
+            not allowed (``egress_forbidden``).
     """
     connection = Connection(server, egress)
     await connection.open()
@@ -265,7 +267,7 @@ async def list_tools(server: McpServer, egress: Egress) -> tuple[list[McpToolSch
 
 
 async def _listed(connection: Connection) -> AsyncIterator[Any]:
-    """Yield the items of all pages, unchanged."""
+    """Yield the items of all pages of the server's list, unchanged."""
     from mcp_types import ListToolsRequest, PaginatedRequestParams
 
     cursor, number = None, 0
@@ -284,7 +286,7 @@ async def _listed(connection: Connection) -> AsyncIterator[Any]:
 
 
 class McpConnections:
-    """The connections of a run to MCP servers: one per server, opened at its first call.
+    """The connections of a run to MCP servers; the first call of a server opens its connection.
 
     Args:
         on_changed: called when a server reports that its tools have changed.
@@ -308,13 +310,14 @@ class McpConnections:
         on_question: OnQuestion | None = None,
         schema: Mapping[str, JsonValue] | None = None,
     ) -> McpResult:
-        """Call a tool once. After a lost connection, the next call opens a new connection.
+        """Call a tool once. If the connection is lost, the next call opens a new connection.
 
         Args:
-            schema: schema of the tool's arguments, which may request some arguments in headers.
+            schema: schema of the tool's arguments, which may require that headers repeat some
+                arguments.
 
         Raises:
-            McpError: there was no result. The server may still have executed the call.
+            McpError: the call has no result; the server may have executed the call nevertheless.
         """
         connection = await self._connection(server)
         from mcp_types import CallToolRequest, CallToolRequestParams
@@ -325,7 +328,7 @@ class McpConnections:
                 arguments=arguments,
                 input_responses=answers,
                 request_state=state,
-                _meta=headers_of(current.get()) or None,  # a trace, even without HTTP
+                _meta=headers_of(current.get()) or None,  # the trace, also for servers without HTTP
             )
             return CallToolRequest(params=params)
 
@@ -354,7 +357,7 @@ class McpConnections:
             return made
 
     async def aclose(self) -> None:
-        """Close all connections, and end the programs that are servers."""
+        """Close all connections; end the servers that are programs."""
         opened = list(self._open.values())
         self._open.clear()
         await asyncio.gather(*(each.close() for each in opened))
@@ -365,7 +368,7 @@ QuestionsOf = Callable[[ToolCall], OnQuestion | None]
 
 
 def _nobody(call: ToolCall) -> None:
-    """Return no function, because no code uses the progress or the questions of a call."""
+    """Return ``None``: nobody receives the progress, or answers the questions, of a call."""
 
 
 class McpTool(ToolBase):
@@ -375,13 +378,13 @@ class McpTool(ToolBase):
         name: name of the tool for models.
         known: function that removes known secrets from answers, in addition to secrets sent to the
             server.
-        approval: rule for the calls that a person must approve.
+        approval: rule that says which calls a person must approve.
         progress: returns the function that receives a call's progress from the server.
         questions: returns the function that answers the server's questions during a call.
     """
 
     timeout_s = None
-    """No limit here, because people may take longer than a server; the connection has limits."""
+    """No limit of the whole call, because people may take long; the connection has limits."""
 
     def __init__(
         self,
@@ -414,7 +417,7 @@ class McpTool(ToolBase):
         return self._schema.input_schema
 
     async def execute(self, tool_call: ToolCall) -> ToolResult:
-        """Call the tool. An error of the server, or a missing answer, is an ERROR result."""
+        """Call the tool; return an ERROR if the server reports an error or does not answer."""
         try:
             result = await self._connections.call(
                 self._server,

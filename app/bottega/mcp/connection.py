@@ -1,8 +1,8 @@
-"""One connection to an MCP server with the official SDK, which supports both protocol eras.
+"""One connection to an MCP server with the official SDK, for older and newer protocols.
 
-The newer era begins with the protocol version 2026-07-28. HTTP requests go through
-:mod:`bottega.tools.egress`: guarded, bounded and without redirects. A server that is a program runs
-in its own process, and exchanges lines of JSON with this process.
+Servers of the newer era have the protocol version 2026-07-28 or later. :mod:`bottega.tools.egress`
+sends the HTTP requests: guarded, bounded and without redirects. A server that is a program runs in
+its own process, and exchanges lines of JSON with this process.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _MOST_LOGGED = 50
 _MOST_NONSENSE = 1000
 """Maximum number of lines without a message in a connection. Programs may write a greeting."""
 
-# Starts a program. On Linux, the program also ends when SIGKILL ends this process.
+# This script starts a server's program. On Linux, the program ends even if SIGKILL ends Bottega.
 _START = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9)
@@ -51,21 +51,21 @@ log = structlog.get_logger(__name__)
 
 
 def environment_of(env: Mapping[str, str]) -> dict[str, str]:
-    """Return a program's environment: PATH, HOME and LANG of this process, and ``env``."""
+    """Return a program's environment variables: PATH, HOME, LANG of this process, and ``env``."""
     own = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     return own | dict(env)
 
 
 @asynccontextmanager
 async def program(server: McpServer) -> AsyncIterator[tuple[Any, Any]]:
-    """Run a server's command; yield the streams of messages from the program and to it.
+    """Run a server's command; yield a stream of messages from, and a stream to, the program.
 
-    The end of the block kills the program's process group.
+    At the end of the ``async with`` block, the program's process group is killed.
 
     Raises:
         McpError: the command cannot be started.
     """
-    import anyio  # with mcp, see bottega.mcp.client
+    import anyio  # late: mcp needs anyio, and loads slowly
 
     process = await _started(server)
     into, received = anyio.create_memory_object_stream[Any](0)
@@ -135,7 +135,7 @@ async def _read(server: McpServer, process: asyncio.subprocess.Process, into: An
 
 
 async def _lines(stream: asyncio.StreamReader, longest: int) -> AsyncIterator[bytes]:
-    """Yield non-blank lines; let other tasks run after each 64 KB.
+    """Yield the lines of a stream that are not blank; let other tasks run after each 64 KB.
 
     Raises:
         OutsideError: a line is too long.
@@ -167,7 +167,7 @@ async def _write(process: asyncio.subprocess.Process, out_of: Any) -> None:
 
 
 async def _log(server: McpServer, process: asyncio.subprocess.Process) -> None:
-    """Log the lines of the program's standard error, shortened; omit some if there are many."""
+    """Log lines of the program's standard error, shortened; if there are many, omit some."""
     assert process.stderr is not None
     while piece := await process.stderr.read(STEP_BYTES):
         for line in piece.splitlines()[:_MOST_LOGGED]:
@@ -177,26 +177,25 @@ async def _log(server: McpServer, process: asyncio.subprocess.Process) -> None:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Wait a second for the program's end, then kill the program's process group."""
+    """Close the program's input, wait at most 1 s for its end, and kill its process group."""
     assert process.stdin is not None
     try:
         process.stdin.close()
         with contextlib.suppress(TimeoutError):
-            # A program should end within this time after its input was closed.
+            # A program should end within 1 s after its input was closed.
             async with asyncio.timeout(1.0):
                 await process.wait()
     finally:
         # Kill the group even if the program has ended, because child processes may remain.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-        # Close the transport here, because a pipe that is full, or that a child still uses, does
-        # not close.
+        # Close the transport, because a pipe that is full, or used by a child process, stays open.
         process._transport.close()  # type: ignore[attr-defined]
     await process.wait()
 
 
 _MOST_UNITS, _LINE, _KEY = 200_000, 15, 3
-"""Maximum JSON values in an answer. A line counts as _LINE values, a key as _KEY values."""
+"""Maximum number of JSON values in an answer; a line counts as _LINE, a key as _KEY values."""
 _SHORTEST_LINE, _FREE_LINES = 16, 5000
 """Minimum average size in bytes of a stream's lines, after the first _FREE_LINES lines."""
 _UNTOLD = frozenset({404, 405})
@@ -208,7 +207,7 @@ class SentRequest:
     """The outcome of a request, with details that the SDK does not report.
 
     Attributes:
-        failure: reason of the failure, for people. With the code ``egress_bad_answer``, the server
+        failure: reason of the failure, for people. If its code is ``egress_bad_answer``, the server
             may have executed the request.
         is_forgotten: true if the server no longer has the session and so did not execute the
             request.
@@ -226,7 +225,7 @@ class McpTransport(httpx2.AsyncBaseTransport):
     """HTTP transport for the requests of one connection to a server.
 
     Attributes:
-        own: outcome of the requests that open the connection or listen for notifications.
+        own: outcome of the requests that open the connection or wait for notifications.
     """
 
     def __init__(self, egress: Egress, tenant: str, max_bytes: int) -> None:
@@ -237,9 +236,10 @@ class McpTransport(httpx2.AsyncBaseTransport):
         self._mirrored: dict[str, Mapping[tuple[str, ...], str]] = {}
 
     def mirror(self, tool: str, schema: Mapping[str, Any]) -> None:
-        """Send arguments of a tool's calls also in headers if the tool's schema requires it.
+        """Remember which arguments of a tool's calls are also sent in headers.
 
-        In protocol version 2026-07-28, a schema requires headers with the keyword ``x-mcp-header``.
+        With the keyword ``x-mcp-header``, a tool's schema requires that a header repeats an
+        argument (protocol version 2026-07-28).
         """
         if tool not in self._mirrored:
             from mcp.shared.inbound import x_mcp_header_map
@@ -247,7 +247,7 @@ class McpTransport(httpx2.AsyncBaseTransport):
             self._mirrored[tool] = x_mcp_header_map(schema)
 
     def _add_mirrored(self, request: httpx2.Request) -> None:
-        # The SDK puts the method into a header only with the newer protocol.
+        # Only with the newer protocol, the SDK sends the name of the method in a header.
         if request.headers.get("mcp-method") == "tools/call" and any(self._mirrored.values()):
             from mcp.shared.inbound import mcp_param_headers
 
@@ -288,7 +288,7 @@ class McpTransport(httpx2.AsyncBaseTransport):
         status = response.status_code
         said = f"{request.url.host} answered {status} {response.reason_phrase}"
         if (status >= 500 or status == 200) and not await _is_message(response, kind):
-            # A gateway may have sent the answer, while the server still executes the request.
+            # A gateway may have sent this answer while the server still executes the request.
             sent.failure = EgressError(f"{said} without a message of MCP", code="egress_bad_answer")
         elif status >= 400 and status not in _UNTOLD:
             sent.failure = EgressError(said)
@@ -298,14 +298,14 @@ class McpTransport(httpx2.AsyncBaseTransport):
 
 
 async def _is_message(response: httpx2.Response, kind: str) -> bool:
-    """Return true if a body is a message of the protocol, not a web page or a gateway's error."""
+    """Return true if a body is a message of MCP, false for a web page or a gateway's error."""
     if kind.lower().startswith("text/event-stream"):
         return response.status_code == 200
     return kind.lower().startswith("application/json") and b'"jsonrpc"' in await response.aread()
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    """Body of an answer. Reading fails when the body becomes too long or costs too much to read.
+    """Body of an answer; reading fails if the body is too long or would take too long to parse.
 
     Args:
         is_stream: true if the body consists of server-sent events.
@@ -341,12 +341,12 @@ class _Bounded(httpx2.AsyncByteStream):
         raise self._sent.failure
 
     def _count(self, step: bytes) -> None:
-        """Count the lines of events and the JSON values, because the SDK reads both slowly."""
+        """Count lines of events and JSON values, because the SDK parses both slowly."""
         if not self._is_begun and (text := step.lstrip()):
             self._is_begun = True
-            if text.startswith(b"["):  # the SDK would validate all messages, but use none
+            if text.startswith(b"["):  # the SDK would validate a list's messages, but use none
                 raise OutsideError("a list of messages, which the protocol no longer has")
-        keys = step.count(b'":') - step.count(b'\\":')  # without escaped quotes
+        keys = step.count(b'":') - step.count(b'\\":')  # a quote after a backslash ends no key
         self._reader.count(step.count(b",") + step.count(b"[") + _KEY * max(0, keys))
         if self._is_stream:
             lines = step.count(b"\n") + step.count(b"\r")
@@ -370,11 +370,11 @@ QUESTION_S = 600.0
 
 
 class McpUnansweredError(McpError):
-    """Error of a request without a readable answer. The server may have executed the request."""
+    """Error of a request without a readable answer; the server may have executed the request."""
 
 
 class McpForgottenError(McpError):
-    """The server has forgotten the connection's session, and did not execute the request."""
+    """Error of a request that the server did not execute, because it forgot the session."""
 
 
 @dataclass(slots=True, eq=False)
@@ -384,7 +384,7 @@ class _Call:
     ask: OnQuestion | None
 
     async def asked(self, params: Any) -> Any:
-        """Ask the person for whom the call is made; pause the call's time limit meanwhile."""
+        """Ask the person who must answer the server's question; pause the call's time limit."""
         from mcp_types import ElicitResult
 
         if self.ask is None or params.mode != "form":
@@ -406,7 +406,7 @@ class _Call:
 
 
 def _task(work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
-    """Start a task; if no code awaits the task, asyncio does not log the task's error."""
+    """Start an asyncio task whose error asyncio does not log, even if no code awaits the task."""
     task = asyncio.create_task(work)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return task
@@ -417,7 +417,7 @@ def _now() -> float:
 
 
 class Connection:
-    """A connection with its own task, which keeps the connection open.
+    """A connection to an MCP server; an asyncio task of its own keeps the connection open.
 
     Args:
         on_changed: called once when the server reports that its tools have changed. With ``None``,
@@ -425,7 +425,7 @@ class Connection:
 
     Attributes:
         is_open: false after the connection broke off or was closed.
-        secrets: values that the client sent to the server and that texts must not show.
+        secrets: secrets that the client sent to the server, and that texts must not contain.
     """
 
     def __init__(
@@ -454,7 +454,7 @@ class Connection:
         Raises:
             McpError: the server cannot be reached, or refuses the connection.
         """
-        # The import runs only here and in a thread, because it takes a second and 50 MB.
+        # The import runs late and in a thread, because it takes 1 s and 50 MB.
         await asyncio.to_thread(importlib.import_module, "mcp")
         self._task = _task(self._hold())
         try:
@@ -471,7 +471,7 @@ class Connection:
             raise self._failed(self._own(), _words(self._task))
 
     def mirror(self, tool: str, schema: Mapping[str, JsonValue]) -> None:
-        """Send arguments of a tool's calls also in headers; see :meth:`McpTransport.mirror`."""
+        """Repeat arguments of a tool's calls in headers; see :meth:`McpTransport.mirror`."""
         if self._transport is not None:
             self._transport.mirror(tool, schema)
 
@@ -480,7 +480,7 @@ class Connection:
         self._closing.set()
         if self._task is None:
             return
-        # Cancel at once if the connection never opened, because there is nothing to close.
+        # A connection that never opened is cancelled at once, because there is nothing to close.
         _, late = await asyncio.wait((self._task,), timeout=5.0 if self._ready.done() else 0)
         for task in late:
             task.cancel()
@@ -497,7 +497,7 @@ class Connection:
 
         Args:
             make: function that makes the request from the answers to the server's questions, and
-                from the state that the server sent with the questions. At the first call of
+                from the state that the server sent with the questions. In the first call of
                 ``make``, both arguments are None.
 
         Returns:
@@ -564,13 +564,13 @@ class Connection:
             raise self.unreadable() from None
 
     def _turn(self) -> AbstractAsyncContextManager[Any]:
-        """Return the limit of a tenant's concurrent HTTP calls; for a program, no limit."""
+        """Return the semaphore for a tenant's concurrent HTTP calls; a program needs none."""
         if self._transport is None:
             return nullcontext()
         return self._egress.turn(self._server.tenant)
 
     async def _hold(self) -> None:
-        """Keep the connection open in one task until :meth:`close`, as the SDK requires."""
+        """Hold the connection open until :meth:`close`; the SDK requires one task for this."""
         from mcp import Client
 
         async with (
@@ -592,7 +592,7 @@ class Connection:
                 await asyncio.wait((listening,))
 
     async def _listen(self, client: Any) -> None:
-        """Ask a server of the newer era for reports of changes of its tools."""
+        """Ask a server of the newer era to report changes of its tools."""
         offered = client.server_capabilities.tools
         if self._on_changed is None or offered is None or not offered.list_changed:
             return
@@ -609,7 +609,7 @@ class Connection:
             await self._tell()
 
     async def _tell(self) -> None:
-        """Call ``on_changed`` for the first reported change only."""
+        """Call ``on_changed`` when the server reports a change for the first time."""
         tell, self._on_changed = self._on_changed, None
         if tell is not None:
             await tell()
@@ -638,7 +638,7 @@ class Connection:
     async def _elicit(self, context: Any, params: Any) -> Any:
         """Answer a question of a server of the older era, as part of the newest call.
 
-        A question of an older server contains no reference to its call.
+        In the older era, a question does not say to which call it belongs.
         """
         from mcp_types import ElicitResult
 
@@ -656,7 +656,7 @@ class Connection:
     def _unanswered(self, sent: SentRequest, words: str) -> McpError:
         """Return the error of a request without a readable answer.
 
-        The error is :class:`McpUnansweredError` unless the request could not be sent.
+        The error is :class:`McpUnansweredError` if the server may have received the request.
         """
         error = self._failed(sent, words)
         if sent.failure is None or sent.failure.code == "egress_bad_answer":
@@ -664,7 +664,7 @@ class Connection:
         return error
 
     def _refused(self, sent: SentRequest, message: str) -> McpError:
-        """Return the error of a request that the server or a gateway answered with an error."""
+        """Return the error of a request to which the server or a gateway answered with an error."""
         if sent.failure is not None and sent.failure.code == "egress_bad_answer":
             return self._unanswered(sent, message)
         told = "" if sent.failure is None else f" ({sent.failure.detail})"
@@ -688,10 +688,11 @@ def _telling(on_progress: OnProgress) -> Callable[..., Awaitable[None]]:
 
 
 async def _sent(session: Any, request: Any, told: Callable[..., Any] | None) -> dict[str, Any]:
-    """Send a request; return its result without validation.
+    """Send a request; return the server's result without validation.
 
-    The function does not use ``session.send_request``, which refuses a whole result because of one
-    unknown piece. The SDK's own subscriptions are sent in the same way.
+    The function does not use ``session.send_request``, because that method refuses a whole result
+    if one item of it is unknown. The SDK sends its own subscriptions in the same way as this
+    function.
     """
     data = request.model_dump(by_alias=True, mode="json", exclude_none=True)
     options: dict[str, Any] = {} if told is None else {"on_progress": told}
@@ -717,7 +718,7 @@ async def _answered(result: Mapping[str, Any], call: _Call) -> dict[str, Any] | 
         else:
             answers[name] = await call.asked(question.params)
     if not answers:
-        await asyncio.sleep(0.1)  # the server has no question; it only requests a later try
+        await asyncio.sleep(0.1)  # the server asks nothing, but wants the request again later
     return answers or None
 
 

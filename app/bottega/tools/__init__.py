@@ -1,1 +1,1 @@
-"""Built-in and user-defined tools, and the guarded HTTP client for tenants' URLs."""
+"""Built-in tools, user-defined tools, and the HTTP client that guards requests to tenants' URLs."""

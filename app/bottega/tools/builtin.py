@@ -47,12 +47,12 @@ MAX_BITS = 4096
 
 
 def evaluate(expression: str) -> Number:
-    """Evaluate an arithmetic expression; results of whole numbers are exact.
+    """Evaluate an arithmetic expression; results that are whole numbers are exact.
 
-    Allowed: numbers, ``+ - * / // % **``, parentheses, ``FUNCTIONS``, ``pi``, ``e``.
+    The expression may have numbers, ``+ - * / // % **``, parentheses, ``FUNCTIONS``, ``pi``, ``e``.
 
     Raises:
-        InvalidInputError: the expression is not allowed, or has no value.
+        InvalidInputError: the expression has a part that is not allowed, or has no value.
     """
     text = expression.strip()
     if len(text) > LONGEST_EXPRESSION:
@@ -114,7 +114,7 @@ def _bounded(number: Any) -> Number:
 
 
 def _power(base: Number, exponent: Number) -> Any:
-    # Check a lower bound of the result's size first, to avoid the computation of a huge power.
+    # A lower bound of the result's size is enough to refuse a huge power before its computation.
     if (
         isinstance(base, int)
         and isinstance(exponent, int)
@@ -174,7 +174,7 @@ class ToolDeps:
     """Dependencies of the built-in tools.
 
     Attributes:
-        known: function that removes known secrets from answers.
+        known: function that removes known secrets from a text of a server.
         tenant: the tenant that sends the requests.
     """
 
@@ -185,7 +185,7 @@ class ToolDeps:
 
 
 class _Builtin(FunctionTool):
-    """A function as an idempotent tool, whose error texts omit class names."""
+    """Tool made from a function; it is idempotent, and its error texts omit class names."""
 
     async def execute(self, tool_call: ToolCall) -> ToolResult:
         try:
@@ -326,15 +326,14 @@ BUILTIN: Mapping[str, Callable[[ToolDeps], ToolBase]] = {
     "ask_user": lambda deps: AskUser(),
 }
 WITHIN_RUN = frozenset(("current_time", "calculator", "read_shared_memory", "ask_user"))
-"""Tools that call nothing outside the run."""
+"""Names of built-in tools that use nothing outside the run."""
 
 
 def builtin_tool(name: str, deps: ToolDeps) -> ToolBase:
     """Make a built-in tool by name.
 
     Raises:
-        InvalidInputError: ``unknown_tool``: the name is unknown; the error text lists the known
-            names.
+        InvalidInputError: the name is unknown (``unknown_tool``); the text lists the known names.
     """
     make = BUILTIN.get(name)
     if make is None:
@@ -353,14 +352,16 @@ def build_tool(
     deps: ToolDeps,
     secrets_for: Callable[[str], Secrets],
 ) -> ToolBase:
-    """Make a tool.
+    """Make a tool from its definition.
 
     Args:
         approval: the agent's approval rule, as JSON.
-        secrets_for: function from a server's origin to the look-up of secrets for that server.
+        secrets_for: returns, for a server's origin, the function that looks up secrets for this
+            server.
 
     Raises:
-        InvalidInputError: ``tool_outdated``, ``unknown_tool``.
+        InvalidInputError: the definition is outdated (``tool_outdated``) or names no known tool
+            (``unknown_tool``).
     """
     name: str = definition["name"]
     if definition["type"] == "client":
@@ -387,13 +388,12 @@ def build_tool(
 
 
 def client_tool(definition: Mapping[str, Any], approval: Any) -> ToolBase:
-    """Make a tool that the run's client executes; ``approval`` is the agent's rule as JSON."""
+    """Make a tool that the run's client executes; ``approval`` is the agent's rule in JSON."""
     name, purpose = definition["name"], definition["description"]
     return _approvable(ClientTool(name, purpose, definition["parameters"]), definition, approval)
 
 
 def _approvable(tool: ToolBase, definition: Mapping[str, Any], approval: Any) -> ToolBase:
-    """Set a tool's approval rule, and the time limit for people's decisions."""
     fields = {each: definition[each] for each in Approvable.model_fields if each in definition}
     rule = Approvable.model_validate(fields)
     tool.approval, tool.expires_s = rule.rule(approval), rule.expires_s
@@ -405,7 +405,7 @@ _HARMLESS = WITHIN_RUN - {"ask_user"}
 
 
 class NotCalled(ToolBase):
-    """A tool with the real name and schema, but without any effect."""
+    """Stand-in for a tool: it has the tool's name and schema, but does nothing when called."""
 
     timeout_s = None
     idempotent = True
@@ -428,13 +428,13 @@ def harmless_tools(
     deps: ToolDeps,
     mcp_servers: Mapping[str, Mapping[str, Any]],
 ) -> Iterator[ToolBase]:
-    """Yield the tools of a definition, with :class:`NotCalled` in place of tools with effects.
+    """Yield a definition's tools; :class:`NotCalled` replaces each tool that has effects.
 
     Args:
         mcp_servers: definitions of the MCP servers to which the definition may refer.
 
     Raises:
-        InvalidInputError: ``tool_outdated``.
+        InvalidInputError: the definition of a tool is outdated (``tool_outdated``).
     """
     if definition["type"] == "mcp":
         server = definition["server"]

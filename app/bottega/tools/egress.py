@@ -1,8 +1,8 @@
-"""Bounded HTTP client for requests of tools, to MCP servers and of webhooks, to public addresses.
+"""HTTP client with limits, for requests of tools, of webhooks and to MCP servers.
 
 ``tools.guard`` checks the address of each connection. The client ignores redirects, cookies and the
-environment's proxies. Calls of models do not use this client: :mod:`bottega.llm.provider` opens its
-own sessions, with a guard of the same kind for servers that a tenant chooses.
+environment's proxies. Model calls do not use this client: :mod:`bottega.llm.provider` opens its own
+sessions, and guards requests to servers that a tenant chooses in the same way.
 """
 
 import asyncio
@@ -53,9 +53,10 @@ _INVALID = (
 
 
 class EgressError(UnavailableError):
-    """Error of a request without an answer or with an invalid answer.
+    """Error of a request that got no answer or an invalid answer.
 
-    Codes: ``egress_unreachable``, ``egress_timeout``, ``egress_tls``, ``egress_bad_answer``.
+    The error's code is ``egress_unreachable``, ``egress_timeout``, ``egress_tls`` or
+    ``egress_bad_answer``.
     """
 
     code = "egress_unreachable"
@@ -77,7 +78,7 @@ class Reply:
 
 
 def checked_url(url: str) -> httpx2.URL:
-    """Parse an http(s) URL with a host, without user and password; remove the fragment.
+    """Parse an http(s) URL, which must have a host and no password; remove the fragment.
 
     Raises:
         EgressRefusedError: the URL is not valid.
@@ -101,7 +102,7 @@ def checked_url(url: str) -> httpx2.URL:
 def refuse_inside(url: str, allowed: AllowList) -> None:
     """Refuse a URL whose host is a forbidden address.
 
-    The function does not check a host name, because each request checks the name's addresses.
+    The function accepts any host name, because each request checks the addresses of the name.
 
     Raises:
         EgressRefusedError: the address is forbidden, or :func:`checked_url` refuses the URL.
@@ -114,8 +115,8 @@ def refuse_inside(url: str, allowed: AllowList) -> None:
 class Egress:
     """HTTP client for public addresses, and for other addresses that the operator allows.
 
-    A client belongs to the event loop that uses it first. All senders share one client, so that
-    they reuse connections.
+    A client belongs to the event loop that uses the client first. All senders of requests share one
+    client, so that requests reuse connections.
 
     Args:
         allow: hosts, addresses and CIDR blocks that are allowed although they are not public
@@ -125,7 +126,7 @@ class Egress:
         each: maximum number of concurrent requests per tenant; further requests wait.
 
     Attributes:
-        lookups: resolver of names, also for other code that connects to tenants' hosts.
+        lookups: resolver of host names, which other code that connects to tenants' hosts also uses.
 
     Raises:
         InvalidInputError: an entry of ``allow`` is not valid.
@@ -159,7 +160,7 @@ class Egress:
         )
 
     async def aclose(self) -> None:
-        """Close the connections. Open requests fail."""
+        """Close all connections; requests that still run fail."""
         if "_session" in self.__dict__:
             await self._session.close()
         self.lookups.close()
@@ -178,8 +179,8 @@ class Egress:
         """Send one request and read its answer, with any status.
 
         Args:
-            timeout_s: seconds for the whole call, including the wait for a slot.
-            max_bytes: size limit of the decoded body in bytes; the client does not read the rest.
+            timeout_s: seconds for the whole call, including the wait for the tenant's semaphore.
+            max_bytes: maximum size in bytes of the decoded body; the client does not read more.
             tenant: the tenant that sends the request.
 
         Raises:
@@ -205,8 +206,8 @@ class Egress:
             if not limit.expired():
                 raise
             failure = error
-        # Raise the error outside of the handlers. Inside, a handled error, which may quote the
-        # request, would become the context of the new error.
+        # The error is raised outside of the handlers. Otherwise its context would be the handled
+        # error, which may quote the request.
         raise _explained(failure, target.host, timeout_s)
 
     def turn(self, tenant: str) -> asyncio.Semaphore:
@@ -221,10 +222,11 @@ class Egress:
     ) -> httpx2.Response:
         """Send a request; return the answer, whose body the caller reads.
 
-        The caller must acquire :meth:`turn`, limit the time, and close the answer.
+        The caller must first acquire the semaphore (:meth:`turn`), limit the time, and close the
+        answer.
 
         Args:
-            reader: limits the body. Reading the body raises the reader's errors.
+            reader: limits the size of the body. Reading the body raises the reader's errors.
 
         Raises:
             EgressRefusedError: the URL, or an address of its host, is not allowed.
@@ -254,7 +256,6 @@ class Egress:
         content: bytes | None,
         tenant: str,
     ) -> aiohttp.ClientResponse:
-        """Send a request; the caller releases the answer."""
         asking.set(Asking(tenant, url.raw_host.decode("ascii")))
         return await self._session.request(
             method,
@@ -289,7 +290,7 @@ async def _reply(answer: aiohttp.ClientResponse, max_bytes: int) -> Reply:
 
 
 def _explained(error: Exception, host: str, timeout_s: float) -> EgressError | EgressRefusedError:
-    """Make an error that does not quote the request."""
+    """Return an error for users, which does not quote the request."""
     if isinstance(error, aiohttp.ClientConnectorError):
         if isinstance(error.os_error, AddressRefusedError):
             return EgressRefusedError(str(error.os_error))
@@ -319,7 +320,7 @@ def _tls_reason(error: BaseException | None) -> str | None:
 
 
 class _Body(httpx2.AsyncByteStream):
-    """The body of an answer for the caller; reading converts network errors to EgressError."""
+    """The body of an answer; network errors while a caller reads it become EgressError."""
 
     def __init__(self, answer: aiohttp.ClientResponse, reader: BoundedReader, host: str) -> None:
         self._answer = answer

@@ -1,7 +1,7 @@
-"""Checks of outgoing HTTP: all addresses of a name, and the address of each socket.
+"""Checks of outgoing HTTP requests: all addresses of a name, and the address of each socket.
 
-This module resolves a name once, and the connection uses a checked address. So later DNS answers
-for the name have no effect. ``Host``, SNI and the certificate still use the name.
+This module resolves a name once, and the connection uses a checked address, so that later DNS
+answers for the name have no effect. ``Host``, SNI and the certificate still use the name.
 """
 
 import re
@@ -36,9 +36,9 @@ def _networks(blocks: Iterable[tuple[str, str]]) -> tuple[tuple[Network, str], .
     return tuple((ip_network(block), reason) for block, reason in blocks)
 
 
-# Blocks of IPv4, and blocks in IPv6's global unicast block. Source: the IANA special-purpose
-# address registries. 168.63.129.16 is public, but Azure serves a machine's own secrets at this
-# address.
+# Blocks of IPv4 and of IPv6's global unicast addresses that are not public. Source: the IANA
+# special-purpose address registries. 168.63.129.16 is public, but Azure serves a machine's own
+# secrets at this address.
 _REFUSED = _networks(
     (
         ("0.0.0.0/8", "unspecified"),
@@ -65,7 +65,7 @@ _REFUSED = _networks(
         ("ff00::/8", "multicast"),
         ("2001::/23", "reserved"),  # contains Teredo's block
         ("2001:db8::/32", "reserved"),
-        ("2002::/16", "reserved"),  # 6to4: reaches any IPv4 address
+        ("2002::/16", "reserved"),  # 6to4, which reaches any IPv4 address
         ("3fff::/20", "reserved"),
     )
 )
@@ -74,9 +74,9 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 
 
 def why_refused(address: Address) -> str | None:
-    """Return in one or two words why an address is not public, or ``None`` for a public address.
+    """Return one or two words that say why an address is not public; ``None``: it is public.
 
-    If an IPv6 address embeds an IPv4 address (mapped, NAT64), the IPv4 address is checked.
+    If an IPv6 address embeds an IPv4 address (mapped, NAT64), the function checks the IPv4 address.
     """
     if isinstance(address, IPv6Address):
         if address.scope_id is not None:
@@ -88,7 +88,7 @@ def why_refused(address: Address) -> str | None:
             return reason
     if isinstance(address, IPv6Address) and address not in _GLOBAL_IPV6:
         return "reserved"
-    # A newer Python may have blocks that are missing from this table.
+    # A newer Python may know blocks that this module's table does not have.
     return None if address.is_global else "reserved"
 
 
@@ -102,7 +102,7 @@ def host_address(host: str) -> Address | None:
     """Parse ``host`` as an address; return ``None`` for a name.
 
     Args:
-        host: in lower case, without the brackets of an IPv6 address.
+        host: host of a URL in lower case, without the brackets of an IPv6 address.
 
     Raises:
         InvalidInputError: ``host`` is neither an address nor a name. Invalid names include
@@ -126,8 +126,8 @@ class AllowList:
     """Hosts and networks that are allowed although they are not public.
 
     Attributes:
-        names: allowed host names, with any address.
-        networks: allowed addresses, with any host name.
+        names: host names that are allowed with any address.
+        networks: networks whose addresses are allowed with any host name.
     """
 
     names: frozenset[str]
@@ -172,7 +172,7 @@ class AllowList:
 
 @dataclass(frozen=True, slots=True)
 class HostGuard:
-    """Check of the address of each connection; raises EgressRefusedError to refuse an address."""
+    """Check of each connection's address; raises EgressRefusedError for a refused address."""
 
     host: str
     allowed: AllowList
@@ -188,8 +188,8 @@ _LOOPBACK = ("localhost", "127.0.0.0/8", "::1")
 class ModelHosts:
     """Hosts that are allowed for tenants' model servers although they are not public.
 
-    The operator allows hosts. Loopback is also allowed while only the user of this machine can use
-    the service: with the embedded database, on loopback and without keys.
+    The operator's list allows hosts. Loopback is also allowed while only the user of this machine
+    can use the service: the database is embedded, and the server listens on loopback without keys.
 
     Args:
         allow: hosts, addresses and CIDR blocks that the operator allows.
@@ -211,7 +211,7 @@ class ModelHosts:
 
 
 class Asking(NamedTuple):
-    """A request that may open a connection: the request's tenant, and the URL's host."""
+    """Tenant and host of a request that may open a connection."""
 
     tenant: str
     host: str
@@ -221,7 +221,7 @@ asking: ContextVar[Asking] = ContextVar("asking")
 
 
 class EgressRefusedError(InvalidInputError):
-    """Error of an address that outgoing HTTP must not use. A retry does not help."""
+    """Error of a request to an address that outgoing HTTP must not use; a retry does not help."""
 
     code = "egress_refused"
 
@@ -253,7 +253,7 @@ def check_address(host: str, address: Address, allowed: AllowList) -> None:
 
 
 class AddressGuard:
-    """Guard that permits only public or allowed addresses for the request in :data:`asking`."""
+    """Guard that permits the request in :data:`asking` only public or allowed addresses."""
 
     def __init__(self, allowed: AllowList, lookups: DnsResolver) -> None:
         self._allowed = allowed
@@ -278,7 +278,7 @@ class AddressGuard:
         try:
             found = await self._lookups.addresses(asking.get().tenant, host, port)
             addresses = [str(ip_address(each)) for each in dict.fromkeys(found)]
-        except ValueError:  # or UnicodeError, if the host is not a DNS name
+        except ValueError:  # UnicodeError if the host is not a DNS name
             raise AddressRefusedError(f"the name {host} does not resolve to addresses") from None
         if not addresses:
             raise socket.gaierror(f"{host} has no address")

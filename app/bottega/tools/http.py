@@ -1,7 +1,7 @@
 """User-defined tools that send an HTTP request.
 
 A tool has a URL template. A model's arguments replace the template's placeholders, and can change
-nothing else. The module also converts HTTP answers to a form for models.
+nothing else in the URL. The module also converts HTTP answers to texts and media for models.
 """
 
 import codecs
@@ -50,7 +50,7 @@ _FIXED_QUERY = re.compile(r"(?:[A-Za-z0-9._~!$'()*+,;=:@/?-]|%[0-9A-Fa-f]{2})*")
 _DOTS = (".", "..")
 
 Pieces = tuple[str, ...]
-"""Fixed texts and placeholder names in turn, with a fixed text first and last; may be empty."""
+"""Fixed texts, which may be empty, and between each two of them the name of a placeholder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,8 @@ class UrlTemplate:
     Attributes:
         origin: scheme, host and port, without placeholders.
         segments: segments of the path.
-        query: keys and values. The URL omits a pair if a placeholder of the pair has no argument.
+        query: pairs of key and value. The URL omits a pair if a placeholder of the pair has no
+            argument.
     """
 
     origin: str
@@ -102,7 +103,7 @@ class UrlTemplate:
     def fill(self, arguments: Mapping[str, Any], extra: Mapping[str, Any]) -> str:
         """Return the URL with ``arguments`` in the placeholders and ``extra`` in the query.
 
-        Arguments cannot change scheme, host, port, the number of path segments and the fixed parts.
+        Arguments cannot change scheme, host, port, the number of path segments, or fixed texts.
 
         Raises:
             InvalidInputError: an argument is not valid at its position in the URL.
@@ -119,7 +120,7 @@ class UrlTemplate:
         for name, value in extra.items():
             key = _quoted(name)
             if key in self.keys:
-                raise InvalidInputError(f"'{name}' is fixed by the tool's URL")
+                raise InvalidInputError(f"the tool's URL already sets '{name}'")
             pairs += _repeated(key, value)
         return f"{self.origin}/{path}" + (f"?{'&'.join(pairs)}" if pairs else "")
 
@@ -150,9 +151,10 @@ def _segment(pieces: Pieces, arguments: Mapping[str, Any]) -> str:
         text = _as_text(name, arguments.get(name))
         if not text:
             raise InvalidInputError(f"'{name}' must not be empty: it is a part of the URL's path")
-        # Encoded slashes count too, because some servers decode slashes before "..".
+        # Encoded slashes count as slashes, because some servers decode slashes before they read
+        # "..".
         if any(part in _DOTS for part in re.split(r"[/\\]", text)) or not text.isprintable():
-            raise InvalidInputError(f"'{name}' cannot be a part of a URL's path")
+            raise InvalidInputError(f"the value of '{name}' cannot be a part of a URL's path")
     return _filled(pieces, arguments)
 
 
@@ -168,7 +170,7 @@ def _filled(pieces: Pieces, arguments: Mapping[str, Any]) -> str:
 
 
 def _repeated(key: str, value: Any) -> list[str]:
-    """Return the query pairs of a value: no pair for null, one pair for each item of a list."""
+    """Return a value as query pairs: no pair for null, one pair for each item of a list."""
     values = value if isinstance(value, list) else [value]
     return [f"{key}={_quoted(_as_text(key, item))}" for item in values if item is not None]
 
@@ -181,7 +183,7 @@ def _as_text(name: str, value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except (ValueError, RecursionError):
-        raise InvalidInputError(f"'{name}' cannot be written into a URL") from None
+        raise InvalidInputError(f"the value of '{name}' cannot be written into a URL") from None
 
 
 def _quoted(text: str) -> str:
@@ -194,7 +196,7 @@ def _quoted(text: str) -> str:
 _EXCERPT = 1000
 
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?([A-Za-z0-9._:-]{1,40})", re.IGNORECASE)
-# Other codecs of Python are refused, because some are very slow and some do not decode to text.
+# All other codecs of Python are refused: some are very slow, and some do not decode to text.
 _TEXT_CODECS = re.compile(
     r"utf-(8|16|32)(-[bl]e)?|ascii|iso8859-\d+|cp\d+|koi8-[ru]|shift_jis|euc_(jp|kr)|gb\w+|big5"
 )
@@ -204,12 +206,12 @@ _KINDS: dict[str, PartType] = {
     "application/pdf": "document",
 }
 _SVG = "image/svg+xml"
-"""SVG counts as text, because model servers do not accept it as an image."""
+"""Media type of SVG, which counts as text, because model servers do not accept SVG as an image."""
 _TEXT_TYPES = re.compile(r"text/.*|.*[/+](json|xml|javascript|yaml|x-www-form-urlencoded)")
 
 
 def content_type(reply: Reply) -> str:
-    """Return the header ``Content-Type``, cut to 200 characters, or an empty text without it."""
+    """Return the header ``Content-Type``, cut to 200 characters; without it, an empty text."""
     return reply.headers.get("content-type", "")[:200]
 
 
@@ -244,7 +246,7 @@ def _codec(header: str) -> str | None:
 
 
 def body_of(reply: Reply) -> Any:
-    """Decode the body as JSON or text, by its type; return ``None`` if it is empty or not text."""
+    """Decode the body as JSON or text by its type; ``None``: the body is empty or not text."""
     text = text_of(reply)
     if not text:
         return None
@@ -273,7 +275,7 @@ def media_of(reply: Reply) -> Part | None:
 
 
 def failure_of(reply: Reply) -> str | None:
-    """Return the error text of a status, without the body, or ``None`` for a success."""
+    """Return an error text that contains the status, or ``None`` if the request succeeded."""
     if 200 <= reply.status < 300:
         return None
     said = f"the server answered {reply.status} {httpx2.codes.get_reason_phrase(reply.status)}"
@@ -292,7 +294,7 @@ def is_redirect(reply: Reply) -> bool:
 
 
 def redirect_target(reply: Reply, url: str) -> httpx2.URL | None:
-    """Return a redirect's target without user, password and fragment, or ``None`` if invalid."""
+    """Return a redirect's target without user, password and fragment; ``None``: it is invalid."""
     try:
         target = httpx2.URL(url).join(reply.headers["location"]).copy_with(userinfo=b"")
         return checked_url(str(target))
@@ -339,8 +341,8 @@ ToolParameters = Annotated[
 class HttpToolDefinition(Approvable):
     """A tool that sends an HTTP request.
 
-    Arguments replace their placeholders in the URL. Other arguments go to the query (GET, DELETE)
-    or, as a JSON object, to the body.
+    Arguments replace the placeholders of their names in the URL. Bottega sends all other arguments
+    in the query (GET, DELETE) or, as a JSON object, in the body.
     """
 
     model_config = ConfigDict(
@@ -348,7 +350,7 @@ class HttpToolDefinition(Approvable):
         extra="forbid",
         strict=True,
         hide_input_in_errors=True,
-        # JSON requires ``type``, which selects the class. Python's constructor needs no ``type``.
+        # The JSON form requires ``type``, which selects the class; Python's constructor does not.
         json_schema_extra=lambda schema: schema["required"].append("type"),
     )
 
@@ -411,7 +413,7 @@ class HttpToolDefinition(Approvable):
 
     @property
     def secrets(self) -> Mapping[str, str]:
-        """The names of the secrets that the tool sends, by header."""
+        """Names of the secrets that the tool sends, by the name of the header."""
         return {
             header: value.secret
             for header, value in self.headers.items()
@@ -462,7 +464,6 @@ class HttpToolDefinition(Approvable):
 
 
 def _said(check: Callable[..., Any], *arguments: Any) -> None:
-    """Run a check and convert the check's error for Pydantic."""
     try:
         check(*arguments)
     except InvalidInputError as error:
@@ -482,7 +483,7 @@ class HttpTool(ToolBase):
         known: function that removes known secrets from answers, in addition to the secrets that the
             tool sends.
         tenant: the tenant that sends the requests.
-        approval: rule for the calls that a person must approve.
+        approval: rule that says which calls a person must approve.
     """
 
     def __init__(
@@ -500,7 +501,7 @@ class HttpTool(ToolBase):
         self.definition = definition
         self.name = definition.name
         self.description = definition.description
-        self.timeout_s = definition.timeout_s + 5.0  # the client's timeout has the clearer error
+        self.timeout_s = definition.timeout_s + 5.0  # the client's own timeout has a clearer error
         self.idempotent = definition.repeatable
         self._arguments = _schema(definition.parameters)
         wanted = definition.output_schema
@@ -516,7 +517,7 @@ class HttpTool(ToolBase):
 
     @property
     def unchecked(self) -> Sequence[str]:
-        """Positions of the unchecked ``pattern`` keywords in the tool's schemas."""
+        """Positions of the ``pattern`` keywords in the tool's schemas that are not checked."""
         output = () if self._output is None else self._output.unchecked
         return [
             *(f"/parameters{place}" for place in self._arguments.unchecked),
@@ -527,7 +528,7 @@ class HttpTool(ToolBase):
         return self._arguments.schema
 
     async def execute(self, tool_call: ToolCall) -> ToolResult:
-        """Send the request. Return an ERROR with the body's start for a status other than 2xx.
+        """Send the request; for a status other than 2xx, return an ERROR with the body's start.
 
         An image, audio or a PDF becomes a part of the result.
         """
@@ -542,7 +543,8 @@ class HttpTool(ToolBase):
                 headers=headers,
                 content=content,
                 timeout_s=self.definition.timeout_s,
-                # A truncated body could end in half a secret, which redaction does not find.
+                # A truncated body could end in the middle of a secret, and redaction finds only
+                # whole secrets.
                 max_bytes=max(self.definition.max_bytes, 16_384),
                 tenant=self._tenant,
             )
@@ -560,7 +562,7 @@ class HttpTool(ToolBase):
         return success_result(tool_call, clean(found), [] if media is None else [media])
 
     async def _violations(self, body: Any) -> str | None:
-        """Return an error text if the answer's body does not fit the schema."""
+        """Return an error text if the answer's body does not fit the schema, otherwise ``None``."""
         schema = self._output
         if schema is None:
             return None
@@ -591,7 +593,7 @@ class HttpTool(ToolBase):
         """Check that the tool may send all its secrets, before a model calls the tool.
 
         Raises:
-            InvalidInputError: the look-up of a secret failed.
+            InvalidInputError: a secret is missing, or must not be sent to the tool's server.
         """
         try:
             for name in self.definition.secrets.values():
@@ -622,7 +624,7 @@ class HttpTool(ToolBase):
                 "tool's URL has to be the target's URL"
             )
         if (failure := failure_of(reply)) is not None:
-            # Redact before shortening: redaction does not find half a secret.
+            # Redact before shortening, because redaction finds only whole secrets.
             said = excerpt(clean(text_of(reply) or "").strip())
             return f"{failure}: {said}" if said else failure
         if reply.truncated or len(reply.body) > self.definition.max_bytes:

@@ -1,4 +1,4 @@
-"""MCP servers and their tools in agents' definitions. Pure."""
+"""MCP servers, and the tools of MCP servers in agents' definitions."""
 
 import re
 from collections import Counter
@@ -25,13 +25,13 @@ McpToolName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 
 
 class McpToolDefinition(Approvable):
-    """Tools of an MCP server, which the model sees as `server__tool`."""
+    """Tools of an MCP server; the model sees each tool under the name `server__tool`."""
 
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
         strict=True,
-        # JSON requires ``type``, which selects the class. Python's constructor does not need it.
+        # The JSON form requires ``type``, which selects the class; Python's constructor does not.
         json_schema_extra=lambda schema: schema["required"].append("type"),
     )
 
@@ -47,12 +47,12 @@ class McpToolDefinition(Approvable):
     @classmethod
     def _once(cls, tools: list[str] | None) -> list[str] | None:
         if twice := sorted(name for name, times in Counter(tools).items() if times > 1):
-            raise ValueError(f"listed more than once: {', '.join(twice)}")
+            raise ValueError(f"these tools are listed more than once: {', '.join(twice)}")
         return tools
 
     @property
     def names(self) -> Sequence[str]:
-        """The tools' names for the model; empty if ``tools`` is null, which means all tools."""
+        """Names of the tools for the model; empty if ``tools`` is null, which means all tools."""
         return [model_name(self.server, name) for name in self.tools or ()]
 
     def may_have(self, name: str) -> bool:
@@ -65,7 +65,8 @@ class McpToolDefinition(Approvable):
 def model_name(server: str, tool: str) -> str:
     """Return the name of a server's tool for models: ``server__tool``, of at most 64 characters.
 
-    Characters that models refuse become ``_``. A name that is too long ends with a hash.
+    Characters that models refuse become ``_``. A name that is too long is shortened and ends with a
+    hash.
     """
     name = _FORBIDDEN.sub("_", f"{server}{SEPARATOR}{tool}")
     if len(name) <= _LONGEST_NAME:
@@ -97,9 +98,9 @@ def refuse_unfit(
 
     Args:
         tools: JSON of all tools of the agent.
-        others: names of the agent's sub-agents.
-        servers: existing servers by name, each as ``{"tools": names}``, or ``None`` before the
-            server's first refresh.
+        others: names of the agent's sub-agents, which no tool may have.
+        servers: ``{"tools": names}`` by the name of an existing server; ``None`` instead of the
+            object before the server's first refresh.
 
     Raises:
         InvalidInputError: ``unknown_mcp_server``, ``mcp_server_not_refreshed``, ``unknown_tool``,
@@ -118,13 +119,13 @@ def refuse_unfit(
     if twice := sorted(name for name, times in names.items() if times > 1):
         raise InvalidInputError(
             f"tools and sub-agents of the agent '{agent}' share a name: {', '.join(twice)}. "
-            "List the tools that it needs in `tools` of its MCP servers",
+            "In the agent's MCP servers, list only the tools that the agent needs in `tools`",
             code="duplicate_tool",
         )
     if names.total() > MOST_TOOLS:
         raise InvalidInputError(
-            f"the agent '{agent}' has {names.total()} tools, the maximum is {MOST_TOOLS}: name "
-            "the tools that it needs in `tools` of its MCP servers",
+            f"the agent '{agent}' has {names.total()} tools, but the maximum is {MOST_TOOLS}: list "
+            "only the tools that the agent needs in `tools` of its MCP servers",
             code="too_many_tools",
         )
 
@@ -192,7 +193,7 @@ class StdioCommand:
 
 
 class Headers(NamedTuple):
-    """Header fields for a server, and the secrets among their values."""
+    """Header fields for a server, and those of their values that are secrets."""
 
     fields: Mapping[str, str]
     secrets: Sequence[str] = ()
@@ -207,11 +208,12 @@ class McpServer:
     """An MCP server, which has either a ``url`` or a ``command``.
 
     Attributes:
-        url: URL of a server with the transport *streamable HTTP*.
+        url: URL of the server, which uses the transport *streamable HTTP*; ``None`` for a program.
         headers: function that returns the header fields, called for each connection. The client
-            sends the fields only to ``url``.
-        timeout_s: seconds for one answer, without the time in which people answer questions.
-        max_bytes: size limit of one answer in bytes.
+            sends these fields only to ``url``.
+        timeout_s: seconds within which the server must answer, without the time in which people
+            answer the server's questions.
+        max_bytes: maximum size in bytes of one answer.
         tenant: the tenant that connects to the server.
     """
 
@@ -230,7 +232,7 @@ class McpToolSchema:
 
     Attributes:
         input_schema: JSON Schema of the tool's arguments, within Bottega's limits.
-        warnings: texts about the changes that reduced the tool to these limits.
+        warnings: texts about the changes that made the tool fit Bottega's limits.
     """
 
     name: str

@@ -63,7 +63,7 @@ def media_type_of(head: bytes, declared: str | None = None) -> str:
 
     Args:
         head: the first ``HEAD_BYTES`` of the file, or the whole file.
-        declared: media type from the client, used only to distinguish types of text.
+        declared: media type that the client sent, used only to distinguish types of text.
     """
     for magic, found in _MAGIC:
         if head.startswith(magic):
@@ -102,7 +102,7 @@ def _bitmap(head: bytes) -> str | None:
 
 
 def _mpeg(head: bytes) -> str | None:
-    """Recognise MPEG audio without tags by the first frame's header (ISO/IEC 11172-3)."""
+    """Return true for MPEG audio without tags, by the first frame's header (ISO/IEC 11172-3)."""
     if len(head) < 4 or head[0] != 0xFF or head[1] & 0xE0 != 0xE0:
         return None
     if head[1] & 0xF6 == 0xF0:
@@ -127,10 +127,10 @@ def _text(head: bytes, declared: str | None) -> str | None:
 
 
 def pixels_of(head: bytes) -> int | None:
-    """Return an image's width times height in pixels, or ``None`` if ``head`` lacks the size.
+    """Return an image's width times height in pixels; ``None``: ``head`` does not contain them.
 
     Args:
-        head: the start of the file. A JPEG may have its width and height far from the first byte.
+        head: the start of the file; width and height of a JPEG may be far from the first byte.
     """
     measure = _MEASURES.get(media_type_of(head[:HEAD_BYTES]))
     try:
@@ -168,9 +168,9 @@ def _webp(head: bytes) -> tuple[int, int] | None:
 
 
 def _jpeg(head: bytes) -> tuple[int, int] | None:
-    """Find the frame header, which follows segments of any length (ITU-T T.81, B.2)."""
+    """Find a JPEG's frame header, after segments of any length, for the size (T.81, B.2)."""
     at = 2
-    # Skip the segments before the size. A colour profile or a preview may need hundreds of
+    # Skip the segments before the frame header. A colour profile or a preview may have hundreds of
     # segments.
     for _ in range(2000):
         if at + 9 > len(head) or head[at] != 0xFF:
@@ -193,7 +193,7 @@ _MEASURES: dict[str, Callable[[bytes], tuple[int, int] | None]] = {
 
 
 class PageCount:
-    """Counter of a PDF's pages in pieces of the PDF, except pages in compressed streams."""
+    """Counter of a PDF's pages, fed with pieces; it misses pages in compressed streams."""
 
     _PAGE = re.compile(rb"/Type\s{0,8}/Page(?![A-Za-z])")
     _OVERLAP = 24
@@ -207,7 +207,7 @@ class PageCount:
             return
         seen = self._rest + piece
         ends = [found.end() for found in self._PAGE.finditer(seen)]
-        # A match at the very end may continue as /Pages, so the next piece decides about it.
+        # A match at the end of a piece may be the start of /Pages, so the next piece decides.
         self.pages += sum(end < len(seen) for end in ends)
         last = max((end for end in ends if end < len(seen)), default=0)
         self._rest = seen[max(last, len(seen) - self._OVERLAP) :]

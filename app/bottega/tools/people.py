@@ -58,7 +58,7 @@ ExpiresS = Annotated[
 
 
 class Approvable(DescribedModel):
-    """Fields of a tool whose calls people may have to approve."""
+    """Fields of the definition of a tool whose calls may need a person's approval."""
 
     approval: ApprovalField | None = None
     """Calls that a person must approve first: `never`, `always`, `{always: true}`, or `{when:
@@ -70,7 +70,8 @@ class Approvable(DescribedModel):
     expires_s: ExpiresS = EXPIRES_S
 
     def rule(self, agents: Any) -> Approval | None:
-        """Return the rule for the tool's calls; ``agents`` is the agent's rule, if any."""
+        """Return the approval rule for calls of the tool; ``agents``: the agent's rule or
+        ``None``."""
         wanted = agents if self.approval is None else self.approval
         return approval_of(wanted, self.approval_reason)
 
@@ -105,12 +106,12 @@ class _PeoplesTool(ToolBase):
     local = True
 
     async def execute(self, tool_call: ToolCall) -> ToolResult:
-        """Return an error; called only for a call that could not be sent to people."""
+        """Return an error, because only a call that could not be sent to people is executed."""
         return error_result(tool_call, "the call could not be passed on")
 
 
 class AskUser(_PeoplesTool):
-    """A question to the user, who may take days."""
+    """A tool with which a model asks the user a question; the answer may take days."""
 
     name = "ask_user"
     description = (

@@ -1,6 +1,6 @@
-"""Secrets of tenants in the operator's environment, and header fields that a tool may send. Pure.
+"""Tenants' secrets in the operator's environment, and header fields that a tool may send.
 
-Definitions of agents have only the names of secrets.
+Definitions of agents contain only the names of secrets, not the values.
 """
 
 import re
@@ -15,7 +15,7 @@ _HOSTS = f"{PREFIX}HOSTS"
 DEFAULT = "default"
 """The only tenant whose variables do not contain the tenant's name."""
 
-# Only a single ``_`` may separate letters, so that ``__`` always separates tenant and name.
+# ``__`` separates tenant and name, so a name may have only single ``_``.
 _WORDS = "[A-Z](?:_?[A-Z0-9])*"
 _NAMED = re.compile(f"(?:(?P<tenant>{_WORDS})__)?(?P<name>{_WORDS})", re.ASCII)
 
@@ -26,7 +26,7 @@ def variable(tenant: str, name: str) -> str:
 
 
 def of_tenant(tenant: str, name: str) -> str:
-    """Return ``NAME`` for the default tenant, ``TENANT__NAME`` for other tenants."""
+    """Return ``NAME`` for the default tenant, ``TENANT__NAME`` for any other tenant."""
     return name if tenant == DEFAULT else f"{_spelled(tenant)}__{name}"
 
 
@@ -52,7 +52,7 @@ class TenantSecrets:
     def of(self, tenant: str) -> Callable[[str], str]:
         """Return the function that looks up a tenant's secret by name.
 
-        The function raises InvalidInputError (``unknown_secret``) if there is no such secret.
+        The returned function raises InvalidInputError (``unknown_secret``) for an unknown name.
         """
 
         def secret(name: str) -> str:
@@ -69,7 +69,7 @@ class TenantSecrets:
         return secret
 
     def values(self, tenant: str | None = None) -> list[str]:
-        """Return the secrets of a tenant, or of all tenants, for redaction."""
+        """Return the values to redact: the secrets of a tenant, or of all tenants."""
         wanted = None if tenant is None else _spelled(tenant)
         return [value for (of, _), value in self._values.items() if wanted in (None, of)]
 
@@ -99,7 +99,7 @@ def refuse_vocabulary(name: str, value: str) -> None:
     """Refuse a secret that is an ordinary word, because its redaction would change many texts.
 
     Raises:
-        InvalidInputError: ``secret_is_vocabulary``.
+        InvalidInputError: the secret is such a word (``secret_is_vocabulary``).
     """
     if is_vocabulary(value):
         raise InvalidInputError(
@@ -113,7 +113,7 @@ _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 _VALUE = re.compile(r"(?:[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)?")
 _LONGEST_VALUE = 8192
 
-# Headers for target, length and encoding of a message. Only the HTTP client sets them.
+# Headers that only the HTTP client sets: target, length and encoding of a message.
 _OURS = frozenset(
     {
         "accept-encoding",
@@ -151,17 +151,17 @@ def check_header(name: str, value: str) -> None:
     """Refuse a header field that could change the target or framing of a request.
 
     Raises:
-        InvalidInputError: the field is refused. The error text has the field's name, never the
-            field's value.
+        InvalidInputError: the field is refused. The error text contains the field's name, but not
+            its value.
     """
     if not _NAME.fullmatch(name):
         raise InvalidInputError(f"{name[:100]!r} is not a valid header name")
     if name.lower() in _OURS or name.lower().startswith("proxy-"):
-        raise InvalidInputError(f"the header {name} cannot be set")
+        raise InvalidInputError(f"the header {name} cannot be set: only the HTTP client sets it")
     if len(value) > _LONGEST_VALUE or not _VALUE.fullmatch(value):
         raise InvalidInputError(
             f"the value of the header {name} must be printable ASCII without "
-            f"blanks at its ends, of at most {_LONGEST_VALUE} characters"
+            f"blanks at its ends, and have at most {_LONGEST_VALUE} characters"
         )
 
 
