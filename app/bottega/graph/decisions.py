@@ -1,8 +1,9 @@
-"""Decisions in a graph: which nodes run, and which edges are taken. Pure.
+"""Decisions in a run's graph: which nodes run, and which edges are taken.
 
 :class:`GraphCourse` holds the states of a run's nodes and edges. A caller reports each node's end,
-and gets the decisions that follow from it: decided edges, skipped nodes, and nodes that may start.
-The class needs no database and no event loop; the engine, dry runs and tests call it.
+and gets the decisions that follow from this end: decided edges, skipped nodes, and nodes that may
+start. The class needs no database and no event loop, so that the engine, dry runs and tests can use
+it.
 """
 
 from collections import defaultdict, deque
@@ -29,12 +30,13 @@ _NEW_IN_NODES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class NodeRule:
-    """The part of a node that decisions need.
+    """The fields of a node on which decisions depend.
 
     Attributes:
         agent: name of the agent, if the node is of type ``agent``.
-        needs_all: true: the node needs all incoming edges to be taken; false: one is enough.
-        goes_on: true: if the node fails, the run continues.
+        needs_all: true: the node runs only if all incoming edges are taken; false: one taken edge
+            is enough.
+        goes_on: true: the run continues if the node fails.
         is_router: true: the node's answer ``{"route": TARGET}`` decides which edge is taken.
     """
 
@@ -66,7 +68,7 @@ def name_of_node(node: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EdgeRule:
-    """Part of an edge that decisions need; without ``when`` and ``is_else``, it is always taken."""
+    """The fields of an edge on which decisions depend; without a condition, the edge is taken."""
 
     source: str
     target: str
@@ -87,7 +89,7 @@ class GraphRules:
         nodes: nodes by name, in the order of the definition.
         incoming, outgoing: the edges of each node, in the order of the definition.
         output: the node whose answer is the run's answer; ``None``: the answers of the sinks.
-        is_plain: true: no decisions; each node runs when its sources have answered.
+        is_plain: true: the graph has no decisions: each node runs when its sources have answered.
     """
 
     nodes: Mapping[str, NodeRule]
@@ -115,7 +117,7 @@ class GraphRules:
         return [name for name, edges in self.outgoing.items() if not edges]
 
     def below(self, name: str) -> Iterator[EdgeRule]:
-        """Yield the edges that a path from a node reaches, nearest first; each target only once."""
+        """Yield an edge into each descendant of a node, nearest descendants first."""
         seen, waiting = {name}, deque([name])
         while waiting:
             for edge in self.outgoing[waiting.popleft()]:
@@ -126,7 +128,7 @@ class GraphRules:
 
 
 def is_plain(content: Mapping[str, Any]) -> bool:
-    """Return true for a definition that has no decisions and whose nodes are all agents."""
+    """Return true if a definition has no decisions, and all its nodes are agents."""
     return (
         content.get("output") is None
         and all(_NEW_IN_NODES.isdisjoint(node) for node in content["nodes"])
@@ -135,7 +137,7 @@ def is_plain(content: Mapping[str, Any]) -> bool:
 
 
 class NodeEnd(NamedTuple):
-    """The end of a node.
+    """Result of a node that has ended.
 
     Attributes:
         output: the node's answer as text.
@@ -149,7 +151,7 @@ class NodeEnd(NamedTuple):
 
 
 class EdgeDecided(NamedTuple):
-    """A decision about an edge: taken or not taken."""
+    """A decision that an edge is taken, or is not taken."""
 
     source: str
     target: str
@@ -158,7 +160,7 @@ class EdgeDecided(NamedTuple):
 
 
 class NodeSkipped(NamedTuple):
-    """A decision that a node does not run; ``source``: the node that causes this."""
+    """A decision that a node does not run; the node ``source`` is the cause."""
 
     name: str
     reason: str
@@ -180,10 +182,10 @@ class GraphCourse:
 
     Attributes:
         about: the run's ``input`` (a text) and ``metadata``, which conditions read.
-        recorded: earlier attempts' decisions about edges, which stay valid.
-        statuses: statuses of nodes, by name.
-        taken: decided edges; true: the edge is taken.
-        reasons: reasons why nodes were skipped, by name.
+        recorded: decisions about edges in earlier attempts, which this attempt does not change.
+        statuses: status of each node, by the node's name.
+        taken: decision by edge: true: taken; false: not taken.
+        reasons: reason why a node was skipped, by the node's name.
     """
 
     rules: GraphRules
@@ -200,7 +202,7 @@ class GraphCourse:
         return [self._start(name) for name, edges in self.rules.incoming.items() if not edges]
 
     def end(self, end: NodeEnd) -> list[Decision]:
-        """Return the decisions that follow from the end of a node, in order."""
+        """Return the decisions that follow from the end of a node, in the order they were made."""
         self.statuses[end.name] = "failed" if end.is_failed else "completed"
         decisions: list[Decision] = []
         waiting: deque[EdgeDecided] = deque(self._edges_of(end))
@@ -236,7 +238,7 @@ class GraphCourse:
         return [self._decided(edge, False, reason) for edge in self.rules.outgoing[name]]
 
     def _node_decision(self, name: str) -> NodeReady | NodeSkipped | None:
-        """Return the decision to start or skip a node; ``None``: already made, or too early."""
+        """Return the decision to start or skip a node; ``None``: decided before, or still open."""
         incoming = self.rules.incoming[name]
         found = [self.taken.get((edge.source, edge.target)) for edge in incoming]
         if self.statuses[name] != "pending" or None in found:
@@ -283,7 +285,7 @@ class GraphCourse:
 
 
 def feature_of(feature: str, end: NodeEnd, about: Mapping[str, Any]) -> Any:
-    """Return the value of a condition's feature; ``None``: the feature is absent."""
+    """Return the value of a condition's feature; ``None``: the value does not exist."""
     first, *path = feature.split(".")
     match first:
         case "status":
@@ -302,7 +304,7 @@ def feature_of(feature: str, end: NodeEnd, about: Mapping[str, Any]) -> Any:
 def is_last_turn(until: Condition, end: NodeEnd) -> bool:
     """Return true if a turn of a loop is the last turn, because the loop's condition is true.
 
-    A failed turn is also the last turn, unless the condition reads ``status``.
+    If a turn fails, it is also the last turn, unless the condition reads ``status``.
     """
     if end.is_failed and "status" not in named(until):
         return True
@@ -310,7 +312,7 @@ def is_last_turn(until: Condition, end: NodeEnd) -> bool:
 
 
 def route_schema(targets: Sequence[str]) -> dict[str, Any]:
-    """Return the JSON Schema of a router's answer. Model servers need a schema of an object."""
+    """Return the JSON Schema of a router's answer, an object as model servers require."""
     route = {"type": "string", "enum": list(targets)}
     reason = {"type": "string", "description": "Why, in one sentence."}
     return {
@@ -328,7 +330,7 @@ def label_of(edge: Mapping[str, Any]) -> str | None:
 
 
 def note_of(node: Mapping[str, Any]) -> str | None:
-    """Describe a stored node's sub-graph and repetitions in words; ``None``: it has neither."""
+    """Describe a stored node's sub-graph and repetitions; ``None``: the node has neither."""
     each, loop = node.get("for_each"), node.get("loop")
     words = [] if node.get("graph") is None else [f"graph {node['graph']}"]
     if each is not None:
@@ -352,7 +354,7 @@ def _in_words(when: Condition) -> str:
 
 
 class MissingArgumentError(Exception):
-    """A tool node's argument refers to a value that does not exist; the text has the pointer."""
+    """Error of a tool node whose argument refers to a value that does not exist."""
 
 
 def is_reference(value: Any) -> bool:
@@ -361,10 +363,11 @@ def is_reference(value: Any) -> bool:
 
 
 def arguments_of(arguments: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool node's arguments; values replace the references.
+    """Return a tool node's arguments; replace each reference by the value it refers to.
 
     Args:
-        outputs: parsed outputs by node, the values of ``run``, and the current element (``item``).
+        outputs: parsed outputs by node, the run's values (``run``), and the current list element
+            (``item``).
 
     Raises:
         MissingArgumentError: a reference names a value that does not exist.
@@ -396,5 +399,5 @@ def referred(reference: Mapping[str, Any], outputs: Mapping[str, Any]) -> Any:
 
 
 def steps_of(pointer: str) -> list[str]:
-    """Return the names and indexes in a JSON Pointer (RFC 6901)."""
+    """Split a JSON Pointer (RFC 6901) into names and indexes."""
     return [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]

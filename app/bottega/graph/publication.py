@@ -1,8 +1,8 @@
-"""Publications of agents, and their text for another agent's prompt.
+"""Publications of agents, and the text of a publication for a reader's prompt.
 
-Tool results and messages are rendered as text. Results and messages are either plain text, or
-objects like the messages of ``bottega.agents`` (this layer does not import that package). Objects
-are rendered only when an edge's policy needs their text.
+A publication's tool results and messages are either texts, or objects with the attributes of the
+messages of ``bottega.agents`` (this layer does not import that package). This module renders the
+objects as text only when an edge's policy needs the text.
 """
 
 import json
@@ -27,7 +27,7 @@ class ToolResultLike(Protocol):
 
 
 class MessageLike(Protocol):
-    """A message; it may also have ``tool_calls`` (name, arguments) or ``tool_results``."""
+    """A message, which may also have ``tool_calls`` (name, arguments) or ``tool_results``."""
 
     @property
     def role(self) -> str: ...
@@ -39,14 +39,14 @@ _compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=s
 
 
 def as_text(value: Any) -> str:
-    """Render a tool's result for a model: text unchanged, any other value as compact JSON."""
+    """Render a tool's result for a model: a text unchanged, any other value as compact JSON."""
     if isinstance(value, str):
         return value
     return _compact(value)
 
 
 def tool_result_lines(results: Iterable[str | ToolResultLike]) -> tuple[str, ...]:
-    """Render one line per successful result; leave out failed results."""
+    """Render each successful tool result as one line; omit failed results."""
     return tuple(
         item if isinstance(item, str) else f"{item.tool_name}: {as_text(item.result)}"
         for item in results
@@ -55,9 +55,9 @@ def tool_result_lines(results: Iterable[str | ToolResultLike]) -> tuple[str, ...
 
 
 def message_lines(messages: Iterable[str | MessageLike]) -> tuple[str, ...]:
-    """Render messages, tool calls and tool results, one per line.
+    """Render each message, tool call and tool result as one line.
 
-    The result leaves out system messages, which are instructions and context for only one agent.
+    The result omits system messages, which are instructions and context for only one agent.
     """
     lines: list[str] = []
     for message in messages:
@@ -89,7 +89,7 @@ def with_section(content: str, title: str, lines: Sequence[str]) -> str:
 
 
 class PropagationPolicy(StrEnum):
-    """The parts of a publication that an edge passes on."""
+    """Policy of an edge: which parts of a source's publication the target reads."""
 
     FINAL_RESPONSE_ONLY = "final_response_only"
     TOOL_RESULTS = "tool_results"
@@ -102,10 +102,11 @@ class Publication:
 
     Attributes:
         content: the accepted final answer.
-        metadata: JSON values about the publication, which are in no prompt.
+        metadata: JSON values about the publication; no prompt contains them.
         version: 1 for the agent's first publication, plus 1 for each later publication.
         tool_results: tool results of the query, as texts or as objects like tool results.
-        messages: the query's messages without the final answer, as texts or as such objects.
+        messages: the query's messages without the final answer, as texts or as objects like
+            messages.
     """
 
     agent_id: str
@@ -117,7 +118,7 @@ class Publication:
     messages: tuple[str | MessageLike, ...] = ()
 
     def text_for(self, policy: PropagationPolicy) -> str:
-        """Render the publication for an agent that reads it along an edge with this policy."""
+        """Render the publication for a reader whose edge has this policy."""
         if policy is PropagationPolicy.TOOL_RESULTS:
             return with_section(self.content, "Tool results", tool_result_lines(self.tool_results))
         if policy is PropagationPolicy.FULL_HISTORY:
@@ -151,7 +152,7 @@ class Publication:
 
 @dataclass(frozen=True, slots=True)
 class MemoryItem:
-    """A publication that is rendered for one reader."""
+    """A publication as text for one reader."""
 
     source_id: str
     content: str

@@ -1,7 +1,7 @@
-"""Graph of agents that share answers. The first graph imports the only library, networkx.
+"""Graph of agents that share answers; networkx is imported when the first graph is made.
 
-An edge ``source -> target`` passes the last answer of the source to the next query of the target.
-Agents publish and read answers concurrently, from tasks of any event loop and from any thread.
+An edge ``source -> target`` passes the source's last answer to the target's next query. Agents may
+publish and read answers concurrently, in any event loop and any thread.
 """
 
 import functools
@@ -28,10 +28,11 @@ from bottega.graph.publication import (
 
 
 def refuse_cycle(edges: Sequence[tuple[str, str]]) -> None:
-    """Check that edges do not form a cycle. The time is linear in the number of edges.
+    """Check that edges do not form a cycle, in a time linear in the number of edges.
 
     Raises:
-        CycleError: the edges form a cycle; the path begins with the cycle's latest edge in order.
+        CycleError: the edges form a cycle. The error's path begins with the edge of the cycle that
+            comes last in ``edges``.
     """
     import networkx as nx
 
@@ -59,7 +60,7 @@ L = TypeVar("L", bound=Locked)
 
 
 def locked(method: Callable[Concatenate[L, P], T]) -> Callable[Concatenate[L, P], T]:
-    """Run a short method that never waits, while its object's lock is held."""
+    """Decorate a short method that never waits, so that a call holds the object's lock."""
 
     @functools.wraps(method)
     def run(self: L, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -75,7 +76,7 @@ class _Published:
     items: dict[PropagationPolicy, MemoryItem] = field(default_factory=dict)
 
     def item(self, policy: PropagationPolicy) -> MemoryItem:
-        """Return the publication for readers with a policy; it is rendered only once."""
+        """Return the publication for readers with this policy; render it only at the first call."""
         item = self.items.get(policy)
         if item is None:
             publication = self.publication
@@ -92,7 +93,7 @@ class _Published:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """An agent with its last publication, its own TTL, and its effective TTL (``lifetime_s``)."""
+    """An agent with its last publication, its TTL, and the effective TTL (``lifetime_s``)."""
 
     ttl_s: float | None = None
     published: _Published | None = None
@@ -124,8 +125,8 @@ def mermaid(
     """Return a Mermaid flowchart; agents in ``published`` have the class ``published``.
 
     Args:
-        labels: conditions of edges, in words.
-        notes: texts about nodes: what a node runs, how often, and why it was skipped.
+        labels: condition of each edge that has one, in words.
+        notes: text about a node: what the node runs, how often, and why the node was skipped.
     """
     number = {name: f"n{index}" for index, name in enumerate(nodes)}
     lines = ["flowchart LR"]
@@ -143,7 +144,7 @@ def mermaid(
 
 
 def _as_label(text: str) -> str:
-    # Mermaid has no backslash escapes, so entities replace the characters that would end the label.
+    # Mermaid has no backslash escapes, so entities replace the characters that would end a label.
     text = text.replace("&", "#amp;").replace('"', "#quot;").replace("<", "#lt;")
     return " ".join(text.split())
 
@@ -155,7 +156,7 @@ def dot(
     labels: Mapping[tuple[str, str], str] = MappingProxyType({}),
     notes: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """Return a Graphviz digraph with filled ``published`` agents; see :func:`mermaid`."""
+    """Return a Graphviz digraph; agents in ``published`` are filled; see :func:`mermaid`."""
     lines = ["digraph shared_memory {", "  rankdir=LR;", "  node [shape=box];"]
     for name in nodes:
         look = ["style=filled", 'fillcolor="#d6f5d6"'] if name in published else []
@@ -187,19 +188,19 @@ Source = tuple[Node, PropagationPolicy]
 
 
 class SharedMemoryGraph:
-    """A directed acyclic graph of agents that pass on final answers, together with these answers.
+    """A directed acyclic graph of agents, with the final answers that the agents pass on.
 
     Args:
-        ttl_s: seconds until a publication expires; ``None``: never. The node's own ``ttl_s``
-            overrides this.
-        clock: source of the publications' times.
+        ttl_s: seconds until a publication expires; ``None``: never. A node's own ``ttl_s``
+            overrides this value.
+        clock: function that returns the current time, for the times of publications.
 
     Attributes:
-        labels: conditions of edges in words, for drawings.
-        skipped: reasons why nodes were skipped, for drawings.
-        notes: texts about nodes (what a node runs, and how often), for drawings.
-        relays: nodes without own answers; they pass on the items that they read.
-        received: items that the graph itself got; nodes that have no sources read these.
+        labels: condition of each edge that has one, in words, for drawings.
+        skipped: reason why a node was skipped, by node, for drawings.
+        notes: text about what a node runs and how often, by node, for drawings.
+        relays: nodes without own answers, which pass on the publications that they read.
+        received: publications from outside, which the nodes without sources read.
     """
 
     def __init__(self, ttl_s: float | None = None, clock: Clock = utcnow) -> None:
@@ -210,7 +211,7 @@ class SharedMemoryGraph:
         self._graph: nx.DiGraph[str] = nx.DiGraph()
         self._nodes: dict[str, Node] = {}
         self._lock = threading.RLock()
-        self._shares = False  # true: another graph uses this structure; copy it before a change
+        self._shares = False  # true: a copy of the graph uses the same structure
         self.relays: frozenset[str] = frozenset()
         self.received: Sequence[MemoryItem] = ()
         self.labels: dict[tuple[str, str], str] = {}
@@ -221,8 +222,8 @@ class SharedMemoryGraph:
 
     @locked
     def without_publications(self) -> Self:
-        """Return a graph with this structure and without publications; O(nodes)."""
-        self._ranks()  # computes the ranks now, so that all copies have them
+        """Return a copy of the graph without publications, in a time of O(nodes)."""
+        self._ranks()  # compute the ranks once for all copies
         new = copy(self)
         new._shares = self._shares = True
         new._nodes = {name: Node(node.ttl_s) for name, node in self._nodes.items()}
@@ -244,7 +245,7 @@ class SharedMemoryGraph:
 
     @locked
     def add_agent(self, agent_id: str, ttl_s: float | None = None) -> None:
-        """Add a node; if the node exists, only update ``ttl_s``, if given."""
+        """Add a node; if the node exists, only update its ``ttl_s``, if ``ttl_s`` is given."""
         _checked_ttl(ttl_s)
         node = self._nodes.get(agent_id)
         if node is None:
@@ -262,10 +263,10 @@ class SharedMemoryGraph:
         dst: str,
         policy: PropagationPolicy | str = PropagationPolicy.FINAL_RESPONSE_ONLY,
     ) -> None:
-        """Let ``dst`` read from ``src``; add missing nodes, replace the policy of an existing edge.
+        """Add an edge and missing nodes, so that ``dst`` reads from ``src``; or change its policy.
 
         Raises:
-            CycleError: the edge would close a cycle; nothing was added.
+            CycleError: the edge would close a cycle; the graph is unchanged.
         """
         if src == dst:
             raise CycleError((src, dst))
@@ -277,7 +278,7 @@ class SharedMemoryGraph:
 
     @locked
     def add_edges(self, edges: Sequence[tuple[str, str, PropagationPolicy]]) -> None:
-        """Add many edges like :meth:`add_edge`, with only one search for cycles."""
+        """Add many edges as :meth:`add_edge` does, but search only once for cycles."""
         refuse_cycle([*self._graph.edges, *((src, dst) for src, dst, _ in edges)])
         for edge in edges:
             self._add(*edge)
@@ -291,7 +292,7 @@ class SharedMemoryGraph:
     def _may_reach(self, start: str, goal: str) -> bool:
         if start not in self._nodes or goal not in self._nodes:
             return False
-        # If no edge leaves ``start`` or no edge enters ``goal``, no search is needed.
+        # If no edge leaves ``start`` or no edge enters ``goal``, there is no path.
         if not self._graph.succ[start] or not self._graph.pred[goal]:
             return False
         import networkx as nx
@@ -321,7 +322,7 @@ class SharedMemoryGraph:
 
     @locked
     def ancestors(self, agent_id: str) -> frozenset[str]:
-        """Return all agents with a path to ``agent_id``; cached until the structure changes."""
+        """Return all agents from which a path leads to ``agent_id``; cached for this structure."""
         found = self._ancestors.get(agent_id)
         if found is None:
             import networkx as nx
@@ -339,7 +340,7 @@ class SharedMemoryGraph:
 
     @locked
     def get_edges_for_nodes(self, ids: Iterable[str]) -> list[tuple[str, str]]:
-        """Return the edges between ``ids``, by topological order of source, then of target."""
+        """Return the edges between ``ids``, sorted by the source's rank, then the target's rank."""
         wanted = set(ids)
         return [
             (source, target)
@@ -350,10 +351,10 @@ class SharedMemoryGraph:
 
     @locked
     def get_topological_order(self, ids: Iterable[str] | None = None) -> list[str]:
-        """Return the agents, each after its ancestors; otherwise in the order of their addition.
+        """Return the agents, each after its ancestors, and as far as possible in order of addition.
 
-        If ``ids`` is given, the order of the whole graph is filtered, because a subgraph would lose
-        dependencies through other nodes. The result leaves out unknown ids.
+        With ``ids``, the method filters the order of the whole graph, because a subgraph would lose
+        dependencies through other nodes. The result omits unknown ids.
         """
         order = self._ranks()
         if ids is None:
@@ -364,7 +365,7 @@ class SharedMemoryGraph:
     def _ranks(self) -> dict[str, int]:
         """Return the rank of each node in the topological order; the dict has the same order.
 
-        The method is Kahn's algorithm; of several free nodes, the oldest is next.
+        The method uses Kahn's algorithm; of several free nodes, the node added first comes first.
         """
         if self._rank is None:
             names = list(self._nodes)
@@ -396,16 +397,16 @@ class SharedMemoryGraph:
         tool_results: Iterable[str | ToolResultLike] = (),
         messages: Iterable[str | MessageLike] = (),
     ) -> Publication:
-        """Publish an agent's answer for its readers; an unknown agent becomes a new node.
+        """Publish an agent's answer for the agent's readers; add an unknown agent as a node.
 
         Args:
-            version: version of a repeated publication, which replaces only an older version;
-                ``None``: the next version.
-            timestamp: time of a repeated publication; ``None``: the current time.
+            version: number of a publication that a resumed run repeats, which replaces only a lower
+                number; ``None``: the next number.
+            timestamp: time of a publication that a resumed run repeats; ``None``: the current time.
             tool_results: tool results of the query, for edges with the policy ``tool_results``.
             messages: messages of the answered query, for edges with the policy ``full_history``.
         """
-        with self._lock:  # held only for microseconds, and never during an await
+        with self._lock:  # held for microseconds, and never during an await
             self.add_agent(agent_id)
             node = self._nodes[agent_id]
             last = 0 if node.publication is None else node.publication.version
@@ -427,7 +428,8 @@ class SharedMemoryGraph:
         """Restore an earlier publication with its version and time.
 
         Returns:
-            False if the graph does not have the agent, or already has this or a newer version.
+            False if the graph does not have the agent, or already has a publication that is not
+            older.
         """
         node = self._nodes.get(publication.agent_id)
         if node is None or (
@@ -444,13 +446,13 @@ class SharedMemoryGraph:
 
     @locked
     def clear_published_data(self) -> None:
-        """Delete all publications and versions, but keep the structure."""
+        """Delete all publications and their version numbers, but keep nodes and edges."""
         for node in self._nodes.values():
             node.put(None, self.ttl_s)
 
     @locked
     def close_edge(self, src: str, dst: str) -> None:
-        """Stop an edge from passing on answers; the order of the nodes does not change."""
+        """Let an edge pass on no answers any more; the order of the nodes does not change."""
         self._closed |= {(src, dst)}
         self._sources.clear()
 
@@ -463,7 +465,8 @@ class SharedMemoryGraph:
         """Return the publications of the direct predecessors, in topological order; O(in-degree).
 
         Args:
-            only: sources to read, even expired ones; ``None``: all that have not expired.
+            only: sources to read, even if their publications have expired; ``None``: all sources
+                whose publications have not expired.
         """
         items = self._pull(self._direct_sources(agent_id), only)
         if self.received and self._reads_received(agent_id):
@@ -538,7 +541,7 @@ class SharedMemoryGraph:
         items = []
         now: datetime | None = None
         for node, policy in sources:
-            published = node.published  # read once, because another thread may publish now
+            published = node.published  # read once, because a different thread may publish now
             if published is None:
                 continue
             publication = published.publication
@@ -557,7 +560,7 @@ class SharedMemoryGraph:
 
     @locked
     def to_dict(self) -> dict[str, Any]:
-        """Return structure and publications as JSON in the form that :meth:`from_dict` reads."""
+        """Return nodes, edges and publications as JSON that :meth:`from_dict` reads."""
         return {
             "ttl_s": self.ttl_s,
             "nodes": [

@@ -1,10 +1,10 @@
 """SVG drawing of a graph that marks the agents with a publication.
 
-Each column has agents that can run at the same time, after the agents of earlier columns. An edge
-that skips columns runs on a track above or below all boxes; edges with equal source and policy
-share a track. Agents without edges are in the last columns. All lengths are in px. The drawing has
-no background, follows the viewer's light or dark mode, and uses no ids, so that a page can contain
-several drawings.
+The agents of a column can run at the same time, after the agents of earlier columns. An edge that
+skips columns runs on a track, a horizontal line above or below all boxes; edges with equal source
+and policy share a track. Agents without edges are in the last columns. All lengths are in px. The
+drawing has no background, and follows the viewer's light or dark mode. The drawing uses no ids, so
+that a page can contain several drawings.
 """
 
 import re
@@ -25,7 +25,7 @@ _MARGIN = 20.0  # margin around the drawing
 _BOX_GAP = 32.0  # gap between two boxes of a column
 _COLUMN_GAP = 84.0
 _TRACK_GAP = 11.0
-_LONE_PER_COLUMN = 4  # boxes without edges, or as many as the longest other column has
+_LONE_PER_COLUMN = 4  # boxes without edges per column, unless another column has more
 _POLICIES = {
     PropagationPolicy.FINAL_RESPONSE_ONLY: ("final answer", "#7d8590", "none"),
     PropagationPolicy.TOOL_RESULTS: ("with tool results", "#3b82f6", "8 4"),
@@ -49,12 +49,12 @@ _STYLE = (
 _UNPRINTABLE = re.compile("[^\\x20-\\x7e\\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _BREAKS = re.compile(r"(?<=[\s_.:,;/|\\@-])(?![\s_.:,;/|\\@-])|(?<=[^\W\d_A-Z])(?=[A-Z])")
 
-Edge = tuple[int, int, PropagationPolicy]  # source and target, as numbers in topological order
-Tracks = dict[Edge, float]  # y coordinates of tracks, by edge that skips columns
+Edge = tuple[int, int, PropagationPolicy]  # source and target by topological number
+Tracks = dict[Edge, float]  # y coordinate of the track by edge
 
 
 class Box(NamedTuple):
-    """A box with its position; ``x`` and ``y`` are its upper left corner."""
+    """A node's box; ``x`` and ``y`` are the upper left corner."""
 
     x: float
     y: float
@@ -71,8 +71,8 @@ def draw_svg(graph: SharedMemoryGraph) -> str:
 
     The root element has the class ``bottega-graph``. A node is a ``g.node`` with its number in
     topological order as ``data-node``, and the class ``published`` if it has a publication. An edge
-    is a ``path`` with ``data-edge`` (source and target number). Publications move and resize
-    nothing.
+    is a ``path`` with ``data-edge`` (source and target number). Positions and sizes do not depend
+    on publications.
     """
     names = graph.get_topological_order()
     if not names:
@@ -102,7 +102,7 @@ def draw_svg(graph: SharedMemoryGraph) -> str:
 
 
 def _place(lines: list[tuple[str, ...]], edges: Sequence[Edge]) -> tuple[list[Box], Tracks]:
-    """Place the columns around y = 0, and tracks above and below them."""
+    """Place the columns around y = 0, and the tracks above and below the columns."""
     columns = _columns(len(lines), edges)
     heights = [len(label) * _LINE_HEIGHT + 24 for label in lines]
     widths = [max(66.0, *map(text_width, label)) + 30 for label in lines]
@@ -119,9 +119,9 @@ def _place(lines: list[tuple[str, ...]], edges: Sequence[Edge]) -> tuple[list[Bo
 
 
 def _columns(count: int, edges: Sequence[Edge]) -> list[list[int]]:
-    """Return the columns; a box is near its neighbours' mean height (barycentre sweeps).
+    """Return the columns; barycentre sweeps put a box near the mean height of its neighbours.
 
-    The last columns have the agents without edges.
+    Agents without edges are in the last columns.
     """
     import networkx as nx
 
@@ -138,7 +138,7 @@ def _columns(count: int, edges: Sequence[Edge]) -> list[list[int]]:
 
 
 def _tracks(columns: list[list[int]], boxes: dict[int, Box], edges: Sequence[Edge]) -> Tracks:
-    """Give each edge that skips columns a track on the side of its source, the next outwards."""
+    """Give each edge that skips columns the next free track on the side of the edge's source."""
     column_of = {node: index for index, column in enumerate(columns) for node in column}
     reach = max((-box.y for box in boxes.values()), default=0.0) + 2 * _TRACK_GAP
     rows: dict[tuple[int, PropagationPolicy], int] = {}
@@ -173,7 +173,7 @@ def _edges(
 def _edge(
     policy: PropagationPolicy, points: list[tuple[float, float]], title: str, data: str = ""
 ) -> str:
-    """Draw a path with arrow head; it is straight between points of equal height."""
+    """Draw an edge with an arrow head; the line is straight between points of equal height."""
     (x, y), *rest = points
     path = f"M{x:g} {y:g}"
     for to_x, to_y in rest:
@@ -240,7 +240,7 @@ def text_width(text: str) -> float:
 
 
 def wrapped(text: str) -> tuple[str, ...]:
-    """Wrap ``text`` into lines, after separators if possible; a long text has longer lines.
+    """Wrap ``text`` into lines, if possible after separators; lines of a long text are longer.
 
     The joined lines equal ``text``.
     """
