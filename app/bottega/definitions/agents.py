@@ -1,4 +1,4 @@
-"""References from agents to sub-agents and to models.
+"""References from agents' definitions to sub-agents and to models.
 
 A reference to a model is ``MODEL``, ``provider/MODEL`` or ``provider:MODEL``.
 """
@@ -47,13 +47,14 @@ _EXPOSED = "SELECT exposed_input($1, $2, $3)::text AS schema"
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """An agent that other agents can call.
+    """A sub-agent, or an agent from which sub-agents are searched.
 
     Attributes:
         version: the current version of the agent.
         children: names of the agent's sub-agents.
-        undescribed: true: the agent has no description, so a model cannot know when to call it.
-        stateful: true: calls of this agent share one conversation.
+        undescribed: true: the agent has no description, so models cannot know when to call this
+            agent.
+        stateful: true: all calls of this agent share one conversation.
     """
 
     version: int
@@ -65,7 +66,7 @@ class Reached:
 async def reachable(
     connection: AsyncConnection, tenant_id: UUID, roots: Sequence[str]
 ) -> dict[str, Reached]:
-    """Return the existing agents among ``roots`` and their sub-agents at all depths, by name."""
+    """Return those of ``roots`` that exist, and their sub-agents at all depths, by name."""
     rows = await connection.execute(_REACHABLE, {"tenant": tenant_id, "roots": list(roots)})
     return {
         row.name: Reached(row.version, tuple(row.children), row.undescribed, row.stateful)
@@ -74,9 +75,9 @@ async def reachable(
 
 
 async def hold_sub_agents(connection: AsyncConnection, tenant_id: UUID) -> None:
-    """Prevent other transactions from changing agents' sub-agents until this transaction ends.
+    """Lock which agents have which sub-agents, until the end of this transaction.
 
-    Call this function before any lock on an agent's row.
+    A transaction must call this function before it locks the row of an agent.
     """
     await connection.execute(
         text("SELECT pg_advisory_xact_lock(hashtextextended('agents:' || :tenant, 0))"),
@@ -87,10 +88,10 @@ async def hold_sub_agents(connection: AsyncConnection, tenant_id: UUID) -> None:
 async def refuse_circle(
     connection: AsyncConnection, tenant_id: UUID, name: str, children: Sequence[str]
 ) -> Mapping[str, Reached]:
-    """Check that ``name`` may have these sub-agents; return existing sub-agents at all depths.
+    """Check that ``name`` may have ``children``; return the existing sub-agents at all depths.
 
-    The function locks until the transaction ends, so that two concurrent definitions cannot
-    together close a cycle.
+    The function calls :func:`hold_sub_agents`, because two concurrent changes could together close
+    a cycle.
 
     Raises:
         CycleError: ``name`` is a sub-agent of one of ``children``, at any depth.
@@ -109,7 +110,7 @@ def refuse_stateful(name: str, children: Sequence[str], found: Mapping[str, Reac
     """Check that an agent in mode ``async`` has no sub-agent whose calls share a conversation.
 
     Raises:
-        InvalidInputError: ``stateful_subagent``.
+        InvalidInputError: a sub-agent shares a conversation (``stateful_subagent``).
     """
     for index, child in enumerate(children):
         if child in found and found[child].stateful:
@@ -122,8 +123,7 @@ def refuse_stateful(name: str, children: Sequence[str], found: Mapping[str, Reac
 
 
 def circle(edges: Mapping[str, Iterable[str]], start: str) -> list[str] | None:
-    """Return a path along ``edges`` from ``start`` back to ``start``; ``None``: no such path.
-    O(nodes + edges)."""
+    """Return a path from ``start`` back to ``start``, in O(nodes + edges); ``None``: no path."""
     came_from: dict[str, str] = {}
     waiting = [start]
     while waiting:
@@ -143,7 +143,7 @@ def circle(edges: Mapping[str, Iterable[str]], start: str) -> list[str] | None:
 async def exposed_inputs(
     driver: asyncpg.Pool, tenant_id: UUID, agent: str, way: str
 ) -> Sequence[Any]:
-    """Return a list with the agent's ``input_schema``; ``[]``: ``way`` is not in ``expose``."""
+    """Return ``[input_schema]`` of an agent, or ``[]`` if its ``expose`` does not have ``way``."""
     rows = await driver.fetch(_EXPOSED, tenant_id, agent, way)
     return [None if row["schema"] is None else from_json(row["schema"]) for row in rows]
 
@@ -153,7 +153,7 @@ OVERRIDABLE = ("system_message", "model", "max_iterations")
 
 
 def overridden(definition: Mapping[str, Any], changed: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an agent's definition with a run's changes; without changes, the same object."""
+    """Return an agent's definition with the changes of a run, or the same object if no change."""
     fields = {name: changed[name] for name in OVERRIDABLE if name in changed}
     return {**definition, **fields} if fields else definition
 
@@ -179,7 +179,7 @@ MOST_MODELS = 10
 
 
 class ModelName(NamedTuple):
-    """A model of a provider; ``model``: ``None``: the provider's default model."""
+    """A model of a provider; a ``model`` of ``None`` means the provider's default model."""
 
     provider: str
     model: str | None
@@ -189,8 +189,8 @@ class KnownProvider(NamedTuple):
     """The fields of a provider on which references depend.
 
     Attributes:
-        version: version of a tenant's provider; ``None``: the provider is the operator's.
-        models: the only models of the provider; ``None``: any model.
+        version: version of the tenant's provider; ``None``: the provider belongs to the operator.
+        models: the models that the provider has; ``None``: all models are allowed.
         headers: headers in the provider's definition.
         base_url: base URL in the provider's definition.
         prices: prices in the provider's definition.
@@ -205,15 +205,15 @@ class KnownProvider(NamedTuple):
 
 
 def listed(model: str | Sequence[str] | None) -> Sequence[str | None]:
-    """Return an agent's models in order; ``None`` means the default model."""
+    """Return the models of an agent in the order of use; ``None`` means the default model."""
     return (model,) if model is None or isinstance(model, str) else tuple(model)
 
 
 def named_by(reference: str | None, providers: Collection[str]) -> ModelName:
     """Return the provider and the model of a reference.
 
-    The text before the first slash is a provider only if a provider has this name, because names of
-    models may contain slashes. The text before a colon must be a provider.
+    The text before the first slash is a provider's name only if this provider exists, because names
+    of models may contain slashes. The text before a colon is always a provider's name.
 
     Raises:
         InvalidInputError: ``unknown_provider``.

@@ -1,4 +1,4 @@
-"""Checks and changes of graphs, whose edges must not form a cycle."""
+"""Checks, changes and drawings of graphs' definitions."""
 
 import os
 import re
@@ -40,7 +40,7 @@ at each use, because a run makes agents for each use.
 DEEPEST = 3
 """Maximum number of levels of nested graphs."""
 RESERVED = ("run", "item")
-"""Names that no node may have, because arguments refer to the run and to an element with them."""
+"""Names that no node may have: in arguments, they mean the run and the current list element."""
 FEATURE = re.compile(r"status|output|input|(output_json|metadata)(\.[^.\x00-\x1f]{1,64}){0,8}")
 FEATURE_RULE = "the features are status, output, input, output_json[.NAME…] and metadata[.NAME…]"
 _TURN = re.compile(r"status|output|output_json(\.[^.\x00-\x1f]{1,64}){0,8}")
@@ -80,11 +80,11 @@ GraphRef = tuple[str, int | None]
 Graphs = Mapping[GraphRef, Mapping[str, Any]]
 """Definitions of sub-graphs at all levels."""
 Schemas = Mapping[str, Mapping[str, Any] | None]
-"""Yield the sub-graphs of a stored definition, each with the index of its node."""
+"""Output schemas of agents by the agent's name; ``None``: the agent answers with text."""
 
 
 def subgraphs_of(content: Mapping[str, Any]) -> Iterator[tuple[int, GraphRef]]:
-    """Yield the sub-graphs of a stored definition, with the indexes of their nodes."""
+    """Yield the sub-graphs of a stored definition, each with the index of its node."""
     for number, node in enumerate(content["nodes"]):
         if (name := node.get("graph")) is not None:
             yield number, (name, node.get("version"))
@@ -93,9 +93,9 @@ def subgraphs_of(content: Mapping[str, Any]) -> Iterator[tuple[int, GraphRef]]:
 def expanded(
     content: Mapping[str, Any], definition_of: Callable[[GraphRef], Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Add a ``definition`` to each node with a sub-graph of a stored definition, at all levels.
+    """Add the sub-graph's ``definition`` to each node that runs a sub-graph, at all levels.
 
-    Nodes with the same sub-graph share one object.
+    Nodes with the same sub-graph share one object of this definition.
     """
 
     def expand(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,19 +112,19 @@ def expanded(
 
 
 class GraphSize(NamedTuple):
-    """Number of a graph's own nodes, and its direct sub-graphs."""
+    """Number of a graph's own nodes, and the sub-graphs that these nodes run."""
 
     nodes: int
     subgraphs: Sequence[GraphRef]
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Self:
-        """Measure a definition."""
+        """Read the size of a definition."""
         return cls(len(content["nodes"]), [ref for _, ref in subgraphs_of(content)])
 
 
 def excess_subgraph(size: GraphSize, inner: Mapping[GraphRef, GraphSize]) -> int | None:
-    """Return the index of the first sub-graph with which the nodes exceed ``MOST_NODES_IN_ALL``.
+    """Return the index of the sub-graph with which a graph exceeds ``MOST_NODES_IN_ALL`` nodes.
 
     Args:
         inner: sizes of the sub-graphs at all levels.
@@ -152,10 +152,10 @@ TOO_MANY_NODES = (
 
 
 def refuse_nesting(name: str, content: Mapping[str, Any], graphs: Graphs) -> None:
-    """Check that a graph's sub-graphs exist, have one answer, and do not contain one another.
+    """Check that a graph's sub-graphs exist, have one answer each, and form no circle.
 
     Raises:
-        CycleError: graphs contain one another.
+        CycleError: a graph contains itself through its sub-graphs.
         InvalidInputError: a sub-graph is wrong; the error's ``pointer`` names the node's field.
     """
     sizes = {ref: GraphSize.of(each) for ref, each in graphs.items()}
@@ -182,7 +182,7 @@ def _refuse_nesting(
         if len(above) >= DEEPEST:
             raise _wrong(f"graphs may be nested at most {DEEPEST} levels deep", at)
         if len(GraphRules.of(found).answering) > 1:
-            raise _wrong(f"'{inner}' has several sinks: name one in its field 'output'", at)
+            raise _wrong(f"'{inner}' has several sinks: name one of them in its 'output'", at)
         try:
             _refuse_nesting(inner, found, graphs, above)
         except InvalidInputError as error:
@@ -229,18 +229,19 @@ def normalised(
 ) -> dict[str, Any]:
     """Check a definition, and return its stored form.
 
-    The stored form lists all nodes, including nodes that only edges name, with ``agent``, ``ttl_s``
-    and all fields that differ from their defaults. The stored form also lists all edges, with
-    ``source``, ``target``, ``policy`` and condition.
+    The stored form lists all nodes, including nodes that only edges name. A node has ``agent``,
+    ``ttl_s`` and all fields that differ from the defaults. An edge has ``source``, ``target``,
+    ``policy`` and a condition, if there is one.
 
     Args:
         schemas: output schemas of the agents in the graph and in its sub-graphs.
         graphs: the sub-graphs, which :func:`refuse_nesting` checks.
-        adds_nodes: true: edges may name unlisted nodes, as they always may in plain graphs.
+        adds_nodes: true: edges may name nodes that the definition does not list, as edges of plain
+            graphs always may.
 
     Raises:
         CycleError: the edges form a cycle.
-        ConflictError: ``exists``: a node or an edge is listed twice.
+        ConflictError: a node or an edge is listed twice (``exists``).
         InvalidInputError: the definition is wrong; the error's ``pointer`` names the field.
     """
     nodes = [_stored_node(node, f"/nodes/{at}") for at, node in enumerate(content["nodes"])]
@@ -268,7 +269,7 @@ def normalised(
     if content.get("success_check"):
         stored["success_check"] = content["success_check"]
     if _has_cycle(pairs):
-        to_graph(stored)  # raises the error with the cycle; this is slower than the check
+        to_graph(stored)  # a slower check, which raises the error with the cycle
     if not is_plain(stored):
         _Checks(GraphRules.of(stored), nodes, schemas, graphs).refuse_wrong(edges)
     return stored
@@ -314,8 +315,8 @@ class _Checks:
     """Checks of a graph's conditions, routers and references.
 
     Attributes:
-        outputs: schema of each node's parsed output; ``None``: the output is a text. A node that is
-            missing here may have any output.
+        outputs: schema of each node's parsed output; ``None``: the output is a text. A node without
+            an entry may have any output.
     """
 
     def __init__(
@@ -374,11 +375,11 @@ class _Checks:
         if chosen == "when" and "else" in edge:
             raise _wrong("an edge has 'when' or 'else', not both", f"{place}/when")
         if chosen == "else" and not siblings:
-            raise _wrong(f"'else' needs another edge of {source}", f"{place}/else")
+            raise _wrong(f"'else' needs a second edge that leaves {source}", f"{place}/else")
         if chosen == "else" and any(each.is_else for each in siblings):
-            raise _wrong(f"two edges of {source} have 'else'", f"{place}/else")
+            raise _wrong(f"two edges that leave {source} have 'else'", f"{place}/else")
         if chosen == "else" and any(each.when is None for each in siblings):
-            text = f"this edge is never taken, because another edge of {source} has no 'when'"
+            text = f"this edge is never taken: an edge of {source} without 'when' is always taken"
             raise _wrong(text, f"{place}/else")
 
     def _compared(
@@ -418,7 +419,7 @@ class _Checks:
     def _schema_at(
         self, node: str, path: Sequence[str], pointer: str, outputs: Schemas | None = None
     ) -> Mapping[str, Any]:
-        """Return the schema of a part of a node's parsed output; empty: any value is valid."""
+        """Return the schema of a value in a node's parsed output; ``{}``: any value is valid."""
         schema: Any = (self.outputs if outputs is None else outputs)[node]
         if schema is None:
             raise _wrong(f"the answer of '{node}' is text: its agent has no schema", pointer)
@@ -456,11 +457,11 @@ class _Checks:
             return {}
         below = source in self.rules.nodes and self.rules.below(source)
         if not below or all(edge.target != name for edge in below):
-            raise _wrong(f"'{source}' is not a node before '{name}'", f"{place}/from")
+            raise _wrong(f"no path leads from the node '{source}' to '{name}'", f"{place}/from")
         return self._schema_at(source, steps_of(value.get("pointer", "")), f"{place}/pointer")
 
     def _refuse_unreachable(self) -> None:
-        """Refuse nodes that can never run because their edges exclude one another."""
+        """Refuse a node that can never run, because no choice of edges lets it run."""
         needed: dict[str, dict[str, frozenset[str]]] = {}
         numbers = {name: index for index, name in enumerate(self.rules.nodes)}
         for name in _order(self.rules):
@@ -482,7 +483,7 @@ class _Checks:
             needed[name] = found
 
     def _choice(self, edge: EdgeRule) -> dict[str, frozenset[str]]:
-        """Return the choices that an edge needs: its router's route, or a side of an ``else``."""
+        """Return the choice that leads to an edge: a router's route, or ``when`` or ``else``."""
         source = edge.source
         if self.rules.nodes[source].is_router and not self.rules.nodes[source].goes_on:
             return {source: frozenset((edge.target,))}
@@ -494,7 +495,7 @@ class _Checks:
 def _answer_schema(
     node: Mapping[str, Any], rules: GraphRules, schemas: Schemas, graphs: Graphs
 ) -> Mapping[str, Any] | None:
-    """Return the schema of a node's output for one element; ``None``: the output is a text."""
+    """Return the schema of a node's output (for one list element); ``None``: a text."""
     rule = rules.nodes[name_of_node(node)]
     if rule.is_router:
         return route_schema([edge.target for edge in rules.outgoing[rule.name]])
@@ -515,7 +516,7 @@ def _answer_schema(
 def _of_elements(
     node: Mapping[str, Any], schema: Mapping[str, Any] | None
 ) -> Mapping[str, Any] | None:
-    """Return the schema of a node's whole output; ``schema`` is the schema for one element."""
+    """Return the schema of a node's whole output, from the ``schema`` for one list element."""
     if (each := node.get("for_each")) is None:
         return schema
     item = {"type": "string"} if schema is None else schema
@@ -536,7 +537,7 @@ def publication_schema(
 
 
 def inner_of(content: Mapping[str, Any]) -> Iterator[tuple[GraphRef, Mapping[str, Any]]]:
-    """Yield the sub-graphs at all levels of an expanded definition."""
+    """Yield the name, version and definition of each sub-graph at all levels of a definition."""
     for number, ref in subgraphs_of(content):
         inner = content["nodes"][number]["definition"]
         yield ref, inner
@@ -544,18 +545,17 @@ def inner_of(content: Mapping[str, Any]) -> Iterator[tuple[GraphRef, Mapping[str
 
 
 def _order(rules: GraphRules) -> Iterable[str]:
-    """Return the nodes; each node comes after all nodes on which it depends."""
     return TopologicalSorter(
         {name: [edge.source for edge in edges] for name, edges in rules.incoming.items()}
     ).static_order()
 
 
 _Needed = Mapping[str, frozenset[str]]
-"""Allowed choices by the node that decides; the node must make one of these choices."""
+"""Choices by the node that decides: the node must make one of its choices."""
 
 
 def _both(one: _Needed, other: _Needed) -> dict[str, frozenset[str]] | None:
-    """Return the choices that satisfy both ``one`` and ``other``; ``None``: there are none."""
+    """Return the choices that satisfy both ``one`` and ``other``; ``None``: no choices do."""
     found = {**one, **other}
     for each in one.keys() & other.keys():
         found[each] = one[each] & other[each]
@@ -582,7 +582,7 @@ def _has_cycle(edges: Iterable[tuple[str, str]]) -> bool:
 
 
 def with_edge(content: dict[str, Any], edge: dict[str, Any]) -> dict[str, Any]:
-    """Return the definition with this additional edge.
+    """Return a copy of the definition with an additional edge.
 
     Raises:
         CycleError, ConflictError: see :func:`normalised`.
@@ -591,7 +591,7 @@ def with_edge(content: dict[str, Any], edge: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_edge(content: dict[str, Any], source: str, target: str) -> dict[str, Any]:
-    """Return the definition without the edge between two nodes; the nodes stay.
+    """Return a copy of the definition without the edge between two nodes; it keeps the nodes.
 
     Raises:
         NotFoundError: the graph has no such edge.
@@ -626,18 +626,18 @@ def draw(plan: dict[str, Any]) -> bytes:
 
 
 def command() -> tuple[list[str], dict[str, str]]:
-    """Return the program's arguments and environment variables, with this process's import path."""
+    """Return arguments and environment of the program that draws, with this process's path."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return [sys.executable, "-P", "-m", "bottega.definitions.graphs"], environment
 
 
 def main() -> None:
-    """Read a plan as JSON from standard input, and write the drawing to standard output."""
+    """Read a drawing's plan from standard input, as JSON; write the drawing to standard output."""
     sys.stdout.buffer.write(draw(from_json(sys.stdin.buffer.read())))
 
 
 def packed(content: dict[str, Any], versions: dict[str, int], form: str) -> bytes:
-    """Encode a plan as JSON; plans of equal drawings have equal bytes."""
+    """Encode a drawing's plan as JSON; plans of equal drawings have equal bytes."""
     return to_json({"content": content, "versions": versions, "format": form})
 
 

@@ -1,4 +1,4 @@
-"""Pinned definitions of runs. A worker caches the definitions, because a version never changes."""
+"""Pinned definitions of runs; a worker caches them, because a version never changes."""
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
@@ -16,7 +16,7 @@ _READ = "SELECT * FROM pinned_definitions($1, $2, $3, $4)"
 
 
 class Pin(NamedTuple):
-    """A name and a version of an agent, a graph, a provider or an MCP server."""
+    """Name and version of an agent, a graph, a provider or an MCP server."""
 
     tenant_id: UUID
     kind: Literal["agent", "graph", "provider", "mcp_server"]
@@ -25,11 +25,11 @@ class Pin(NamedTuple):
 
 
 class PinnedModels(Protocol):
-    """The model servers of a run; the run may have ended.
+    """The model servers that a run uses or, if the run has ended, has used.
 
     Attributes:
         tenant: the tenant's name.
-        pins: the pinned versions.
+        pins: versions of definitions that the run uses.
         providers: definitions of the pinned providers of the tenant, by name.
         operators: names of the pinned providers of the operator.
     """
@@ -47,7 +47,7 @@ class PinnedModels(Protocol):
 
 
 def pins_of(tenant_id: UUID, pinned: Mapping[str, Any]) -> Iterator[Pin]:
-    """Yield a run's pins; ``pinned`` is a column of the run's row."""
+    """Yield a run's pins from the column ``pinned`` of the run's row."""
     for name, version in (pinned.get("agents") or {}).items():
         yield Pin(tenant_id, "agent", name, version)
     for name, version in (pinned.get("providers") or {}).items():
@@ -61,7 +61,7 @@ def pins_of(tenant_id: UUID, pinned: Mapping[str, Any]) -> Iterator[Pin]:
 
 
 def draft_of(pinned: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the definition that a draft's run itself contains, by the name of its agent."""
+    """Return the agent's definition that the run of a draft contains, by the agent's name."""
     draft = pinned.get("draft")
     return {} if draft is None else {draft["agent"]: draft["definition"]}
 
@@ -71,7 +71,7 @@ def pinned_graph(
 ) -> dict[str, Any] | None:
     """Return the definition of a run's graph, with the definitions of its sub-graphs.
 
-    ``None``: the run has no graph, or ``definitions`` does not have the graph.
+    The result is ``None`` if the run has no graph, or ``definitions`` does not have the graph.
     """
     if (graph := pinned.get("graph")) is None:
         return None
@@ -86,7 +86,7 @@ def pinned_graph(
 
 
 class PinnedDefinitions:
-    """Cache of definitions by version; it drops the least recently used definitions first."""
+    """Cache of definitions by version, which drops the least recently used definitions first."""
 
     def __init__(self, pool: asyncpg.Pool, characters: int = 16_000_000) -> None:
         """Create an empty cache.
@@ -100,7 +100,7 @@ class PinnedDefinitions:
         )
 
     async def get(self, pins: Set[Pin]) -> Mapping[Pin, dict[str, Any]]:
-        """Return the existing definitions of these pins; one query reads those not in the cache."""
+        """Return the definitions of pins that exist; read all uncached definitions in one query."""
         found = {}
         for pin in pins & self._kept.keys():
             found[pin] = self._kept[pin][0]

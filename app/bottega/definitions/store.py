@@ -1,7 +1,7 @@
 """Storage of agents, graphs, providers and MCP servers, by name, with all versions.
 
-All kinds of definitions share these functions; checks of one kind are in
-:mod:`bottega.definitions.agents` and :mod:`bottega.definitions.graphs`.
+The functions serve all kinds of definitions; :mod:`bottega.definitions.agents` and
+:mod:`bottega.definitions.graphs` check agents and graphs.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -37,10 +37,10 @@ from bottega.errors import ConflictError, NotFoundError, VersionConflictError
 
 @dataclass(frozen=True, slots=True)
 class DefinitionKind:
-    """A kind of definition: its noun for messages, its table, and the table of its versions.
+    """A kind of definition: its noun in messages, its table, and the table of its versions.
 
     Attributes:
-        bodies: names of large fields, which only the full view includes.
+        bodies: names of large fields; a list includes these fields only if the caller wants them.
     """
 
     noun: str
@@ -50,12 +50,12 @@ class DefinitionKind:
 
     @property
     def word(self) -> str:
-        """The noun that names of operations and of audit-log actions contain."""
+        """The kind's noun in names of operations and of actions in the audit log."""
         return self.noun.lower().replace(" ", "_")
 
     @property
     def path(self) -> str:
-        """The path of the kind's resources in the API."""
+        """Path of the API at which definitions of this kind are."""
         return f"/v1/{self.word.replace('_', '-')}s"
 
     @property
@@ -92,7 +92,7 @@ MOST_VERSIONS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """One version of a definition, by name. ``content`` is a dump of the API's schema."""
+    """One version of a definition; ``content`` is the JSON of the API's schema."""
 
     name: str
     version: int
@@ -101,7 +101,7 @@ class Definition:
 
 
 async def default_model(connection: AsyncConnection, tenant_id: UUID) -> str | None:
-    """Return a tenant's default model as ``provider:MODEL``; ``None``: the server's default."""
+    """Return a tenant's default model as ``provider:MODEL``; ``None``: the tenant has none."""
     epochs = definition_epochs.c
     query = select(epochs.default_model).where(epochs.tenant_id == tenant_id)
     model: str | None = await connection.scalar(query)
@@ -109,7 +109,7 @@ async def default_model(connection: AsyncConnection, tenant_id: UUID) -> str | N
 
 
 async def set_default_model(connection: AsyncConnection, tenant_id: UUID, model: str) -> None:
-    """Store a tenant's default model; only runs that are accepted from now on use it."""
+    """Store a tenant's default model, for runs that the API accepts after this change."""
     added = insert(definition_epochs).values(
         tenant_id=tenant_id, epoch=func.gen_random_uuid(), default_model=model
     )
@@ -127,7 +127,8 @@ async def create(
     """Store a definition under a new name; a deleted name continues its version numbers.
 
     Raises:
-        ConflictError: ``exists``, or ``too_many``.
+        ConflictError: the name is in use (``exists``), or there are too many names or versions
+            (``too_many``).
     """
     version = await _claim(connection, kind, tenant_id, name)
     if version is None:
@@ -149,21 +150,21 @@ async def put(
     """Store a definition under a new name, or a new version under an existing name.
 
     Args:
-        only_new: true: refuse existing names.
+        only_new: true: refuse a name that exists.
 
     Returns:
         The definition, and true for a new name.
 
     Raises:
         VersionConflictError: the name exists, but ``only_new`` is true.
-        ConflictError: ``too_many``.
+        ConflictError: there are too many names or versions (``too_many``).
     """
     version = await _claim(connection, kind, tenant_id, name)
     if version is not None:
         return await _store_version(connection, kind, tenant_id, name, version, content), True
     if only_new:
         raise VersionConflictError(
-            f"{kind.noun} '{name}' exists already, and 'If-None-Match: *' allows only a new name"
+            f"{kind.noun} '{name}' exists already, but 'If-None-Match: *' requires a new name"
         )
     return await replace(connection, kind, tenant_id, name, content), False
 
@@ -171,7 +172,7 @@ async def put(
 async def _claim(
     connection: AsyncConnection, kind: DefinitionKind, tenant_id: UUID, name: str
 ) -> int | None:
-    """Reserve an unused name, and return its next version number; ``None``: the name is in use."""
+    """Reserve an unused name; return its next version number, or ``None`` if it is in use."""
     table = kind.table
     version: int | None = await connection.scalar(
         insert(table)
@@ -199,7 +200,7 @@ async def replace(
     """Store a new version of a name.
 
     Args:
-        if_version: required current version.
+        if_version: number that the current version must have.
 
     Raises:
         NotFoundError: the name does not exist.
@@ -228,7 +229,7 @@ async def get(
     *,
     lock: bool = False,
 ) -> Definition:
-    """Return the current version of a name; ``lock``: lock its row until the transaction ends.
+    """Return a name's current version; ``lock``: lock its row until the transaction ends.
 
     Raises:
         NotFoundError: the name does not exist.
@@ -250,7 +251,7 @@ async def named(
     *,
     lock: bool = True,
 ) -> dict[str, Definition]:
-    """Return the current versions of the existing names, by name. ``lock``: lock the rows."""
+    """Return the current version of each name that exists; ``lock``: lock the rows."""
     table = kind.table.c
     query = (
         _current(kind)
@@ -268,7 +269,7 @@ async def referred(
     tenant_id: UUID,
     refs: Collection[tuple[str, int | None]],
 ) -> dict[tuple[str, int | None], dict[str, Any]]:
-    """Return existing contents by (name, version); a version of ``None`` is the current version."""
+    """Return existing contents by (name, version); version ``None``: the current version."""
     table, old = kind.table.c, kind.versions.c
     query = select(old.name, old.version, table.version.label("current"), old.definition)
     query = query.join_from(
@@ -311,11 +312,11 @@ async def page(
     full: bool,
     exposed: str | None = None,
 ) -> PageItems[Definition]:
-    """List a page of current versions by name, after the name ``after``.
+    """List current versions, sorted by name: a page that begins after the name ``after``.
 
     Args:
         full: true: include the large fields (``bodies``).
-        exposed: only agents whose ``expose`` names this façade.
+        exposed: if given, list only agents whose ``expose`` contains this façade.
     """
     column = kind.table.c.name
     query = _current(kind, full=full).where(
@@ -334,7 +335,7 @@ def _exposes(way: str) -> ColumnElement[bool]:
 async def in_order(
     connection: AsyncConnection, names: Sequence[str], *, descending: bool
 ) -> Sequence[str]:
-    """Sort names by the database's collation, in the order of :func:`page`."""
+    """Sort names as :func:`page` does, by the collation of the database."""
     name = func.unnest(cast(list(set(names)), ARRAY(Text))).column_valued("name")
     query = select(name).order_by(name.desc() if descending else name)
     return (await connection.execute(query)).scalars().all()
@@ -347,7 +348,7 @@ async def delete(
     name: str,
     if_version: int | None = None,
 ) -> None:
-    """Delete a name; the versions stay for the runs that use them.
+    """Delete a name; keep its versions for the runs that use these versions.
 
     Raises:
         NotFoundError, VersionConflictError: see :func:`replace`.
@@ -373,11 +374,11 @@ async def _explain_none(
     name: str,
     if_version: int | None,
 ) -> NoReturn:
-    """Raise the error of a change that found no row: unknown name, or another version."""
+    """Raise the error of a change that found no row: the name or its version was wrong."""
     current = await get(connection, kind, tenant_id, name)
     raise VersionConflictError(
         f"{kind.noun} '{name}' has version {current.version}, not {if_version}: "
-        "read it again and repeat the change"
+        "read the current version and repeat the change"
     )
 
 
@@ -392,7 +393,7 @@ async def versions(
     limit: int,
     full: bool,
 ) -> PageItems[Definition]:
-    """List a page of a name's versions by number, after the number ``after``.
+    """List a name's versions, sorted by number: a page that begins after the number ``after``.
 
     Args:
         full: true: include the large fields (``bodies``).
@@ -493,7 +494,7 @@ async def _store_version(
 async def _refuse_excess(
     connection: AsyncConnection, kind: DefinitionKind, tenant_id: UUID
 ) -> None:
-    """Refuse names above the limit. Deleted names count, as runs may use their versions."""
+    """Refuse a name above the limit; deleted names count, because runs may use their versions."""
     names = select(func.count()).where(kind.table.c.tenant_id == tenant_id)
     if (await connection.scalar(names) or 0) > MOST_NAMES:
         raise ConflictError(
@@ -503,13 +504,13 @@ async def _refuse_excess(
 
 
 def missing(wanted: Sequence[str], found: Sequence[str]) -> list[str]:
-    """Return the wanted names that were not found, in order and without duplicates."""
+    """Return the names of ``wanted`` that are not in ``found``, without duplicates."""
     there = set(found)
     return [name for name in dict.fromkeys(wanted) if name not in there]
 
 
 async def forget_source(connection: AsyncConnection, tenant_id: UUID, kind: str, name: str) -> None:
-    """Delete the source of a deleted definition, because a later definition has another source."""
+    """Delete the record of the source of a deleted definition; a new one has its own source."""
     row = applied_definitions.c
     mine = and_(row.tenant_id == tenant_id, row.kind == kind, row.name == name)
     await connection.execute(sqlalchemy.delete(applied_definitions).where(mine))

@@ -1,4 +1,4 @@
-"""Builds a team's agents from definitions."""
+"""Construction of a team's agents from definitions."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ class Member:
     """An agent of a team.
 
     Attributes:
-        children: asynchronous sub-agents; ``None``: the agent is not in mode ``async``.
+        children: asynchronous sub-agents of the agent; ``None``: its mode is not ``async``.
     """
 
     agent: BaseAgent
@@ -36,10 +36,10 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class BuiltTeam:
-    """The agents that were built from their definitions.
+    """The agents that :func:`build_team` has built.
 
     Attributes:
-        members: all agents; a sub-agent comes before its parents.
+        members: all agents of the team; a sub-agent comes before its parents.
         roots: the requested agents, by the names in ``roots`` of :func:`build_team`.
         warnings: pairs of a code and a message.
     """
@@ -49,7 +49,7 @@ class BuiltTeam:
     warnings: Sequence[tuple[str, str]]
 
     def let_route(self, rules: GraphRules) -> None:
-        """Give each router the schema of its answer: the name of one of its targets."""
+        """Give each router's agent the schema of its answer, which names one of its targets."""
         for name, rule in rules.nodes.items():
             if rule.is_router:
                 targets = [edge.target for edge in rules.outgoing[name]]
@@ -64,14 +64,15 @@ async def build_team(
     *,
     with_async: bool,
 ) -> BuiltTeam:
-    """Build agents with their sub-agents; during a large team, let other tasks run in between.
+    """Build agents with their sub-agents; let other asyncio tasks run while a large team is built.
 
     Args:
-        roots: names of the agents to build, by the name of the agent or of its node.
-        with_async: true: asynchronous sub-agents are supported; false: they are synchronous tools.
+        roots: names of the agents to build; the key is the agent's name or the name of its node.
+        with_async: true: sub-agents of an agent in mode ``async`` are asynchronous; false: all
+            sub-agents are synchronous tools.
 
     Raises:
-        InvalidInputError: raised by ``equip``.
+        InvalidInputError: ``equip`` raised this error.
     """
     factory = AgentFactory()
     rest = _rests()
@@ -89,7 +90,7 @@ async def build_team(
     if graph is not None:
         factory.with_memory_graph(graph)
     members: list[Member] = []
-    made: dict[str, BaseAgent] = {}  # several parents share one sub-agent and its one conversation
+    made: dict[str, BaseAgent] = {}  # several parents share one sub-agent and its conversation
 
     async def subagent(name: str) -> BaseAgent:
         if name not in made:
@@ -138,7 +139,7 @@ async def _arguments(name: str, definition: Mapping[str, Any], equip: Equip) -> 
 
 
 def _rests() -> Callable[[], Awaitable[None]]:
-    """Return a function that lets other tasks run if no other task ran for 5 ms."""
+    """Return a function that lets other asyncio tasks run if none has run for 5 ms."""
     since = monotonic()
 
     async def rest() -> None:
