@@ -1,6 +1,7 @@
-"""Adherence of a run to its patterns, and success of the calls that each pattern affects. Pure.
+"""Adherence of a run to the patterns it got, and success of the calls that a pattern affects.
 
-For a fair comparison, runs from which a pattern was withheld are measured in the same way.
+Runs from which a pattern was withheld are measured in the same way, so that both groups of runs can
+be compared.
 """
 
 from collections import Counter
@@ -28,12 +29,12 @@ FAILED_TASK = (EventType.AGENT_FAILED, EventType.SUBAGENT_FAILED, EventType.SUBA
 
 @dataclass(slots=True)
 class _Shown:
-    """A pattern that the run got (or that was withheld from it), and the observations about it."""
+    """A pattern that was given to the run or withheld from the run, and what was observed."""
 
     id: str
     of: PatternReceived
-    at: int  # number of calls that had begun before the pattern was shown
-    reached: int = 0  # number of the pattern's tools and agents that have begun, in its order
+    at: int  # number of calls that began before the pattern was shown
+    reached: int = 0  # number of the pattern's tools and agents that began, in the pattern's order
     good: bool | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -48,11 +49,13 @@ class _Shown:
 
 
 class Adherence:
-    """Observer of a run's events in order; for each pattern, it finds adherence and success.
+    """Observer of a run's events that finds adherence to, and success of, each pattern.
 
-    The observer also follows patterns that were withheld from the run.
+    The observer gets the events in order. It also observes patterns that were withheld from the
+    run.
 
-    - A pattern is *followed* if its tools and agents began in its order, after it was shown.
+    - A pattern is *followed* if the pattern's tools and agents began in the pattern's order after
+      the pattern was shown.
     - A pattern is *good* if the first affected call or task that began after the pattern was shown
       succeeded. If the whole run judges the pattern, this class does not observe success.
     """
@@ -78,7 +81,7 @@ class Adherence:
                 self._end(key, ended.name, well=not failed)
 
     def task(self, event_type: str, task_id: UUID, agent: str | None, data: Data) -> None:
-        """Process an event of a task that is not about a tool call."""
+        """Process an event about a task itself, not about a tool call of the task."""
         if not self._shown or agent is None:
             return
         if event_type == EventType.AGENT_STARTED:
@@ -104,9 +107,9 @@ class Adherence:
     def to_json(self) -> list[dict[str, Any]]:
         """Return the run's patterns in the order in which they were shown.
 
-        Each pattern has ``id``, ``version``, ``arm``, ``category``, ``followed`` (``None``: not
-        observable) and ``good`` (``None``: no affected call ended, or the result of the whole run
-        judges the pattern).
+        Each pattern has ``id``, ``version``, ``arm``, ``category``, ``followed`` (``None``:
+        adherence cannot be observed) and ``good`` (``None``: no affected call ended, or the result
+        of the whole run judges the pattern).
         """
         return [shown.to_json() for shown in self._shown.values()]
 

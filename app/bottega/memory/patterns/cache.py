@@ -1,7 +1,7 @@
-"""The pattern cache, which validates and retrieves patterns and caches each tenant's matcher.
+"""Cache of each tenant's matcher, and the functions that retrieve and validate patterns.
 
-Notifications of the database invalidate matchers. While the connection for notifications is down,
-every call reads the database; a new connection clears the cache.
+Notifications of the database remove outdated matchers from the cache. While the connection for
+notifications is down, every call reads the database. A new connection clears the cache.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ _apart = ThreadPoolExecutor(2, "patterns")
 
 @dataclass(frozen=True)
 class PatternCache:
-    """The patterns of all tenants. :meth:`store` changes them in a transaction of the tenant."""
+    """The patterns of all tenants; :meth:`store` changes a tenant's patterns in a transaction."""
 
     pool: asyncpg.Pool
     listener: NotifyListener
@@ -70,7 +70,7 @@ class PatternCache:
             MOST_KEPT, lambda matcher: min(MOST_KEPT, 1 + len(matcher))
         )
     )
-    _loading: set[UUID] = field(default_factory=set)  # tenants without a change since loading began
+    _loading: set[UUID] = field(default_factory=set)  # tenants unchanged since loading began
     _turns: WeakValueDictionary[UUID, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
     def __post_init__(self) -> None:
@@ -111,7 +111,8 @@ class PatternCache:
     ) -> AsyncIterator[list[Pattern]]:
         """Yield all patterns of these states and categories, one page at a time.
 
-        Pages are short, because a change of a page blocks runs that apply its patterns.
+        Pages are short, because a transaction that changes a page blocks runs that apply its
+        patterns.
         """
         after: UUID | None = None
         while page := await self.page(
@@ -122,17 +123,17 @@ class PatternCache:
 
     @asynccontextmanager
     async def changing(self, tenant_id: UUID) -> AsyncIterator[PatternStore]:
-        """Open a transaction for changes; after it, this process reloads the tenant's patterns."""
+        """Open a transaction for changes; then drop the tenant's matcher in this process."""
         async with acting_as(self.pool, tenant_id) as connection:
             yield self.store(connection, tenant_id)
         self.forget(tenant_id)
 
     def store(self, connection: asyncpg.Connection, tenant_id: UUID) -> PatternStore:
-        """Return the patterns in a transaction of the tenant; call :meth:`forget` afterwards."""
+        """Return a tenant's patterns in a transaction; the caller then calls :meth:`forget`."""
         return PatternStore(connection, tenant_id, self.clock())
 
     def forget(self, tenant_id: UUID) -> None:
-        """Load a tenant's patterns again in this process, without waiting for the notification."""
+        """Drop a tenant's matcher in this process at once, without waiting for the notification."""
         self._matchers.pop(tenant_id, None)
         self._loading.discard(tenant_id)
 
@@ -155,8 +156,8 @@ class PatternCache:
         """Return the validated patterns that apply to a task, best first.
 
         Args:
-            category: category of the patterns; ``None``: the categories about failures if the
-                features name a failure; otherwise all other categories.
+            category: category of the patterns. ``None``: if the features name a failure, the
+                categories about failures; if not, all other categories.
         """
         of = _categories(features) if category is None else (category,)
         now = self.clock()
@@ -172,8 +173,8 @@ class PatternCache:
     ) -> list[Match]:
         """Return the candidates that apply to a task, the most promising first.
 
-        The candidates are ordered by the expected success of the next application, calculated at
-        the last validation, then by ``draw``.
+        The candidates are sorted by the success that the last validation expects of the next
+        application, and candidates with equal expectation by ``draw``.
 
         Args:
             draw: a function that returns a random number from 0 to 1 for a pattern; the pattern
@@ -192,7 +193,7 @@ class PatternCache:
         return sorted(found, key=order)
 
     async def _found(self, tenant_id: UUID, find: Callable[[Matcher], list[Match]]) -> list[Match]:
-        """Search; use a thread if the tests of all conditions might block the event loop."""
+        """Run a search; use a thread if the search might block the event loop for too long."""
         matcher = await self.matcher(tenant_id)
         if matcher.tests <= 2_000:
             return find(matcher)
@@ -200,10 +201,10 @@ class PatternCache:
             return await asyncio.get_running_loop().run_in_executor(_apart, find, matcher)
 
     async def matcher(self, tenant_id: UUID) -> Matcher:
-        """Return the matcher of a tenant's patterns. The matcher may lack the latest changes."""
+        """Return the matcher of a tenant's patterns, which may lack the latest changes."""
         loading = asyncio.ensure_future(self._matcher(tenant_id))
         loading.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved
-        return await asyncio.shield(loading)  # the load continues if its caller is cancelled
+        return await asyncio.shield(loading)  # loading continues if the caller is cancelled
 
     async def _matcher(self, tenant_id: UUID) -> Matcher:
         async with self._turns.setdefault(tenant_id, asyncio.Lock()):
@@ -224,7 +225,8 @@ class PatternCache:
         """Validate patterns, store the results and update the states.
 
         Args:
-            ids: ``None``: all candidates and validated patterns, with one transaction per page.
+            ids: ids of the patterns; ``None``: all candidates and validated patterns, with one
+                transaction per page.
 
         Raises:
             NotFoundError: a pattern is unknown, or of another tenant.
@@ -240,7 +242,7 @@ class PatternCache:
     ) -> list[tuple[Pattern, float]]:
         """Return the most similar patterns of the same category, each with its :func:`likeness`.
 
-        The most similar pattern is first. The result leaves out deprecated patterns."""
+        The most similar pattern is first. The result omits deprecated patterns."""
         best: list[tuple[Pattern, float]] = []
         async for page in self.pages(tenant_id, _SIMILAR, [pattern.category]):
             best += [(each, likeness(pattern, each)) for each in page if each.id != pattern.id]
@@ -248,7 +250,7 @@ class PatternCache:
         return best
 
     async def prune_low_value(self, tenant_id: UUID) -> list[UUID]:
-        """Deprecate candidates that harm, have no effect or hardly ever apply; return their ids."""
+        """Deprecate candidates that do harm, have no effect or hardly ever apply; return ids."""
         pruned: list[UUID] = []
         async for page in self.pages(tenant_id, [PatternState.CANDIDATE]):
             async with self.changing(tenant_id) as store:

@@ -1,14 +1,14 @@
-"""The experiment with a pattern: runs get random arms, and their results are the evidence. Pure.
+"""The experiment with a pattern: each run gets a random arm, and the results are the evidence.
 
-A run counts for the arm that it was assigned, even if it did not follow the pattern: a run may
-ignore a pattern because the pattern is bad.
+A run counts for the arm that it was assigned, even if the run did not follow the pattern, because a
+run may ignore a pattern that is bad.
 
 A test that is repeated after each application sooner or later finds significance in noise. So there
-are only four tests, after 8, 16, 32 and 64 applications, and each test has its own level of
-significance (:data:`LOOKS`). Statistics calls such an interim test a *look*. All four looks
-together promote at most 3 % of the patterns that have no effect. The looks promote 95 % of the
-patterns that raise the success rate from 0.5 to 0.8. The same looks test validated patterns for
-harm; after the fourth look, a new series begins.
+are only four interim tests, after 8, 16, 32 and 64 applications, and each test has its own level of
+significance (:data:`LOOKS`). Statistics calls an interim test a *look*. The four looks together
+promote at most 3 % of the patterns that have no effect, and 95 % of the patterns that raise the
+success rate from 0.5 to 0.8. Validated patterns are tested for harm by the same looks; after the
+fourth look, a new series of four looks begins.
 """
 
 from collections.abc import Iterable, Sequence
@@ -54,17 +54,17 @@ class Tally(NamedTuple):
 
     @property
     def bad(self) -> "Tally":
-        """The tally in which failures count as successes."""
+        """Tally in which the failures of this tally count as successes."""
         return Tally(self.n - self.good, self.n)
 
     @property
     def expected(self) -> float:
-        """Mean of the Beta posterior of the rate, from a uniform prior."""
+        """Mean of the Beta posterior of the success rate, from a uniform prior."""
         return (self.good + 1) / (self.n + 2)
 
     @property
     def variance(self) -> float:
-        """Variance of the Beta posterior of the rate."""
+        """Variance of the Beta posterior of the success rate."""
         return self.expected * (1 - self.expected) / (self.n + 3)
 
     @classmethod
@@ -73,20 +73,20 @@ class Tally(NamedTuple):
         return cls(sum(counted), len(counted))
 
     def without(self, some: "Tally") -> "Tally":
-        """Return the tally of all applications but ``some``."""
+        """Return the tally of all applications of this tally except ``some``."""
         return Tally(self.good - some.good, self.n - some.n)
 
 
 class Comparison(NamedTuple):
-    """Applications of a pattern, and runs without the pattern, which are compared."""
+    """Comparison of the applications of a pattern with runs without the pattern."""
 
     given: Tally = Tally()
     without: Tally = Tally()  # runs without the pattern, assigned by the experiment or reported
-    known_rate: float | None = None  # reported success rate without the pattern, if each has one
+    known_rate: float | None = None  # reported success rate without the pattern, if all have one
 
     @property
     def baseline(self) -> Baseline:
-        """Success rate without the pattern: as measured; otherwise as reported; otherwise 0.5."""
+        """Success rate without the pattern: measured, or if unknown reported, or if unknown 0.5."""
         if self.without.n:
             return Baseline("without", self.without.rate, self.without.n)
         if self.known_rate is not None:
@@ -96,14 +96,14 @@ class Comparison(NamedTuple):
     @property
     def p_better(self) -> float:
         """The p-value of "the pattern does not help": Fisher's exact test, or the binomial test if
-        there are no runs without the pattern. Both tests are one-sided."""
+        there are no runs without the pattern; both tests are one-sided."""
         if self.without.n:
             return fisher_p(self.given, self.without)
         return binomial_p(self.given, self.baseline.rate)
 
     @property
     def p_worse(self) -> float:
-        """The p-value of "the pattern does no harm", from the same test in the other direction."""
+        """The p-value of "the pattern does no harm", from the test of :attr:`p_better` reversed."""
         if self.without.n:
             return fisher_p(self.without, self.given)
         return binomial_p(self.given.bad, 1 - self.baseline.rate)
@@ -117,7 +117,7 @@ class Comparison(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict, based only on the applications of this comparison."""
+        """Verdict on the pattern from only the applications of this comparison."""
         if self.given.n < LEAST_APPLICATIONS:
             return Verdict.INSUFFICIENT_EVIDENCE
         if self.given.rate < 0.6 or self.p_better >= 0.05:
@@ -136,12 +136,12 @@ class Comparison(NamedTuple):
 def pooled_difference(pairs: Sequence[tuple[Tally, Tally]]) -> tuple[float, float, float]:
     """Return the difference of the success rates with and without something, and its 95 % interval.
 
-    The differences of the pairs have weights as in Mantel and Haenszel (1959). The interval is from
-    posteriors with one more success and one more failure per tally (Agresti and Caffo, 2000), so
-    the interval is wide for few runs.
+    The function weights the pairs' differences as Mantel and Haenszel (1959) do. For the interval,
+    each tally gets one more success and one more failure (Agresti and Caffo, 2000), so that the
+    interval is wide for few runs.
 
     Args:
-        pairs: tallies of the two compared groups; no tally may be empty.
+        pairs: pairs of tallies, with and without; no tally may be empty.
 
     Returns:
         The difference, and the lower and upper ends of the interval.
@@ -165,7 +165,7 @@ def _weighed(weights: Iterable[float], values: Iterable[float]) -> float:
 
 
 def binomial_p(tally: Tally, baseline: float) -> float:
-    """Return the exact probability of at least as many successes by chance; 1 for no success."""
+    """Return the exact probability of at least this many successes at the rate ``baseline``."""
     good, n = tally
     if good <= 0 or baseline >= 1:
         return 1.0
@@ -186,12 +186,10 @@ def fisher_p(better: Tally, other: Tally) -> float:
 
 
 def _ways(n: int, k: int) -> float:
-    """Return the logarithm of the number of subsets of size ``k`` of a set of size ``n``."""
     return lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)
 
 
 def _sum(logarithms: Iterable[float]) -> float:
-    """Return the sum of probabilities, which are given as logarithms."""
     return min(1.0, fsum(map(exp, logarithms)))
 
 
@@ -199,10 +197,10 @@ def _sum(logarithms: Iterable[float]) -> float:
 
 
 def uniform(salt: UUID, run: UUID, pattern_id: UUID, version: int, kind: str) -> float:
-    """Return an evenly distributed number in [0, 1), independent for different values of ``kind``.
+    """Return a uniformly distributed number in [0, 1); numbers of different kinds are independent.
 
-    The number is a hash, so that a resumed or retried run keeps its arm. Because of the salt, the
-    author of a task cannot choose the arm.
+    The number is a hash of the arguments, so that a resumed or retried run keeps its arm. The
+    secret salt prevents the author of a task from choosing the arm.
     """
     said = b"".join((salt.bytes, run.bytes, pattern_id.bytes, f"{version} {kind}".encode()))
     # Use 53 bits: a float has no more bits, and further bits could round the number up to 1.
@@ -229,10 +227,10 @@ def arm_of(
 
 
 class Side(NamedTuple):
-    """Applications of one version with the pattern, or runs without it."""
+    """One side of the comparison for a version: runs with the pattern, or runs without it."""
 
-    lately: Tally = Tally()  # in the period that counts for the verdict
-    since: Tally = Tally()  # in the current series of looks
+    lately: Tally = Tally()  # runs in the period that counts for the verdict
+    since: Tally = Tally()  # runs in the current series of looks
     known_rate: float | None = None  # mean reported success rate, if each application has one
     seconds: float | None = None  # mean known duration
     tokens: float | None = None  # mean known number of tokens
@@ -256,10 +254,10 @@ class Validation(NamedTuple):
 
 
 def validated(was: Pattern, sides: Sides, now: datetime) -> Validation:
-    """Return a pattern with its current evidence, and with its new state if a look was due.
+    """Return a pattern with its current evidence and, after a look that was due, its new state.
 
-    If nothing changed, the pattern keeps the old evidence and its time. With too few applications,
-    confidence and p-value keep their old values.
+    If no evidence changed, the pattern keeps the old evidence and the time of its validation. With
+    too few applications, confidence and p-value keep their old values.
     """
     given, without = sides
     after = looked_at(was, Comparison(given.since, without.since, given.known_rate), now)
@@ -285,7 +283,7 @@ def validated(was: Pattern, sides: Sides, now: datetime) -> Validation:
 
 
 def looked_at(pattern: Pattern, found: Comparison, now: datetime) -> Pattern:
-    """Make the look that is due, if any: validate a candidate, or put a pattern into review.
+    """Make the look (interim test) that is due: validate a candidate, or set a pattern in review.
 
     Args:
         found: the applications of the current series of looks.
@@ -327,12 +325,12 @@ class Judged(NamedTuple):
 def history(applications: Sequence[Judged]) -> list[dict[str, Any]]:
     """Return the evidence after each application, or after 40 evenly spaced applications.
 
-    Each point has the time ``at``, the number of applications with the pattern (``given``) and
-    without it (``others``), the numbers of successful ones (``given_good``, ``others_good``), and
-    the ``p_value``.
+    Each point has the time ``at``, the number of runs with the pattern (``given``) and without the
+    pattern (``others``), the numbers of successful runs among these (``given_good``,
+    ``others_good``), and the ``p_value``.
 
     Args:
-        applications: oldest first.
+        applications: applications with a known outcome, oldest first.
     """
     found = []
     step = max(1, -(-len(applications) // 40))

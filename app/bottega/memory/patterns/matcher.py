@@ -1,7 +1,7 @@
-"""Matching: finds the patterns that apply to a task, and orders these by score. Pure.
+"""Matching of patterns: an index finds the patterns that apply to a task, ordered by score.
 
-The index has each pattern under a value that a task must have for the pattern: a type, a domain, a
-failure's signature.
+The key of a pattern in the index is a value that a task must have so that the pattern applies: a
+task type, a domain or a failure's signature.
 """
 
 from collections import defaultdict
@@ -30,13 +30,13 @@ _ANYWHERE: Place = ("", None, None)
 
 
 class Match(NamedTuple):
-    """A pattern that applies.
+    """A pattern that applies to a task.
 
     Attributes:
         score: from 0 to 1: 0.4 confidence + 0.3 success rate + 0.15 min(ln(1 + uses)/10, 1) + 0.1
             exp(-days since validation/90) (0 without a validation) + 0.05 quality.
-        quality: share of the task's known features that the pattern names, from 0 to 1. Only
-            features that the pattern names, or in :data:`ALWAYS`, count. 0 if no feature counts.
+        quality: share of the task's known features that the pattern names, from 0 to 1, among the
+            features that the pattern names or that are in :data:`ALWAYS`; 0 if there are none.
     """
 
     pattern: Pattern
@@ -63,7 +63,7 @@ class Rule:
         return True
 
     def match(self, known: Set[str], now: datetime) -> Match:
-        """Return the match of the pattern with a task to which it applies.
+        """Return the match of the pattern with a task to which the pattern applies.
 
         Args:
             known: names of the task's known features.
@@ -107,13 +107,13 @@ def _test(feature: str, op: str, value: object) -> Condition:
 
 
 class Matcher:
-    """An index of VALIDATED and CANDIDATE patterns; it ignores other patterns."""
+    """An index of VALIDATED and CANDIDATE patterns, which ignores all other patterns."""
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
         self._files: defaultdict[tuple[PatternState, Place], list[Rule]] = defaultdict(list)
         self._contradicting: defaultdict[UUID, set[UUID]] = defaultdict(set)
         self._names: dict[UUID, str] = {}
-        self.tests = 0  # upper bound of a search's cost: number of patterns and of their tests
+        self.tests = 0  # upper bound of a search's cost: number of patterns and conditions
         for each in patterns:
             if each.state in (PatternState.VALIDATED, PatternState.CANDIDATE):
                 rule = Rule(each)
@@ -129,7 +129,7 @@ class Matcher:
         return len(self._names)
 
     def names(self, ids: Iterable[UUID]) -> list[str]:
-        """Return the names of these patterns, without patterns that are not in the index."""
+        """Return the names of the patterns with these ids that are in the index."""
         return [self._names[each] for each in ids if each in self._names]
 
     def find(
@@ -142,8 +142,8 @@ class Matcher:
     ) -> list[Match]:
         """Return the ``k`` VALIDATED patterns that apply and have the highest scores, best first.
 
-        For equal scores, the pattern with the smaller id is first. The result leaves out a pattern
-        that contradicts a better pattern in the result.
+        If scores are equal, the pattern with the smaller id is first. The result omits a pattern
+        that contradicts a pattern with a better score in the result.
         """
         taken: list[Match] = []
         excluded: set[UUID] = set()

@@ -1,7 +1,8 @@
-"""Owners of texts in episodes, and the texts that patterns are allowed to contain. Pure.
+"""Owners of texts in episodes, and the texts that patterns may contain.
 
-Runs of all users read patterns. So a pattern contains no text that occurs only in the runs of one
-or two users. Names of agents and tools come from definitions, so they are always allowed.
+Runs of all users read patterns. So a pattern must not contain a text that occurs only in runs of
+one or two users. Names of agents and tools are always allowed, because these names come from
+definitions.
 """
 
 from collections import defaultdict
@@ -12,7 +13,7 @@ from bottega.memory.episodes.scope import identity_of
 from bottega.memory.patterns.pattern import Features
 
 _NAMES = frozenset(("capabilities", "tools_required"))
-"""Features that have names of agents and tools. All other texts may be a user's texts."""
+"""Features that contain names of agents and tools; all other features may have texts of users."""
 
 
 class OwnedFeatures(NamedTuple):
@@ -33,7 +34,7 @@ def owner_of(user: str | None, session_id: str | None) -> str:
 
 
 def shared_texts(texts: Iterable[tuple[str, str]]) -> set[str]:
-    """Return the texts that at least three owners have; each pair has a text and its owner."""
+    """Return the texts that at least three owners have, from pairs of a text and its owner."""
     of_text: defaultdict[str, set[str]] = defaultdict(set)
     for text, owner in texts:
         of_text[text].add(owner)
@@ -41,7 +42,7 @@ def shared_texts(texts: Iterable[tuple[str, str]]) -> set[str]:
 
 
 def public_features(owned: Sequence[OwnedFeatures]) -> list[dict[str, Any]]:
-    """Return the features without texts that fewer than three owners have."""
+    """Remove texts that fewer than three owners have from the features of tasks."""
     said = [(text, each.owner) for each in owned for text in _texts(each)]
     public = shared_texts((text, owner) for text, owner in said if owner is not None)
     public |= {text for text, owner in said if owner is None}
@@ -62,7 +63,7 @@ def public_features(owned: Sequence[OwnedFeatures]) -> list[dict[str, Any]]:
 
 
 def _texts(owned: OwnedFeatures) -> Iterator[str]:
-    """Yield the texts in the features, without the names of defined agents and tools."""
+    """Yield the texts in a task's features, except the names of defined agents and tools."""
     for name, value in owned.features.items():
         if name not in _NAMES:
             several = value if isinstance(value, list | tuple) else [value]

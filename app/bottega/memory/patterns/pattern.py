@@ -1,7 +1,7 @@
-"""Patterns: advice that was learned from several runs. Pure.
+"""Patterns, which are advice that was learned from several runs.
 
-A pattern has a condition, advice and evidence. A pattern is data: nothing in it is ever executed,
-and prompts present it as data.
+A pattern has a condition, advice and evidence. A pattern is data: Bottega never executes any of its
+texts, and prompts present the pattern as data.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,9 +51,9 @@ ON_FAILURE = frozenset((Category.FAILURE, Category.RECOVERY))
 
 
 class PatternState(StrEnum):
-    CANDIDATE = "CANDIDATE"  # only on trial
-    VALIDATED = "VALIDATED"  # runs use the pattern
-    IN_REVIEW = "IN_REVIEW"  # was validated, and now some evidence is against it
+    CANDIDATE = "CANDIDATE"  # on trial: only some runs get the pattern
+    VALIDATED = "VALIDATED"  # runs get the pattern
+    IN_REVIEW = "IN_REVIEW"  # was validated, but now some evidence is against the pattern
     DEPRECATED = "DEPRECATED"  # stored, but not used
 
 
@@ -82,22 +82,21 @@ APPLIED = frozenset((Arm.USED, Arm.TRIAL, Arm.REPORTED))
 
 @dataclass(frozen=True, slots=True)
 class Applicability:
-    """The tasks to which a pattern applies. All fields must be true; empty fields are always
-    true."""
+    """The tasks to which a pattern applies: all fields that are not empty must be true for them."""
 
     problem_types: tuple[str, ...] = ()  # allowed values of the feature ``task_type``
     domains: tuple[str, ...] = ()  # allowed values of the feature ``domain``
-    complexity: tuple[float, float] | None = None  # bounds of the feature, both inclusive
-    capabilities: tuple[str, ...] = ()  # the feature ``capabilities`` must have all of these
-    conditions: tuple[Condition, ...] = ()  # all of these must be true
-    anti_conditions: tuple[Condition, ...] = ()  # none of these may be true
+    complexity: tuple[float, float] | None = None  # inclusive bounds of the feature
+    capabilities: tuple[str, ...] = ()  # the feature ``capabilities`` must contain all
+    conditions: tuple[Condition, ...] = ()  # all conditions must be true
+    anti_conditions: tuple[Condition, ...] = ()  # no anti-condition may be true
 
 
 def check_applicability(applicability: Applicability) -> None:
     """Check the conditions of a pattern and their total size.
 
     Raises:
-        InvalidInputError: a condition is invalid, or too large; the pointer locates it.
+        InvalidInputError: a condition is invalid or too large; the error's pointer locates it.
     """
     path = "/applicability"
     for part in ("problem_types", "domains", "capabilities"):
@@ -125,15 +124,15 @@ class Content:
 
     kind: ContentKind
     fields: Mapping[str, Any] = field(default_factory=dict)
-    uses: tuple[str, ...] = ()  # recommended tools and agents, in order; they measure adherence
-    affects: tuple[str, ...] = ()  # tools and agents whose next call judges the pattern, if any
+    uses: tuple[str, ...] = ()  # tools and agents in order, to measure adherence
+    affects: tuple[str, ...] = ()  # tools and agents whose next call judges the pattern
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
     """Success rate of ``n`` tasks without the pattern."""
 
-    name: str = "unknown"  # or ``without``: measured; or ``given``: a client reported the rate
+    name: str = "unknown"  # ``without``: measured; ``given``: a client reported the rate
     rate: float = 0.5  # from 0 to 1
     n: int = 0
 
@@ -142,14 +141,14 @@ class Baseline:
 class Evidence:
     """Evidence for a pattern; ``None`` means unknown."""
 
-    mined_from: tuple[UUID, ...] = ()  # episodes in which the pattern was found; no evidence
+    mined_from: tuple[UUID, ...] = ()  # episodes in which the pattern was found, no evidence
     supporting: tuple[UUID, ...] = ()  # the latest episodes that applied the pattern with success
     contrary: tuple[UUID, ...] = ()  # the latest episodes that applied the pattern without success
     applications: int = 0  # number of applications of this version in the period that counts
     success_rate: float | None = None  # share of successes among these applications
-    time_saved_s: float | None = None  # mean, in comparison with runs without the pattern
+    time_saved_s: float | None = None  # mean, compared with runs without the pattern
     tokens_saved: float | None = None
-    uplift: float | None = None  # success rate minus the baseline
+    uplift: float | None = None  # success rate minus the rate of the baseline
     confidence: float = 0.0  # from 0 to 1
     p_value: float | None = None
     baseline: Baseline = Baseline()
@@ -175,7 +174,7 @@ class Lifecycle:
     reason: str | None = None
     # A *look* is an interim test; see :mod:`bottega.memory.patterns.evidence`.
     looks: int = 0  # number of applications at the last look of the current series
-    looks_since: datetime | None = None  # start of the series; ``None``: it began with the version
+    looks_since: datetime | None = None  # start of the series; ``None``: the version's start
     decision: str | None = None  # decision of the last look, in a sentence
 
 
@@ -233,7 +232,7 @@ class Pattern:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The fields that a client or mining wrote, to store as JSON; other fields have columns."""
+        """JSON of the fields that a client or mining wrote; all other fields have columns."""
         return {name: getattr(self, name) for name in DOCUMENT}
 
 
@@ -241,7 +240,7 @@ DOCUMENT = ("description", "summary", "detail", "content", "applicability", "gui
 
 
 def pattern_of(fields: Mapping[str, Any]) -> Pattern:
-    """Build a pattern from JSON or a row; this ignores unknown fields."""
+    """Build a pattern from JSON or a row; ignore unknown fields."""
     return _adapter().validate_python(fields)
 
 
@@ -269,7 +268,7 @@ class Application:
 
 _MOST = 1_100
 _LONGEST = 300
-_LONGEST_STEPS = 500  # this limit and the next ones are in bytes
+_LONGEST_STEPS = 500  # the limits of this module are in bytes
 _ADVICE = ("Approach", "Action", "Steps")
 _SOURCES = {1: "given by a person", 2: "from own runs that read outside sources"}
 _OPERATORS = {
@@ -288,10 +287,10 @@ _OPERATORS = {
 def pattern_text(pattern: Pattern, alternatives: Sequence[str] = ()) -> str:
     """Render the parts of a pattern that help a model to act, in at most about 1,200 bytes.
 
-    The first line is trusted. The pattern's own lines are indented, so that no line can imitate the
-    first line. The text leaves out a part if an earlier line contains the part's text. The text
-    leaves out the advice itself only if the advice equals an earlier line, or the part of an
-    earlier line after its colon.
+    Models may trust the first line. The lines of the pattern's own texts are indented, so that no
+    line can imitate the first line. A field whose text an earlier line contains is omitted. The
+    advice itself is omitted only if it equals an earlier line, or an earlier line's text after the
+    colon.
 
     Args:
         alternatives: names of the patterns that may be used instead of this one.
@@ -355,7 +354,6 @@ def condition_text(condition: Condition) -> str:
 
 
 def _step(step: Mapping[str, Any]) -> str:
-    """Render a step, and add the step's tools and agents that the text does not name."""
     do = step["do"]
     others = ", ".join(name for name in step.get("uses", ()) if name not in do)
     return f"{do} ({others})" if others else do

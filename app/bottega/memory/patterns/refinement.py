@@ -1,4 +1,4 @@
-"""Refinement of patterns: narrowing, similarity, merging and deprecation. Pure."""
+"""Refinement of patterns: narrowing, similarity, merging and deprecation."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +31,7 @@ from bottega.memory.text.summaries import cut
 
 @dataclass(frozen=True, slots=True)
 class Narrowing:
-    """A value of a feature with which a pattern fails; it becomes an anti-condition."""
+    """A value of a feature with which a pattern fails, so that it becomes an anti-condition."""
 
     condition: Condition
     inside: Tally  # tasks to which the pattern still applies
@@ -48,13 +48,13 @@ class Narrowing:
 
 
 def narrowing(applications: Sequence[tuple[Features, bool]]) -> Narrowing | None:
-    """Return the value of a feature that best separates failed applications from successful ones.
+    """Return the value of a feature that best separates failed from successful applications.
 
     The difference must be significant (p < 0.01), with at least five tasks on each side; otherwise
     the result is ``None``.
 
     Args:
-        applications: features of the task, and success, for each run that got one version.
+        applications: features of the task, and true for success, for each run that got the version.
     """
     everything = Tally.of(good for _, good in applications)
     having: defaultdict[tuple[str, str, Any], list[bool]] = defaultdict(list)
@@ -77,7 +77,6 @@ def narrowing(applications: Sequence[tuple[Features, bool]]) -> Narrowing | None
 
 
 def _may_be_said(condition: Condition) -> bool:
-    """Return true if a condition is within the limits of patterns; a feature's value may not be."""
     with suppress(InvalidInputError):
         check(condition)
         return True
@@ -85,7 +84,7 @@ def _may_be_said(condition: Condition) -> bool:
 
 
 def narrowed(applicability: Applicability, by: Narrowing) -> Applicability | None:
-    """Add an anti-condition. Return ``None`` if the pattern already has the anti-condition."""
+    """Add an anti-condition; return ``None`` if the pattern already has this anti-condition."""
     if by.condition in applicability.anti_conditions:
         return None
     return replace(applicability, anti_conditions=(*applicability.anti_conditions, by.condition))
@@ -98,7 +97,7 @@ def likeness(one: Pattern, other: Pattern) -> float:
     """Return the similarity of two patterns, from 0 to 1: half for the advice, half for the tasks.
 
     Each half is the number of words that both patterns have, divided by the number of words that at
-    least one of them has. The similarity is 0 for different categories."""
+    least one pattern has. Patterns of different categories have the similarity 0."""
     if one.category is not other.category:
         return 0.0
     total = 0.0
@@ -127,14 +126,17 @@ def as_text(value: Any) -> str:
 
 
 def tally_of(evidence: Evidence) -> Tally:
-    """Return the number of applications that count, and the number of successful ones."""
+    """Return the tally of the applications that count."""
     n = evidence.applications
     return Tally(round(n * (evidence.success_rate or 0.0)), n)
 
 
 def of_low_value(pattern: Pattern, now: datetime) -> str | None:
-    """Return the reason to deprecate a candidate; ``None``: there is no reason. The reasons are:
-    the candidate does harm, has no effect after the last look, or hardly ever applies."""
+    """Return the reason to deprecate a candidate; ``None``: there is no reason.
+
+    A candidate is deprecated if it does harm, has no effect after the last interim test, or hardly
+    ever applies.
+    """
     if pattern.state is not PatternState.CANDIDATE:
         return None
     tally, baseline = tally_of(pattern.evidence), pattern.evidence.baseline
@@ -174,9 +176,11 @@ T = TypeVar("T")
 
 
 def merged(patterns: Sequence[Pattern]) -> Pattern:
-    """Merge patterns of one category. The result has the advice of the pattern with the highest
-    confidence, and applies to the tasks of all the patterns. The result's evidence is only
-    ``mined_from``."""
+    """Merge patterns of one category into a pattern that applies to all tasks of these patterns.
+
+    The result has the advice of the pattern with the highest confidence. The result's only evidence
+    is ``mined_from``.
+    """
     best = max(
         patterns,
         key=lambda each: (each.evidence.confidence, each.evidence.applications, each.key.int),
@@ -208,12 +212,11 @@ def merged(patterns: Sequence[Pattern]) -> Pattern:
 
 
 def _texts(joint: str, texts: Iterable[str]) -> str:
-    """Join the distinct texts, because each text may name the tasks of its own pattern."""
     return cut(joint.join(dict.fromkeys(filter(None, texts))), 1_000)
 
 
 def generalised(several: Sequence[Applicability]) -> Applicability:
-    """Return an applicability that is true for each task that fulfils one of several."""
+    """Return an applicability that is true for all tasks for which one of several is true."""
 
     def either(names: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(chain.from_iterable(names))) if all(names) else ()

@@ -1,7 +1,7 @@
-"""Content words of a text: the words that show its topic. Pure.
+"""Content words of a text, which are the words that show the text's topic.
 
-Two kinds of words are not content words: the stop words of the text's language (package
-``stopwordsiso``); and polite words and modal verbs of any language (``courtesy.txt``).
+All words are content words except the stop words of the text's language (package ``stopwordsiso``),
+and polite words and modal verbs of any language (``courtesy.txt``).
 """
 
 import re
@@ -21,7 +21,7 @@ _UNSPACED = (
     f"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff{_HIRAGANA}\u30a0-\u30ff\u31f0-\u31ff\u3400-\u4dbf"
     "\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 )
-# A run of letters of a script without spaces; or a word, including parts that punctuation joins.
+# Matches letters of a script without spaces, or a word, including its punctuation inside.
 _TOKEN = re.compile(rf"[{_UNSPACED}]+|[^\W{_UNSPACED}]+(?:[-./:@,'\u2019]+[^\W{_UNSPACED}]+)*")
 _UNSPACED_LETTER = re.compile(f"[{_UNSPACED}]")
 _JOINT = re.compile(r"[\W_]+")
@@ -34,13 +34,14 @@ _ACCENT = re.compile("[\u0300-\u036f]+")
 
 
 class ContentWord(NamedTuple):
-    """A word in the text's own spelling, or two letters of a script without spaces.
+    """A word as the text spells it, or two letters of a script without spaces.
 
     Attributes:
         counts: weight of the word: 2 for an identifier, an error code or a number of three digits
             or more; 0 for each word of a text without content words; otherwise 1.
-        run: number of the word's run of letters without spaces; 0: a word between spaces.
-        place: index of the first letter in that run.
+        run: number of the sequence of letters without spaces that contains the two letters; 0: a
+            word between spaces.
+        place: index of the first of the two letters in the sequence.
     """
 
     text: str
@@ -51,9 +52,10 @@ class ContentWord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ContentWords:
-    """The content words of a text without repetitions, at most :data:`MOST_WORDS`.
+    """The distinct content words of a text, at most :data:`MOST_WORDS`.
 
-    If a text has no content words, this object has all its words, with weight 0, for searches.
+    If a text has no content words, the object contains all words of the text, with weight 0, so
+    that a search can use the words.
     """
 
     words: Sequence[ContentWord]
@@ -63,14 +65,14 @@ class ContentWords:
         return [word.text for word in self.words]
 
     def some(self, places: Collection[int]) -> list[str]:
-        """Return the words with these indexes, in order, without words of weight 0."""
+        """Return the words with the indexes ``places``, in order, except words of weight 0."""
         return [self.words[at].text for at in sorted(places) if self.words[at].counts]
 
     def count(self, some: Collection[int] | None = None) -> int:
-        """Count all words, or the words with some indexes, by weight.
+        """Return the sum of the weights of all words, or of the words with the indexes ``some``.
 
-        In scripts without spaces, two letters count as one word. Hiragana do not count, because
-        they are mostly grammar.
+        In scripts without spaces, two letters count as one word, and hiragana do not count, because
+        hiragana mostly express grammar.
         """
         found = [word for place, word in enumerate(self.words) if some is None or place in some]
         letters = {
@@ -106,7 +108,7 @@ def content_words(text: str) -> ContentWords:
             found.setdefault(_folded(word.text), word)
     if not found:
         found = {part: ContentWord(part, 0) for part in parts}
-    # Identifiers show the topic best, long words second best.
+    # Identifiers show the topic best, and after identifiers long words.
     most = sorted(found.values(), key=lambda word: (-word.counts, -len(word.text)))[:MOST_WORDS]
     kept = set(most)
     return ContentWords([word for word in found.values() if word in kept])
@@ -130,14 +132,13 @@ def _content_of(
 
 
 def _is_code(token: str) -> bool:
-    """Check if a token is an identifier, an error code or a number of three digits or more."""
+    """Return true for an identifier, an error code, or a number of three digits or more."""
     if any(map(str.isdigit, token)):
         return sum(map(str.isalnum, token)) >= 3
     return bool("_" in token.strip("_") or _HUMPS.fullmatch(token) or _CAPITALS.fullmatch(token))
 
 
 def _folded(text: str) -> str:
-    """Return a text in lower case and without accents."""
     text = text.casefold()
     if text.isascii():
         return text
@@ -150,10 +151,10 @@ def _folded(text: str) -> str:
 def _ignored(words: Collection[str]) -> frozenset[str]:
     """Return the folded words that are not content words in the text's language.
 
-    The text's language is the language in which most of the words are not content words; if several
-    languages have equally many such words, all of these languages count. If a text of several words
-    has only one such word, and this word is long, the word counts only in English: *todo* is a stop
-    word only in Spanish.
+    The text's language is the language that has the most of the words as stop words; if several
+    languages have equally many, the text has all these languages. If only one of several words is a
+    stop word, and this word is long, it must be an English stop word: *todo* is a stop word of
+    Spanish only, but occurs in English texts.
     """
     by_language: dict[str, set[str]] = {}
     for word in words:
@@ -213,7 +214,7 @@ def _language(text: str) -> str:
 
 @cache
 def _cuts(language: str) -> frozenset[str]:
-    """Return words that divide a text without spaces; single letters are only from our own list."""
+    """Return words that divide a text without spaces; only Bottega's list adds single letters."""
     import stopwordsiso
 
     long = {word for word in stopwordsiso.stopwords(language) if len(word) > 1}
@@ -221,7 +222,6 @@ def _cuts(language: str) -> frozenset[str]:
 
 
 def _runs(token: str, cuts: Collection[str]) -> Iterator[tuple[int, str]]:
-    """Yield position and letters of each run between the words in ``cuts``."""
     place = start = 0
     while place < len(token):
         sizes = range(min(8, len(token) - place), 0, -1)

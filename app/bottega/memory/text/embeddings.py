@@ -1,4 +1,4 @@
-"""Embeddings: texts as vectors whose cosine measures similarity. Pure."""
+"""Embeddings: vectors of texts, whose cosine measures how similar the texts are."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol
@@ -11,7 +11,7 @@ Vectors = NDArray[np.float32]
 
 
 def packed_vectors(vectors: Vectors) -> list[bytes]:
-    """Convert each row to one byte per number, like the SQL function ``packed_vector``."""
+    """Convert each vector to one byte per number, like the SQL function ``packed_vector``."""
     largest = np.abs(vectors).max(axis=1, keepdims=True)
     shares = np.divide(vectors, largest, out=np.zeros_like(vectors), where=largest > 0)
     return [row.tobytes() for row in (128 + np.rint(127 * shares)).astype(np.uint8)]
@@ -22,14 +22,14 @@ class Embedder(Protocol):
 
     @property
     def name(self) -> str:
-        """Name and version of the embedder, which must change whenever its vectors change."""
+        """Name and version of the embedder; a new name is necessary if the vectors change."""
 
     @property
     def dimension(self) -> int:
-        """The number ``d`` of columns."""
+        """Number ``d`` of dimensions of the vectors."""
 
     async def embed(self, texts: Sequence[str]) -> Vectors:
-        """Return the vectors of ``texts`` in the same order; shape (0, d) for no texts.
+        """Return the vectors of ``texts``, in the order of the texts; shape (n, d).
 
         Raises:
             UnavailableError, ModelError: the embedder failed, temporarily or permanently.
@@ -37,13 +37,14 @@ class Embedder(Protocol):
 
 
 class Chance(NamedTuple):
-    """Numbers about an embedder's cosines for texts that have nothing in common.
+    """Heights of an embedder's cosines of texts that have nothing in common.
 
     Attributes:
-        floor: minimum cosine that counts as relevant before a tenant's own texts are measured.
-        tail: number of deviations above the median within which unrelated texts stay.
-        alike: upper bound of every floor. Texts with at least this cosine may help each other even
-            if most of the tenant's texts are similar.
+        floor: minimum cosine that counts as relevant while no background of the tenant's texts is
+            measured.
+        tail: cosines of unrelated texts are at most this number of deviations above the median.
+        alike: maximum of all minimum cosines. A text with at least this cosine may help even if
+            most of the tenant's texts are similar.
     """
 
     floor: float
@@ -52,16 +53,17 @@ class Chance(NamedTuple):
 
 
 class Background(NamedTuple):
-    """Measured background of a tenant's texts.
+    """Measured cosines of a tenant's unrelated texts.
 
-    Texts of the same kind and language are similar. So a query's cosines with a tenant's texts are
-    about as high as the query's cosine with the mean of these texts. A text has the query's topic
-    only if its cosine is higher.
+    Texts of the same kind and language are similar, so a query's cosine with any of a tenant's
+    texts is about as high as with the mean of these texts. A text has the query's topic only if its
+    cosine with the query is higher.
 
     Attributes:
         mean: mean of the vectors, shape (d,).
-        median: the median, over unrelated pairs, of the cosine minus the cosine with the mean.
-        deviation: deviation of the lower half of these numbers, which related pairs do not change.
+        median: median, over unrelated pairs, of the pair's cosine minus the cosine with the mean.
+        deviation: deviation of the lower half of these differences, which related pairs do not
+            change.
     """
 
     mean: NDArray[np.float32]
@@ -73,7 +75,7 @@ _CHANCE = Chance(0.4, 7.0, 0.9)  # for a hosted model whose tail is unknown
 
 
 def chance(embedder: Embedder) -> Chance:
-    """Return an embedder's own numbers; without these, the numbers of a common hosted model."""
+    """Return the embedder's :class:`Chance`; by default, that of a common hosted model."""
     return Chance(*getattr(embedder, "chance", _CHANCE))
 
 
@@ -81,8 +83,8 @@ class Floor(NamedTuple):
     """Minimum cosine at which a stored text is relevant for a query.
 
     Attributes:
-        alone: minimum if query and text have fewer than two content words in common.
-        with_words: minimum if query and text have at least two content words in common.
+        alone: minimum cosine if query and text have fewer than two content words in common.
+        with_words: minimum cosine if query and text have at least two content words in common.
     """
 
     alone: float
@@ -94,9 +96,9 @@ def floor_of(embedder: Embedder, query: NDArray[np.float32], measured: Backgroun
 
     Args:
         query: the query's vector, shape (d,).
-        measured: background of the texts; ``None``: the result is based on the embedder's own
-            numbers. If the embedder has no numbers, only almost equal texts are relevant, because
-            the cosines of unrelated texts are near 0 with some models and near 0.85 with others.
+        measured: background of the texts; ``None``: the embedder's :class:`Chance` decides. If the
+            embedder has none, only almost equal texts are relevant, because cosines of unrelated
+            texts are near 0 for some models, and near 0.85 for other models.
     """
     shipped = chance(embedder)
     if measured is None or measured.mean.shape != query.shape:
@@ -111,13 +113,14 @@ def floor_of(embedder: Embedder, query: NDArray[np.float32], measured: Backgroun
 def measured_background(queries: Vectors, stored: Vectors, others: NDArray[np.bool_]) -> Background:
     """Measure the background of stored texts.
 
-    A text's cosines are compared with a mean without this text, because the mean does not contain a
-    query either.
+    The cosines of a text are compared with the mean of all other texts, because later the mean does
+    not contain the query either.
 
     Args:
-        queries: vectors of some of the texts, embedded like queries; shape (m, d).
+        queries: vectors of some of the texts, which were embedded as queries; shape (m, d).
         stored: vectors of the texts; shape (n, d), at least two rows.
-        others: an array that is false for a text paired with itself; shape (m, n).
+        others: array that is false where a query and a stored vector belong to the same text; shape
+            (m, n).
     """
     means = others @ stored / others.sum(axis=1, keepdims=True)
     cosines = queries @ stored.T - (queries * means).sum(axis=1, keepdims=True)
@@ -126,7 +129,7 @@ def measured_background(queries: Vectors, stored: Vectors, others: NDArray[np.bo
 
 
 def is_ready(embedder: Embedder) -> bool:
-    """Return true if an embedder can embed a query now; some embedders must first load a model."""
+    """Return true if an embedder can embed a query now, without first loading a model."""
     ready: Callable[[], bool] | None = getattr(embedder, "is_ready", None)
     return ready is None or ready()
 
@@ -137,7 +140,6 @@ def compared_by(embedder: Embedder) -> Literal["meaning", "spelling"]:
 
 
 async def embed_queries(embedder: Embedder, texts: Sequence[str]) -> Vectors:
-    """Return the vectors of queries; some embedders treat queries and stored texts differently."""
     embed = getattr(embedder, "embed_queries", embedder.embed)
     vectors: Vectors = await embed(texts)
     return vectors

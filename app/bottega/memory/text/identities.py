@@ -1,7 +1,7 @@
-"""Removal of ids and server addresses from texts of other runs for a model. Pure.
+"""Removal of ids and server addresses from texts of earlier runs that a model reads.
 
-An id of another run has no meaning in the run that reads it. A model that polls a task of another
-run, or calls a server of another run, does harm or loses time. The ids stay in events.
+An id of an earlier run has no meaning in a later run. A model that polls a task, or calls a server,
+of an earlier run does harm or loses time. Events keep the ids.
 """
 
 import re
@@ -13,7 +13,7 @@ from pydantic_core import from_json, to_json
 from bottega.memory.text.summaries import EARLIER, GAP, cut
 
 ID, SERVER = "<id>", "<server>"
-"""Words that replace an id and the address of a server."""
+"""Texts that replace an id, and the address of a server."""
 
 _IDENTITY = re.compile(
     r"""
@@ -46,17 +46,17 @@ def without_identities(text: str) -> str:
 
 
 def told_line(value: Any, most: int) -> str:
-    """Return a value as a text on one line, without identities, at most ``most`` bytes long."""
+    """Return a value as one line of text without ids and addresses, at most ``most`` bytes long."""
     return cut(without_identities(" ".join(str(value).split())), most)
 
 
 def told_arguments(arguments: Any, most: int) -> str:
     """Return a call's arguments as names with short values, such as ``bill=7, year="last"``.
 
-    The result leaves out arguments that are only ids.
+    The result omits arguments that are only ids.
 
     Args:
-        arguments: an object, or its JSON text; the end of the text may be missing.
+        arguments: an object, or the object's JSON text, whose end may be missing.
     """
     if isinstance(arguments, str):
         arguments = _decoded(arguments)
@@ -71,7 +71,7 @@ def told_arguments(arguments: Any, most: int) -> str:
 
 
 def of_earlier_run(lines: Iterable[str]) -> list[str]:
-    """Label lines of another run, so that none looks like this run's line; remove identities."""
+    """Mark each line as a line of an earlier run; remove ids and server addresses."""
     told = (without_identities(line).strip() for line in lines)
     return [f"{EARLIER}: {line}" for line in told if line]
 

@@ -1,8 +1,8 @@
-"""Detection of prompt injection in texts of external tools. Pure.
+"""Detection of prompt injection in texts of external tools.
 
-The answer of an external tool is data. If the answer looks like an instruction to the model, the
-run's episode is stored, but runs neither retrieve it nor learn from it. The detection is a second
-line of defence: it finds simple injections in some languages, and avoids false alarms.
+If the answer of an external tool looks like an instruction to the model, the run's episode is
+stored, but later runs neither retrieve the episode nor learn from it. The detection is a second
+line of defence, which finds only simple injections in some languages, and avoids false alarms.
 """
 
 import re
@@ -10,9 +10,9 @@ import unicodedata
 from collections.abc import Iterator
 
 LONGEST_READ = 100_000
-"""Maximum number of checked characters of a text; of a longer text, half of these at each end."""
+"""Maximum number of checked characters; half of them at each end of a longer text."""
 
-# The number of repetitions is bounded everywhere, so that matching is fast for any text.
+# All expressions bound the number of repetitions, so that matching is fast for any text.
 _S = r"[\s,:;*_\"'-]{1,8}"
 _WORDS = r"(?:[^\W\d_]{1,14}[\s,*_\"'-]{1,4}){0,4}?"
 _BEFORE = r"(?:previous|prior|earlier|preceding|foregoing|above|your|system)"
@@ -29,7 +29,7 @@ _HIDE = "it says to hide something from the user"
 _PART = "it plays a part in the conversation"
 _ORDERS = "it gives a model instructions"
 
-# A reason, the words with which a match begins, and an expression for the whole match.
+# Each item has a reason, the words with which a match begins, and an expression for the match.
 _RULES: tuple[tuple[str, str, str], ...] = (
     (
         _IGNORE,
@@ -114,7 +114,7 @@ _COMPILED = tuple((why, heads.split(", "), re.compile(whole)) for why, heads, wh
 def suspicious(text: str) -> str | None:
     """Return the reason why an external text looks like an instruction; ``None``: it does not.
 
-    The time is linear in the length; only :data:`LONGEST_READ` characters are checked."""
+    The time is linear in the text's length; at most :data:`LONGEST_READ` characters are checked."""
     half = LONGEST_READ // 2
     plain = text if len(text) <= LONGEST_READ else f"{text[:half]}\n{text[-half:]}"
     if not plain.isascii():
@@ -127,7 +127,7 @@ def suspicious(text: str) -> str | None:
 
 
 def _places(text: str, head: str) -> Iterator[int]:
-    """Yield the positions of ``head`` in a text; a match starts only where a word starts."""
+    """Yield the positions in ``text`` at which ``head`` begins together with a word."""
     at = text.find(head)
     while at >= 0:
         if not (head[0].isalpha() and head[0].isascii() and text[at - 1].isalnum()):

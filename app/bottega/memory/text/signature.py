@@ -1,8 +1,9 @@
-"""Failure signatures: equal for errors of the same kind. Pure.
+"""Failure signatures, which are equal for errors of the same kind.
 
-Errors of one kind differ in details: numbers, ids, paths, hosts and long quoted texts. A
-placeholder replaces each detail, so that the remaining texts are equal. The signature keeps the
-facts that distinguish kinds: the type, the tool, the status and short quoted names, such as a code.
+Errors of the same kind differ in numbers, ids, paths, hosts and long quoted texts. A placeholder
+replaces each of these details, so that the signatures are equal. A signature keeps what
+distinguishes kinds of errors: the type, the tool, the status and short quoted names, such as a
+code.
 """
 
 import re
@@ -22,8 +23,8 @@ _UNITS = (  # noqa: SIM905 (a list has a line per word)
     "ms msec millisecond milliseconds s sec secs second seconds m min mins minute minutes h hr hrs "
     "hour hours d day days millisecondi secondo secondi minuto minuti ora ore giorno giorni"
 ).split()
-# A text in quotes; an apostrophe within a word is not a quote. Each match ends at the next opening
-# or closing quote of its kind, so that no part is scanned twice.
+# Matches a text in quotes; an apostrophe within a word is not a quote. A match ends at the next
+# quote of the same kind, so that no text is scanned twice.
 _QUOTED = re.compile(
     r"(?<!\w)'[^']*'(?!\w)"
     r'|"[^"]*"|`[^`]*`|«[^«»]*»'
@@ -48,13 +49,14 @@ def failure_signature(
     """Return the signature of a failure, such as ``timeout_error @fetch: no answer in #``.
 
     Messages that differ only in numbers, ids, dates, durations, paths, hosts or long quoted texts
-    have equal signatures. If a message contains JSON, only its keys and short texts count. The time
-    is linear in the message's length; at most 4,000 characters count.
+    have equal signatures. If a message contains JSON, the signature uses only keys and short texts
+    of the JSON. The signature uses at most 4,000 characters of the message, and takes a time linear
+    in its length.
 
     Args:
         error_type: a class's name (dotted or not), or a code.
         tool: the tool that failed; ``None``: no tool.
-        status: HTTP status; the default is a status that the message names.
+        status: HTTP status; by default the status that the message contains, if any.
 
     Returns:
         The signature, which has at most 200 printable characters in lower case, and at least one.
@@ -85,13 +87,13 @@ def _plain(text: str) -> str:
 
 
 def _with_json(message: str) -> str:
-    """Return a message in which a JSON object is reduced to its keys and short texts."""
+    """Reduce the JSON object in a message to the object's keys and short texts."""
     start = message.find("{")
     body, end = None, 0
     if start >= 0:
         with suppress(ValueError, RecursionError):
             body, end = _JSON.raw_decode(message, start)
-    if not body:  # an empty object may be part of a quoted text
+    if not body:  # ``{}`` may be a part of a quoted text
         return _shape(message)
     parts = _shape(message[:start]), ", ".join(_reduced(body)), _shape(message[end:])
     return " ".join(part.strip() for part in parts if part.strip())
@@ -112,7 +114,7 @@ def _reduced(value: Any, name: str = "", depth: int = 0) -> Iterator[str]:
 
 
 def _quote(text: str) -> str | None:
-    """Return a short quoted text; ``None``: it is long, or it is an id, number, path or time."""
+    """Return a short quoted text; ``None``: the text is long, or an id, number, path or time."""
     text = text.strip().casefold()
     if not 0 < len(text) <= 40 or _shape(text) != text:
         return None

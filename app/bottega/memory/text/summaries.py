@@ -1,8 +1,9 @@
-"""Summaries of texts, made of pieces of the texts, without a model.
+"""Summaries of texts, which need no model, because a summary consists of pieces of its text.
 
-A summary consists of literal pieces of its text, in the order of the text. The first and the last
-piece are chosen first, then lines about errors, lines with numbers or identifiers, and early lines.
-Pure: equal texts have equal summaries, so that a resumed run has the same prompts.
+The pieces of a summary are unchanged and in the order of the text. The summary contains the first
+and the last piece, then as many lines as fit: lines about errors before lines with numbers or
+identifiers, and early lines before later lines. Equal texts have equal summaries, so that a resumed
+run has the same prompts.
 """
 
 import re
@@ -20,7 +21,7 @@ EARLIER = "earlier run"
 """Beginning of each prompt line from another run. Such a line is never split."""
 GAP = "…"
 _GAP_BYTES = len(GAP.encode())
-_JOINT_BYTES = _GAP_BYTES + 2  # maximum number of bytes between two pieces: a gap on its own line
+_JOINT_BYTES = _GAP_BYTES + 2  # maximum number of bytes of a gap's line between pieces
 _PIECE = 200
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 _ERROR_WORDS = (  # noqa: SIM905 (a list has a line per word)
@@ -35,10 +36,10 @@ def summary_of(
 ) -> str:
     """Return the text, or a summary if the text has more than ``tokens`` tokens.
 
-    The function reads at most :data:`MAX_READ` characters, from both ends.
+    The function reads at most :data:`MAX_READ` characters, half of them from each end of the text.
 
     Args:
-        whole_lines: true: do not split any line, except the first and the last.
+        whole_lines: true: split no line except the first and the last line.
     """
     if count(text) <= tokens:
         return text
@@ -74,7 +75,6 @@ def _pieces(text: str, whole_lines: bool) -> list[str]:
 
 
 def _end_of(text: str, length: int) -> str:
-    """Return the last characters of a text, if possible from the beginning of a line."""
     end = text[-length:]
     return end.partition("\n")[2] or end
 
@@ -84,7 +84,7 @@ def _is_whole(line: str) -> bool:
 
 
 def _parts(line: str) -> Iterator[str]:
-    """Split a long line into sentences, and long sentences after punctuation or a space."""
+    """Split a long line into sentences, and split long sentences after punctuation or a space."""
     for sentence in _SENTENCE_END.split(line):
         start = 0
         while len(sentence) - start > _PIECE:
@@ -123,10 +123,10 @@ def _extract(pieces: list[str], room: int) -> str:
 
 
 def _weights(pieces: list[str]) -> list[int]:
-    """Return the weight of each piece: errors first, then numbers and names."""
+    """Return the weight of each piece: highest for errors, then for numbers and names."""
     weights = [1 if _SPECIFIC.search(piece) else 0 for piece in pieces]
     whole = "\n".join(pieces).lower()
-    if errors := [word for word in _ERROR_WORDS if word in whole]:  # none or few words
+    if errors := [word for word in _ERROR_WORDS if word in whole]:  # often empty
         for index, piece in enumerate(pieces):
             lower = piece.lower()
             if any(word in lower for word in errors):
