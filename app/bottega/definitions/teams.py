@@ -68,8 +68,7 @@ async def build_team(
 
     Args:
         roots: names of the agents to build; the key is the agent's name or the name of its node.
-        with_async: true: sub-agents of an agent in mode ``async`` are asynchronous; false: all
-            sub-agents are synchronous tools.
+        with_async: false: sub-agents of an agent in mode ``async`` become synchronous tools.
 
     Raises:
         InvalidInputError: ``equip`` raised this error.
