@@ -95,7 +95,8 @@ def test_reference_recalls_its_content_unchanged(
     memory = WorkingMemory(Budgets(50, 100, 100, 200, 100))
     for step in first:
         do(memory, step)
-    known = {reference: memory.recall(reference) for reference in memory.references}
+    results = [each for each in memory.references if each.startswith("m")]
+    known = {reference: memory.recall(reference) for reference in results}
     for step in then:
         if step[0] not in ("clear", "initialize"):
             do(memory, step)
@@ -196,8 +197,9 @@ def test_listener_is_called_once_when_there_is_no_room() -> None:
     )
     memory.load_task_context("do it\n" * 500, goals=["win"])
     memory.load_task_context("do that\n" * 500)
+    for _ in range(2):
+        assert "win" in memory.compose()
     assert [code for code, _ in told] == ["memory_limit"]
-    assert "win" in memory.compose()
 
 
 def test_variable_may_change_its_kind() -> None:

@@ -292,7 +292,9 @@ async def test_unknown_reference_is_answered_with_the_known_ones() -> None:
     wrong = call(RECALL, reference="m99")
     lead = with_memory(*calls(10), wrong, "done", memory=RunMemory(limit=4_000))
     await lead.execute_query_async("go")
-    assert answers_in(lead)[-1].startswith("Error: nothing is called 'm99'; there are m1 to m10")
+    assert answers_in(lead)[-1].startswith(
+        "Error: NotFoundError: nothing is called 'm99'; there are m1 to m10"
+    )
 
 
 async def test_text_beside_tool_calls_can_be_recalled_too() -> None:

@@ -88,7 +88,7 @@ async def test_an_agent_remembers_and_forgets(guest: Running, guest_model: FakeM
     ]
     assert "no fact with the number 3" in results[0]
     assert ("Stored." in results[1], "Deleted." in results[2]) == (True, True)
-    assert "1 to 200 characters" in results[3]
+    assert "at most 200 characters" in results[3]
     assert "no fact with the number 2" in results[4], "deleted already"
     assert [each["text"] for each in await listed(guest)] == ["Likes tea.", "Has a dog."]
 

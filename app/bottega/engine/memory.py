@@ -49,7 +49,7 @@ from bottega.memory.learning.mining import cure_in
 from bottega.memory.patterns.adherence import SOURCE
 from bottega.memory.patterns.task_analysis import Goals, analyse, lines_of, refined
 from bottega.memory.prompts import RunMemory
-from bottega.memory.working_memory import Retrieved, SearchMemory, SetPlan, WorkingMemory
+from bottega.memory.working_memory import Retrieved, SetPlan, WorkingMemory, search_tool
 from bottega.tools.mcp import model_name, tools_in
 
 _PATIENCE_S = 2.0
@@ -130,7 +130,7 @@ async def use_memory(
     goals = _goals(about, run.demands, analysis)
     working = WorkingMemory()
     lessons = MemoryRetriever(about, recorder.journal, sources, assignment, goals, working)
-    tools = [SetPlan(working), SearchMemory(lessons.search)] if agent.registered_tools else []
+    tools = [SetPlan(working), search_tool(lessons.search)] if agent.registered_tools else []
     agent.memory = RunMemory(working, limit=limit, tools=tools)
     if recorder.journal.episode is not None:
         recorder.journal.episode.recorder.goals = goals

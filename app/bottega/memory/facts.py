@@ -5,23 +5,23 @@ prompts have the facts about its user, as data in a fenced block. If a run sets 
 read outside content, it is unconfirmed: no model gets it until a person confirms it.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import asyncpg
+from pydantic import Field
 
-from bottega.agents.messages import ToolCall, ToolMessage, ToolResult
+from bottega.agents.messages import ToolMessage
 from bottega.agents.parts import tokens_in
 from bottega.agents.query import Query, current_call
-from bottega.agents.tools import ToolBase, error_result, success_result
+from bottega.agents.tools import ToolBase, tool
 from bottega.db.engine import acting_as
 from bottega.db.pages import PageItems, fetch_rows
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError, UserErasingError
 from bottega.events.types import context_recalled
 from bottega.memory.prompts import RunMemory
 from bottega.memory.text.injection import suspicious
-from bottega.memory.working_memory import schema_of
 
 FactsMode = Literal["off", "read", "write"]
 """Use of facts by runs that begin with an agent: none; in prompts; or in prompts and by tools."""
@@ -205,39 +205,6 @@ class UserFacts:
         return gone is not None
 
 
-class FactTool(ToolBase):
-    """A tool with one argument that changes the facts about the run's user.
-
-    Args:
-        schema: schema of the argument; ``act`` gets only values that fit the schema.
-    """
-
-    idempotent = True
-
-    def __init__(
-        self,
-        name: str,
-        description: str,
-        argument: str,
-        schema: Any,
-        act: Callable[[Any], Awaitable[str]],
-    ) -> None:
-        self.name, self.description = name, description
-        self._argument, self._schema, self._act = argument, schema, act
-
-    def create_schema(self) -> dict[str, Any]:
-        return schema_of(self._argument, **{self._argument: self._schema})
-
-    async def execute(self, tool_call: ToolCall) -> ToolResult:
-        value = tool_call.arguments.get(self._argument)
-        if type(value) is not (str if self._schema["type"] == "string" else int):
-            return error_result(tool_call, f"give the argument `{self._argument}`")
-        try:
-            return success_result(tool_call, await self._act(value))
-        except (InvalidInputError, ConflictError) as error:
-            return error_result(tool_call, error.detail, error.code)
-
-
 def fact_tools(facts: UserFacts) -> Sequence[ToolBase]:
     """Return the tools with which an agent changes the facts about its run's user."""
 
@@ -245,33 +212,29 @@ def fact_tools(facts: UserFacts) -> Sequence[ToolBase]:
         asking = current_call.get()
         return asking is not None and not _has_read_outside(asking.query)
 
-    async def store(text: str) -> str:
+    @tool(
+        REMEMBER_FACT,
+        "Stores one lasting fact about the user, such as a preference that the user has told you, "
+        "for later conversations. Only what the user has said; one short sentence.",
+        idempotent=True,
+    )
+    async def remember(text: Annotated[str, Field(min_length=1, max_length=LONGEST_FACT)]) -> str:
         confirmed = is_trusted() and suspicious(text) is None
         if await facts.store(text, confirmed=confirmed):
             return "Stored."
         return "Stored; a person must confirm it before it is used."
 
-    async def forget(number: int) -> str:
+    @tool(
+        FORGET_FACT,
+        "Deletes a fact about the user. Give its number in the list of facts.",
+        idempotent=True,
+    )
+    async def forget(number: Annotated[int, Field(ge=1)]) -> str:
         if await facts.forget(number, of_people=is_trusted()):
             return "Deleted."
         raise InvalidInputError(f"there is no fact with the number {number} that you may delete")
 
-    remembers = FactTool(
-        REMEMBER_FACT,
-        "Stores one lasting fact about the user, such as a preference that the user has told you, "
-        "for later conversations. Only what the user has said; one short sentence.",
-        "text",
-        {"type": "string", "minLength": 1, "maxLength": LONGEST_FACT},
-        store,
-    )
-    forgets = FactTool(
-        FORGET_FACT,
-        "Deletes a fact about the user. Give its number in the list of facts.",
-        "number",
-        {"type": "integer", "minimum": 1},
-        forget,
-    )
-    return remembers, forgets
+    return remember, forget
 
 
 def _has_read_outside(query: Query) -> bool:

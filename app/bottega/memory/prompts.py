@@ -10,8 +10,9 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from operator import is_
-from typing import Any
+from typing import Annotated
+
+from pydantic import Field
 
 from bottega.agents.messages import (
     SHARED_MEMORY,
@@ -21,14 +22,14 @@ from bottega.agents.messages import (
     SystemMessage,
     ToolCall,
     ToolMessage,
-    ToolResult,
     ToolStatus,
 )
 from bottega.agents.parts import parts_tokens
 from bottega.agents.provider import ToolSchema
 from bottega.agents.query import Query
 from bottega.agents.shared_memory import AWARENESS, fence
-from bottega.agents.tools import ToolBase, error_result, success_result
+from bottega.agents.tools import FunctionTool, ToolBase
+from bottega.errors import NotFoundError
 from bottega.graph.publication import as_text, message_lines
 from bottega.memory.text.summaries import TokenCounter, cut, summary_of
 from bottega.memory.working_memory import (
@@ -37,7 +38,6 @@ from bottega.memory.working_memory import (
     RECENT,
     Area,
     WorkingMemory,
-    schema_of,
 )
 
 _PER_MESSAGE = 4  # tokens for role, ids and brackets
@@ -232,15 +232,9 @@ class RunMemory:
         # The keys are the id() of messages. The values keep the messages in memory.
         self._known: dict[int, PromptMessage] = {}
         self._said: dict[str, StandardMessage] = {}
-        self._query: Query | None = None
         self._has_own_recall = False  # true: the agent itself has a tool with the name of RECALL
-        self._seen: list[StandardMessage] = []
-        self._head = 0
-        self._pinned: set[int] = set()
         self._blocks: list[Block] = []
-        self._prompt: list[StandardMessage] = []
-        self._shrunk = self._left = 0
-        self._tokens = 0
+        self._tokens = 0  # of the messages in the prompt
         self._schemas: Sequence[ToolSchema] = ()
         self._schema_tokens = 0
         self._base = ""
@@ -309,13 +303,15 @@ class RunMemory:
                 f"the prompt has about {total} tokens, more than the working memory's limit of "
                 f"{self.limit}, after removing every message that may be removed",
             )
+        shrunk, left = self._changed()
         query.composed = None
-        if self._shrunk or self._left:
-            query.composed = {"tokens": total, "shrunk": self._shrunk, "left": self._left}
+        if shrunk or left:
+            query.composed = {"tokens": total, "shrunk": shrunk, "left": left}
         elif note is None:
             return query.agent.conversation_history
-        notes = () if note is None else (note,)
-        return [*self._prompt[: self._head], *notes, *self._prompt[self._head :]]
+        prompt = [each.sent for each in self._messages() if not each.left]
+        head = head_of(prompt)
+        return [*prompt[:head], *filter(None, (note,)), *prompt[head:]]
 
     def _with(self, note: SystemMessage | None) -> int:
         tokens = 0 if note is None else tokens_of(note, self.working.count)
@@ -324,45 +320,30 @@ class RunMemory:
     # The history
 
     def _read(self, query: Query) -> None:
-        history, seen = query.agent.conversation_history, self._seen
-        same = query is self._query and len(history) >= len(seen) and all(map(is_, seen, history))
-        if not same:
-            self._query = query
-            self._has_own_recall = any(t.name == RECALL for t in query.agent.registered_tools)
-            self._head = head_of(history)
-            self._seen, self._blocks = [], []
-            self._show()
-            self._pinned = {id(message) for message in history[: self._head]}
-        self._pinned.update(map(id, query.messages))
-        new = history[len(self._seen) :]
-        self._seen += new
-        count = self.working.count
-        sent = []
-        for message in new:
-            if (known := self._known.get(id(message))) is None:
+        history, count = query.agent.conversation_history, self.working.count
+        self._has_own_recall = any(t.name == RECALL for t in query.agent.registered_tools)
+        for message in history:
+            if id(message) not in self._known:
                 known = PromptMessage(message, message, tokens_of(message, count))
                 self._known[id(message)] = known
-            sent.append(known)
-        for block in blocks_of(sent, self._pinned):
+        pinned = {id(message) for message in (*history[: head_of(history)], *query.messages)}
+        self._blocks = blocks_of([self._known[id(message)] for message in history], pinned)
+        for block in self._blocks:
             if block.pinned or not all(each.left for each in block.messages):
                 # a block leaves the prompt as a whole, even if hooks changed it
                 for each in block.messages:
                     each.left = False
             self._take(block)
-            self._blocks.append(block)
-            self._show(block)
+        self._tokens = sum(each.tokens for each in self._messages() if not each.left)
 
-    def _show(self, *added: Block) -> None:
-        if not added:
-            self._prompt, self._shrunk, self._left, self._tokens = [], 0, 0, 0
-        for block in added or self._blocks:
-            for each in block.messages:
-                if each.left:
-                    self._left += 1
-                else:
-                    self._shrunk += each.is_shrunk
-                    self._tokens += each.tokens
-                    self._prompt.append(each.sent)
+    def _messages(self) -> Iterator[PromptMessage]:
+        for block in self._blocks:
+            yield from block.messages
+
+    def _changed(self) -> tuple[int, int]:
+        """Return the numbers of shortened messages in the prompt, and of removed messages."""
+        shrunk = sum(each.is_shrunk and not each.left for each in self._messages())
+        return shrunk, sum(each.left for each in self._messages())
 
     def _take(self, block: Block) -> None:
         calls = {call.id: call for call in block.calls}
@@ -414,8 +395,7 @@ class RunMemory:
                 if self._tokens <= most:
                     break
                 self._tokens -= block.leave()
-        self._show()
-        if more and (self._shrunk or self._left):
+        if more and any(self._changed()):
             self.tools = [*self.tools, self._tool]
             self._schema_tokens += more  # until the caller passes schemas that include the tool
         self._index = "\n".join(self._lines())
@@ -439,7 +419,7 @@ class RunMemory:
 
     def _lines(self) -> Iterator[str]:
         """Yield lines about removed messages: one per newest answer, and a range for the rest."""
-        gone = [each for block in self._blocks for each in block.messages if each.left]
+        gone = [each for each in self._messages() if each.left]
         answers = [each for each in gone if each.label]
         said = [each.reference for each in gone if each.reference in self._said]
         if not gone:
@@ -490,29 +470,23 @@ class Recalled:
         return [*history[:head], *filter(None, (self._note,)), *history[head:]]
 
 
-class RecallMemory(ToolBase):
+class RecallMemory(FunctionTool):
     """A tool that returns shortened or removed messages of the conversation to the model."""
 
-    name = RECALL
-    description = (
-        "Returns in full what was shortened or left out of this conversation, by its reference, "
-        "such as m3 or t7."
-    )
     local = True
-    idempotent = True
 
     def __init__(self, memory: RunMemory) -> None:
         self._memory = memory
+        description = (
+            "Returns in full what was shortened or left out of this conversation, by its "
+            "reference, such as m3 or t7."
+        )
+        super().__init__(self._recall, name=RECALL, description=description, idempotent=True)
 
-    def create_schema(self) -> dict[str, Any]:
-        return schema_of("reference", reference={"type": "string", "minLength": 1})
-
-    async def execute(self, tool_call: ToolCall) -> ToolResult:
-        reference = str(tool_call.arguments.get("reference")).strip()
-        text = await self._memory.find(reference)
+    async def _recall(self, reference: Annotated[str, Field(min_length=1)]) -> str:
+        text = await self._memory.find(reference.strip())
         if text is None:
-            return error_result(
-                tool_call,
-                f"nothing is called '{reference[:40]}'; there are {self._memory.references}",
+            raise NotFoundError(
+                f"nothing is called '{reference[:40]}'; there are {self._memory.references}"
             )
-        return success_result(tool_call, text)
+        return text
