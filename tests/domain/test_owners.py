@@ -1,6 +1,7 @@
 """Privacy of texts in patterns: only texts of several owners may appear."""
 
-from bottega.memory.patterns.owners import OwnedFeatures, owner_of, public_features
+from bottega.memory.patterns.owners import owner_of
+from bottega.memory.patterns.refinement import Applied, narrowing
 
 
 def test_owner_of_an_episode() -> None:
@@ -9,35 +10,24 @@ def test_owner_of_an_episode() -> None:
     assert owner_of(None, None) == owner_of(None, "resp-1") == owner_of(None, "resp-2")
 
 
-def test_texts_of_few_owners_are_removed_from_features() -> None:
-    def told(owner: str | None, domain: str, task_type: str = "clerk") -> OwnedFeatures:
-        return OwnedFeatures(
-            {"domain": domain, "task_type": task_type, "complexity": 0.5}, owner, "clerk"
-        )
-
-    shown = public_features(
-        [
-            *(told(f"user:{n}", "billing") for n in range(3)),
-            *(told(f"user:{n % 2}", "alice's divorce", "secret") for n in range(9)),
-            told(None, "said with the pattern"),
-        ]
-    )
-    assert shown[0] == {"domain": "billing", "task_type": "clerk", "complexity": 0.5}
-    assert shown[3] == {"complexity": 0.5}
-    assert shown[-1]["domain"] == "said with the pattern"
+def narrowed_by(value: object, *owners: str | None, name: str = "domain") -> bool:
+    """Check if a pattern that fails with a value of some owners becomes an anti-condition."""
+    good = [Applied({"urgent": n}, good=True, owner=f"user:{n}") for n in range(20)]
+    bad = [
+        Applied({name: value}, good=False, owner=owners[n % len(owners)], agent="clerk")
+        for n in range(20)
+    ]
+    return narrowing([*good, *bad]) is not None
 
 
-def test_features_that_a_client_sends_belong_to_the_episodes_user() -> None:
-    def told(owner: str, **features: object) -> OwnedFeatures:
-        return OwnedFeatures(
-            {"tools_required": ["fetch"], "urgent": True, **features}, owner, "clerk"
-        )
+def test_texts_of_few_owners_narrow_no_pattern() -> None:
+    assert not narrowed_by("alice's divorce", "user:alice", "user:bob")
+    assert not narrowed_by(["4111", "eu"], "user:alice", name="cards")
+    assert narrowed_by("billing", "user:alice", "user:bob", "user:carol")
+    assert narrowed_by("said with the pattern", None)
 
-    shown = public_features(
-        [
-            *(told("user:alice", customer="Alice Smith", cards=["4111", "eu"]) for _ in range(5)),
-            *(told(f"user:{n}", customer="a firm", cards=["eu"]) for n in range(3)),
-        ]
-    )
-    assert shown[0] == {"tools_required": ["fetch"], "urgent": True, "cards": ["eu"]}
-    assert shown[-1]["customer"] == "a firm"
+
+def test_names_and_truth_values_are_no_texts_of_users() -> None:
+    assert narrowed_by("clerk", "user:alice", name="task_type")
+    assert narrowed_by(["fetch"], "user:alice", name="tools_required")
+    assert narrowed_by(True, "user:alice", name="urgent")

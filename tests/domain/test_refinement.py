@@ -26,6 +26,7 @@ from bottega.memory.patterns.pattern import (
     PatternState,
 )
 from bottega.memory.patterns.refinement import (
+    Applied,
     generalised,
     likeness,
     merged,
@@ -80,10 +81,10 @@ def pattern(number: int = 1, *, good: int = 18, n: int = 20, **more: Any) -> Pat
     return Pattern(id=UUID(int=number), name=f"p{number}", **(said | more))
 
 
-def went(*several: tuple[Features, int, int]) -> list[tuple[Features, bool]]:
+def went(*several: tuple[Features, int, int]) -> list[Applied]:
     """Build applications: per task a number of good and a number of bad ones."""
     return [
-        (features, good)
+        Applied(features, good)
         for features, well, badly in several
         for good in [True] * well + [False] * badly
     ]
@@ -116,14 +117,12 @@ class TestNarrowing:
             went(({"domain": "office"}, 40, 0), ({"domain": "law"}, 0, 4)),  # … or are told apart
         ],
     )
-    def test_no_value_is_found_without_a_difference(
-        self, applied: Sequence[tuple[Features, bool]]
-    ) -> None:
+    def test_no_value_is_found_without_a_difference(self, applied: Sequence[Applied]) -> None:
         assert narrowing(applied) is None
 
     @given(st.lists(st.tuples(tasks, st.booleans()), max_size=40))
     def test_found_value_separates_as_reported(self, applied: list[tuple[Features, bool]]) -> None:
-        found = narrowing(applied)
+        found = narrowing([Applied(*each) for each in applied])
         if found is not None:
             inside = [good for task, good in applied if not holds(found.condition, task)]
             assert found.inside == Tally(sum(inside), len(inside))
@@ -212,7 +211,7 @@ class TestRemoval:
 )
 def test_features_that_patterns_may_not_use_are_skipped(strange: dict[str, Any]) -> None:
     good, bad = {**strange, "domain": "office"}, {"domain": "law"}
-    found = narrowing([(good, True)] * 20 + [(bad, False)] * 20)
+    found = narrowing([Applied(good, True)] * 20 + [Applied(bad, False)] * 20)
     assert found is not None
     check(found.condition)
     assert found.condition["feature"] == "domain"

@@ -8,12 +8,13 @@ from datetime import datetime, timedelta
 from itertools import chain
 from json import dumps
 from re import findall
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from bottega.conditions import check
 from bottega.errors import InvalidInputError
 from bottega.memory.patterns.evidence import EVIDENCE_DAYS, LOOKS, Tally, binomial_p, fisher_p
+from bottega.memory.patterns.owners import NAMES, is_shared
 from bottega.memory.patterns.pattern import (
     Applicability,
     Condition,
@@ -47,33 +48,58 @@ class Narrowing:
         )
 
 
-def narrowing(applications: Sequence[tuple[Features, bool]]) -> Narrowing | None:
+class Applied(NamedTuple):
+    """A run that got a version of a pattern, and the run's result.
+
+    Attributes:
+        owner: see :func:`owner_of`; ``None``: the features are public.
+        agent: root agent of the run; its name is public.
+    """
+
+    features: Features
+    good: bool
+    owner: str | None = None
+    agent: str | None = None
+
+
+def narrowing(applications: Sequence[Applied]) -> Narrowing | None:
     """Return the value of a feature that best separates failed from successful applications.
 
     The difference must be significant (p < 0.01), with at least five tasks on each side; otherwise
-    the result is ``None``.
-
-    Args:
-        applications: features of the task, and true for success, for each run that got the version.
+    the result is ``None``. Runs of all users read a pattern, so a text needs three owners.
     """
-    everything = Tally.of(good for _, good in applications)
-    having: defaultdict[tuple[str, str, Any], list[bool]] = defaultdict(list)
-    for features, good in applications:
-        for name, value in features.items():
+    everything = Tally.of(each.good for each in applications)
+    having: defaultdict[tuple[str, str, Any], list[Applied]] = defaultdict(list)
+    for each in applications:
+        for name, value in each.features.items():
             if isinstance(value, str | bool):
-                having[name, "eq", value].append(good)
+                having[name, "eq", value].append(each)
             elif isinstance(value, list | tuple):
-                for each in set(map(str, value)):
-                    having[name, "contains", each].append(good)
+                for text in set(map(str, value)):
+                    having[name, "contains", text].append(each)
     found = []
-    for (name, op, value), results in having.items():
-        outside = Tally.of(results)
+    for (name, op, value), matching in having.items():
+        outside = Tally.of(each.good for each in matching)
         inside = everything.without(outside)
         condition = {"feature": name, "op": op, "value": value}
-        if min(inside.n, outside.n) >= 5 and _may_be_said(condition):
+        if (
+            min(inside.n, outside.n) >= 5
+            and (name in NAMES or _is_public(value, matching))
+            and _may_be_said(condition)
+        ):
             found.append(Narrowing(condition, inside, outside, fisher_p(inside, outside)))
     best = min(found, key=lambda each: (each.p_value, as_text(each.condition)), default=None)
     return None if best is None or best.p_value >= 0.01 else best
+
+
+def _is_public(value: Any, having: Sequence[Applied]) -> bool:
+    owners = {each.owner for each in having}
+    return (
+        not isinstance(value, str)
+        or None in owners
+        or is_shared({each for each in owners if each is not None})
+        or any(value == each.agent for each in having)
+    )
 
 
 def _may_be_said(condition: Condition) -> bool:

@@ -28,20 +28,19 @@ from bottega.memory.patterns.evidence import (
     Validation,
     validated,
 )
-from bottega.memory.patterns.owners import OwnedFeatures, owner_of, public_features
+from bottega.memory.patterns.owners import owner_of
 from bottega.memory.patterns.pattern import (
     APPLIED,
     Application,
     Arm,
     Evidence,
-    Features,
     Lifecycle,
     Pattern,
     PatternState,
     check_applicability,
     pattern_of,
 )
-from bottega.memory.patterns.refinement import MOST_MERGED, merged, started_over
+from bottega.memory.patterns.refinement import MOST_MERGED, Applied, merged, started_over
 
 CHANNEL = "bottega_patterns"
 """Channel for a tenant's id; it is sent when a change affects which runs get patterns."""
@@ -511,15 +510,14 @@ class PatternStore:
         rows = await self.connection.fetch(_NEWEST, self.tenant_id, *given)
         return [Judged(*row) for row in reversed(rows)]
 
-    async def applied(self, of: Pattern, most: int) -> list[tuple[Features, bool]]:
-        """Return the public features and the success of the last tasks that got this version."""
+    async def applied(self, of: Pattern, most: int) -> list[Applied]:
+        """Return the last runs that got this version of a pattern."""
         given = of.key, of.version, GIVEN_ARMS, most
         rows = await self.connection.fetch(_APPLIED, self.tenant_id, *given)
-        records = [
-            OwnedFeatures(from_json(row["features"]), _owner(row, of.trust), row["agent"])
+        return [
+            Applied(from_json(row["features"]), row["good"], _owner(row, of.trust), row["agent"])
             for row in rows
         ]
-        return [*zip(public_features(records), [row["good"] for row in rows], strict=True)]
 
     async def notify(self) -> None:
         """Notify all processes, at commit, that the tenant's patterns have changed."""
