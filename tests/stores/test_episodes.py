@@ -281,7 +281,7 @@ async def test_a_list_continues_after_its_cursor(memory: EpisodicMemory) -> None
     for descending in (False, True):
         seen: list[UUID | None] = []
         place = None
-        while page := await memory.page(
+        while page := await memory.structured_search(
             DEFAULT_TENANT, EVERYTHING, ANY, limit=3, after=place, descending=descending
         ):
             seen += ids(page)

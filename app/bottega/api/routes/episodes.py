@@ -248,7 +248,7 @@ async def list_(
     request: Request,
     response: Response,
 ) -> Any:
-    found = await service.memory.page(
+    found = await service.memory.structured_search(
         tenant,
         within(principal, query.user, query.session_id, query.scope),
         query.filters(),

@@ -45,6 +45,7 @@ from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.episodes.search import load
 from bottega.memory.learning import maintenance as jobs
 from bottega.memory.learning.context import (
+    Learned,
     Lesson,
     ReportedOutcome,
     context_for_task,
@@ -508,7 +509,7 @@ async def learn(
             for each in (await load(driver, EVERYTHING, [stored])).values():
                 acting.refuse_other(each.user_id, f"episode {stored}")
 
-        async def create() -> dict[str, Any]:
+        async def create() -> Learned:
             known: Episode | UUID | None = body.episode_id
             if episode is not None:
                 await hold_owner(tx, tenant, episode.session_id, episode.user_id)
@@ -531,12 +532,7 @@ async def learn(
             }
             where = str(learned.episode_id)
             await audit.note(tx, tenant, actor, "memory.learn", where, details)
-            return {
-                "episode_id": learned.episode_id,
-                "reflection": learned.reflection,
-                "candidates": learned.candidates,
-                "applications": learned.applications,
-            }
+            return learned
 
         return await once(tx, response, Learnt, create)
 

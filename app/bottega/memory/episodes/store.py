@@ -286,29 +286,14 @@ class EpisodicMemory:
         where: EpisodeFilter,
         *,
         limit: int,
-        descending: bool = False,
-    ) -> list[Episode]:
-        """Return the first ``limit`` searchable episodes by end time, then id.
-
-        This method does not count accesses."""
-        if scope.reach is Reach.RUN:
-            return []
-        given = search.listed(scope, where)
-        async with acting_as(self.pool, tenant_id) as connection:
-            found = await connection.fetch(search.LIST[descending], *given, limit)
-        return [*map(search.to_episode, found)]
-
-    async def page(
-        self,
-        tenant_id: UUID,
-        scope: Scope,
-        where: EpisodeFilter,
-        *,
-        limit: int,
         after: Place | None = None,
         descending: bool = False,
     ) -> PageItems[Episode]:
-        """List a page of episodes after the position ``after``, by end time, then id."""
+        """List a page of searchable episodes after a position, by end time, then id.
+
+        This method does not count accesses."""
+        if scope.reach is Reach.RUN:
+            return PageItems([], more=False)
         given = search.listed(scope, where, after)
         async with acting_as(self.pool, tenant_id) as connection:
             found = await fetch_rows(connection, search.LIST[descending], *given, limit=limit)
