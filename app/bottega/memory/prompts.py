@@ -10,6 +10,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import is_
 from typing import Annotated
 
 from pydantic import Field
@@ -95,10 +96,6 @@ class Block:
     def calls(self) -> tuple[ToolCall, ...]:
         first = self.messages[0].message
         return first.tool_calls if isinstance(first, AssistantMessage) else ()
-
-    @property
-    def left(self) -> bool:
-        return self.messages[0].left
 
     def shrink(self, count: TokenCounter) -> int:
         """Replace tool results with summaries; return the number of saved tokens."""
@@ -233,8 +230,11 @@ class RunMemory:
         self._known: dict[int, PromptMessage] = {}
         self._said: dict[str, StandardMessage] = {}
         self._has_own_recall = False  # true: the agent itself has a tool with the name of RECALL
-        self._blocks: list[Block] = []
+        self._query: Query | None = None
+        self._seen: list[StandardMessage] = []  # the history of the last prompt
+        self._blocks: list[Block] = []  # of these messages
         self._tokens = 0  # of the messages in the prompt
+        self._is_cut = False  # true after a message was shortened or removed
         self._schemas: Sequence[ToolSchema] = ()
         self._schema_tokens = 0
         self._base = ""
@@ -303,15 +303,19 @@ class RunMemory:
                 f"the prompt has about {total} tokens, more than the working memory's limit of "
                 f"{self.limit}, after removing every message that may be removed",
             )
-        shrunk, left = self._changed()
+        prompt: Sequence[StandardMessage] = query.agent.conversation_history
         query.composed = None
-        if shrunk or left:
-            query.composed = {"tokens": total, "shrunk": shrunk, "left": left}
-        elif note is None:
-            return query.agent.conversation_history
-        prompt = [each.sent for each in self._messages() if not each.left]
+        if self._is_cut:
+            known = [*self._messages()]
+            prompt = [each.sent for each in known if not each.left]
+            shrunk = sum(each.is_shrunk and not each.left for each in known)
+            if shrunk or len(prompt) < len(known):
+                left = len(known) - len(prompt)
+                query.composed = {"tokens": total, "shrunk": shrunk, "left": left}
+        if note is None:
+            return prompt
         head = head_of(prompt)
-        return [*prompt[:head], *filter(None, (note,)), *prompt[head:]]
+        return [*prompt[:head], note, *prompt[head:]]
 
     def _with(self, note: SystemMessage | None) -> int:
         tokens = 0 if note is None else tokens_of(note, self.working.count)
@@ -320,30 +324,31 @@ class RunMemory:
     # The history
 
     def _read(self, query: Query) -> None:
-        history, count = query.agent.conversation_history, self.working.count
-        self._has_own_recall = any(t.name == RECALL for t in query.agent.registered_tools)
-        for message in history:
-            if id(message) not in self._known:
+        history, seen, count = query.agent.conversation_history, self._seen, self.working.count
+        is_longer = len(history) >= len(seen) and all(map(is_, seen, history))
+        if query is not self._query or not is_longer:
+            self._query, self._seen, self._blocks, self._tokens = query, [], [], 0
+            self._has_own_recall = any(t.name == RECALL for t in query.agent.registered_tools)
+        pinned = {id(message) for message in (*history[: head_of(history)], *query.messages)}
+        new = []
+        for message in history[len(self._seen) :]:
+            if (known := self._known.get(id(message))) is None:
                 known = PromptMessage(message, message, tokens_of(message, count))
                 self._known[id(message)] = known
-        pinned = {id(message) for message in (*history[: head_of(history)], *query.messages)}
-        self._blocks = blocks_of([self._known[id(message)] for message in history], pinned)
-        for block in self._blocks:
+            new.append(known)
+        self._seen = list(history)
+        for block in blocks_of(new, pinned):
             if block.pinned or not all(each.left for each in block.messages):
                 # a block leaves the prompt as a whole, even if hooks changed it
                 for each in block.messages:
                     each.left = False
             self._take(block)
-        self._tokens = sum(each.tokens for each in self._messages() if not each.left)
+            self._blocks.append(block)
+            self._tokens += sum(each.tokens for each in block.messages if not each.left)
 
     def _messages(self) -> Iterator[PromptMessage]:
         for block in self._blocks:
             yield from block.messages
-
-    def _changed(self) -> tuple[int, int]:
-        """Return the numbers of shortened messages in the prompt, and of removed messages."""
-        shrunk = sum(each.is_shrunk and not each.left for each in self._messages())
-        return shrunk, sum(each.left for each in self._messages())
 
     def _take(self, block: Block) -> None:
         calls = {call.id: call for call in block.calls}
@@ -395,7 +400,8 @@ class RunMemory:
                 if self._tokens <= most:
                     break
                 self._tokens -= block.leave()
-        if more and any(self._changed()):
+        self._is_cut = any(each.is_shrunk or each.left for each in self._messages())
+        if more and self._is_cut:
             self.tools = [*self.tools, self._tool]
             self._schema_tokens += more  # until the caller passes schemas that include the tool
         self._index = "\n".join(self._lines())
@@ -410,7 +416,7 @@ class RunMemory:
         groups: tuple[list[Block], list[Block], list[Block]] = ([], [], [])
         age = 1
         for block in reversed(blocks[:newest]):
-            if not block.pinned and not block.left:
+            if not block.pinned and not block.messages[0].left:
                 groups[2 if age <= 1 else 1 if age <= RECENT else 0].insert(0, block)
             age += bool(block.calls)
         return groups
