@@ -106,7 +106,7 @@ class Episodes:
 
     async def listed(self, where: EpisodeFilter = search.ANY) -> list[int]:
         async with self.acting() as connection:
-            given = search.listed(EVERYTHING, where)
+            given = EVERYTHING.document, search.conditions(where), None, None
             found = await connection.fetch(search.LIST[False], *given, 100)
         return [row["id"].int for row in found]
 

@@ -82,7 +82,7 @@ LIST = {
     for descending, order in ((False, "ASC"), (True, "DESC"))
 }
 """Lists searchable episodes by end time, then id; the key is true for the latest first. The
-arguments are those of :func:`listed`, then the maximum number of rows."""
+arguments are scope, conditions, the time and id after which the page begins, and the limit."""
 _CANDIDATES = """
 SELECT * FROM search_episodes(
     $1::jsonb, $2::text[], $3::text::halfvec, $4, $5, $6::jsonb, $7, $8, $9, $10)
@@ -149,7 +149,7 @@ async def candidates(
         None if vector is None or embedder is None else vector_text(vector),
         embedder,
         by,
-        _conditions(where),
+        conditions(where),
         aged_before,
         0.8,
         limit,
@@ -169,15 +169,8 @@ def vector_text(vector: "NDArray[np.float32]") -> str:
     return to_json(vector.tolist()).decode()
 
 
-def listed(
-    scope: Scope, where: EpisodeFilter, after: Place | None = None
-) -> tuple[str, str, datetime | None, UUID | None]:
-    """Return the arguments of :data:`LIST`, except the last one."""
-    at, episode_id = after or (None, None)
-    return scope.document, _conditions(where), at, episode_id
-
-
-def _conditions(where: EpisodeFilter) -> str:
+def conditions(where: EpisodeFilter) -> str:
+    """Return a filter in JSON, as an argument of SQL functions."""
     known = {name: value for name, value in asdict(where).items() if value}
     if where.min_trust == 1:  # all episodes have at least this trust
         del known["min_trust"]

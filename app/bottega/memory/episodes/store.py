@@ -294,7 +294,7 @@ class EpisodicMemory:
         This method does not count accesses."""
         if scope.reach is Reach.RUN:
             return PageItems([], more=False)
-        given = search.listed(scope, where, after)
+        given = scope.document, search.conditions(where), *(after or (None, None))
         async with acting_as(self.pool, tenant_id) as connection:
             found = await fetch_rows(connection, search.LIST[descending], *given, limit=limit)
         return PageItems(map(search.to_episode, found), more=found.more)
