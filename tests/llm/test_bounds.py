@@ -11,7 +11,7 @@ from bottega.llm import provider
 from bottega.llm.dialects import answer
 from bottega.llm.dialects.answer import MAX_CALLS, MAX_CHARACTERS
 from tests.fake_model import FakeModel, calls, text
-from tests.llm.conftest import Asking
+from tests.llm.conftest import Asking, provider_for
 
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"' + b"x" * 100_000 + b'"}}]}\n\n'
 
@@ -69,13 +69,14 @@ async def test_too_many_tool_calls_are_refused(model: FakeModel, asking: Asking)
 
 
 async def test_a_provider_keeps_something_of_a_bounded_number_of_models(
-    model: FakeModel, asking: Asking, monkeypatch: pytest.MonkeyPatch
+    model: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(provider, "MOST_MODELS", 3)
     model.decide = lambda request: text("hello")
-    for number in range(8):
-        await asking("hi", model=f"m{number % 5}")
+    async with provider_for(model) as asking:
+        for number in range(8):
+            await asking("hi", model=f"m{number % 5}")
+        kept = asking.provider._dialects, asking.provider._prices
     asked = [request["model"] for request in model.requests]
     assert asked == [f"m{number % 5}" for number in range(8)]
-    kept = asking.provider._dialects, asking.provider._prices
     assert [list(each) for each in kept] == [["m0", "m1", "m2"]] * 2

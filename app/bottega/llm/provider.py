@@ -15,13 +15,14 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 from ipaddress import ip_address, ip_network
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import unquote_to_bytes
 from urllib.request import getproxies, proxy_bypass
 from weakref import WeakKeyDictionary
 
 import aiohttp
 import httpx2
+from cachetools import LRUCache
 from pydantic_core import from_json
 from yarl import URL
 
@@ -59,8 +60,6 @@ from bottega.network import NETWORK_ERRORS, body_of, open_session, reader_of
 from bottega.outside import OutsideError
 from bottega.redaction import Redactor, is_vocabulary
 from bottega.trace_context import with_trace
-
-T = TypeVar("T")
 
 MOST_MODELS = 1000
 """Maximum number of models in a server's cache, because users may request any model."""
@@ -211,14 +210,6 @@ class ModelClient:
             del self._sessions[loop]
 
 
-def keep(kept: dict[str, T], key: str, value: T) -> T:
-    """Store a value in a cache that has at most ``MOST_MODELS`` entries. Return the value."""
-    while len(kept) >= MOST_MODELS:
-        del kept[next(iter(kept))]
-    kept[key] = value
-    return value
-
-
 def is_success(response: aiohttp.ClientResponse) -> bool:
     return 200 <= response.status < 300
 
@@ -367,8 +358,8 @@ class ModelProvider:
         self._sleep = sleep
         self._random_unit = random_unit
         self._new_id = new_id
-        self._dialects: dict[str, Dialect] = {}
-        self._prices: dict[str, ModelPrices | None] = {}
+        self._dialects: LRUCache[str, Dialect] = LRUCache(MOST_MODELS)
+        self._prices: LRUCache[str, ModelPrices | None] = LRUCache(MOST_MODELS)
         self._client = ModelClient(spec)
         self._report = self._client.report
         sent = (spec.api_key or "", *spec.hidden)
@@ -505,8 +496,8 @@ class ModelProvider:
     def _dialect(self, model: str) -> Dialect:
         dialect = self._dialects.get(model)
         if dialect is None:
-            dialect = _DIALECTS[self.spec.dialect](self.spec, model, self._client.address)
-            keep(self._dialects, model, dialect)
+            make = _DIALECTS[self.spec.dialect]
+            dialect = self._dialects[model] = make(self.spec, model, self._client.address)
         return dialect
 
     async def prices(self, model: str | None = None) -> ModelPrices | None:
@@ -515,7 +506,7 @@ class ModelProvider:
             find = partial(prices_of, model, self._client.address, self.spec.prices)
             # The search for prices runs in a thread, because the first search loads the public
             # lists.
-            return keep(self._prices, model, await asyncio.to_thread(find))
+            self._prices[model] = await asyncio.to_thread(find)
         return self._prices[model]
 
     async def _counted(
