@@ -51,7 +51,7 @@ from bottega.api.routes import (
     websocket,
 )
 from bottega.api.routes.files import LONGEST_BODY
-from bottega.api.routes.graphs import Drawings, DryRuns
+from bottega.api.routes.graphs import DryRuns
 from bottega.api.routes.mcp import endpoint as mcp_endpoint
 from bottega.api.routes.mcp import servers as mcp_servers
 from bottega.api.routes.mcp.messages import translated as as_rpc_error
@@ -215,7 +215,6 @@ def create_app(service: Service) -> FastAPI:
     )
     add_docs(app, lambda: to_json(app.openapi()))
     app.state.service = service
-    app.state.drawings = Drawings()
     app.state.dry_runs = DryRuns()
     settings = service.settings
     # The middleware that is added last gets a request first.

@@ -1,8 +1,6 @@
 """Checks, changes and drawings of graphs' definitions."""
 
-import os
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -10,8 +8,6 @@ from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
-
-from pydantic_core import from_json, to_json
 
 from bottega.conditions import ConditionCheck, kind_of
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError
@@ -612,34 +608,15 @@ _DRAW = {
 _UNSHOWN = datetime.min.replace(tzinfo=UTC)
 
 
-def draw(plan: dict[str, Any]) -> bytes:
-    """Draw a graph.
+def draw(content: dict[str, Any], versions: Mapping[str, int], form: str) -> bytes:
+    """Draw a graph. The largest graph takes 0.2 s.
 
     Args:
-        plan: the graph's ``content`` (see :func:`to_graph`), the published ``versions`` by agent,
-            and the ``format``, which is ``svg``, ``mermaid`` or ``dot``.
+        content: see :func:`to_graph`.
+        versions: versions of publications, by agent.
+        form: ``svg``, ``mermaid`` or ``dot``.
     """
-    graph = to_graph(plan["content"])
-    for agent, version in plan["versions"].items():
+    graph = to_graph(content)
+    for agent, version in versions.items():
         graph.restore(Publication(agent, content="", version=version, timestamp=_UNSHOWN))
-    return _DRAW[plan["format"]](graph).encode()
-
-
-def command() -> tuple[list[str], dict[str, str]]:
-    """Return arguments and environment of the program that draws, with this process's path."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    return [sys.executable, "-P", "-m", "bottega.definitions.graphs"], environment
-
-
-def main() -> None:
-    """Read a drawing's plan from standard input, as JSON; write the drawing to standard output."""
-    sys.stdout.buffer.write(draw(from_json(sys.stdin.buffer.read())))
-
-
-def packed(content: dict[str, Any], versions: dict[str, int], form: str) -> bytes:
-    """Encode a drawing's plan as JSON; plans of equal drawings have equal bytes."""
-    return to_json({"content": content, "versions": versions, "format": form})
-
-
-if __name__ == "__main__":
-    main()
+    return _DRAW[form](graph).encode()

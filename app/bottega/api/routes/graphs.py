@@ -3,12 +3,10 @@
 import asyncio
 from collections.abc import Mapping
 from datetime import datetime
-from hashlib import sha256
 from signal import SIGABRT, SIGKILL, SIGXCPU
 from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
-from cachetools import LRUCache
 from fastapi import Query, Request, Response
 from pydantic import (
     ConfigDict,
@@ -18,7 +16,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError, from_json, to_json
+from pydantic_core import PydanticCustomError, to_json
 
 from bottega.api.errors import problems
 from bottega.api.routes.agents import refuse_unknown_plugins, schemas_of
@@ -59,14 +57,12 @@ from bottega.definitions.graphs import (
     Schemas,
     draw,
     normalised,
-    packed,
     refuse_nesting,
     subgraphs_of,
     to_graph,
     with_edge,
     without_edge,
 )
-from bottega.definitions.graphs import command as draw_command
 from bottega.definitions.pinned import PinnedDefinitions, pinned_graph, pins_of
 from bottega.definitions.store import AGENTS, GRAPHS
 from bottega.dry_run import LONGEST_S, NO_MEMORY
@@ -562,71 +558,6 @@ class DryRuns:
             ) from None
 
 
-_LONGEST_DRAWING_S = 60.0
-
-DrawingKey = tuple[UUID, bytes]
-
-
-class Drawings:
-    """Cache of the drawings that this process made, by the graph's content.
-
-    A large graph is drawn in a separate process. Requests for the same drawing that wait at the
-    same time share one drawing.
-
-    Args:
-        most_bytes: maximum size of the cache in bytes; a full cache drops the least recently used
-            drawings.
-    """
-
-    def __init__(self, most_bytes: int = 16 * 1024 * 1024) -> None:
-        self._kept: LRUCache[DrawingKey, bytes] = LRUCache(most_bytes, getsizeof=len)
-        self._making: dict[DrawingKey, asyncio.Task[bytes]] = {}
-        self._limit = TenantLimit(8, "drawings", "drawings")
-        self._processes = Processes(_LONGEST_DRAWING_S)
-
-    async def get(
-        self, tenant_id: UUID, content: dict[str, Any], versions: dict[str, int], form: str
-    ) -> bytes:
-        """Return a drawing of a tenant's graph; see :func:`bottega.definitions.graphs.draw`.
-
-        Raises:
-            UnavailableError: ``drawing_too_slow``.
-            LimitedError: ``drawings``: too many other drawings of the tenant are in progress.
-        """
-        plan = packed(content, versions, form)
-        key = (tenant_id, sha256(plan).digest())
-        if (kept := self._kept.get(key)) is not None:
-            return kept
-        making = self._making.get(key)
-        if making is None:
-            # A thread draws a graph of this size in a few milliseconds.
-            small = len(content["nodes"]) + len(content["edges"]) <= 100
-            making = asyncio.ensure_future(self._make(tenant_id, plan, small=small))
-            self._making[key] = making
-            making.add_done_callback(lambda done: self._made(key, done))
-        return await asyncio.shield(making)
-
-    async def _make(self, tenant_id: UUID, plan: bytes, *, small: bool) -> bytes:
-        with self._limit.enter(tenant_id):
-            if small:
-                return await asyncio.to_thread(lambda: draw(from_json(plan)))
-            try:
-                return await self._processes.output(tenant_id, draw_command(), plan)
-            except TimeoutError:
-                raise UnavailableError(
-                    f"the drawing took longer than {_LONGEST_DRAWING_S:g} s: draw a smaller graph, "
-                    "or ask for another format",
-                    code="drawing_too_slow",
-                ) from None
-
-    def _made(self, key: DrawingKey, made: asyncio.Task[bytes]) -> None:
-        del self._making[key]
-        if made.cancelled() or made.exception() is not None:
-            return
-        if len(made.result()) <= self._kept.maxsize:
-            self._kept[key] = made.result()
-
-
 async def plan_of(
     service: Service, tenant_id: UUID, graph: str, agent: str | None, question: str
 ) -> dict[str, Any]:
@@ -808,7 +739,7 @@ _MEDIA = {
     description="Returns an SVG, or source text for Mermaid or Graphviz.",
     response_class=Response,
     responses={
-        **problems(404, 503),
+        **problems(404),
         200: {
             "description": "The drawing.",
             "content": {
@@ -818,7 +749,6 @@ _MEDIA = {
     },
 )
 async def drawing(
-    request: Request,
     service: ServiceDep,
     tenant: DefineTenant,
     name: DefinitionName,
@@ -834,8 +764,7 @@ async def drawing(
             content = (await store.get(tx, GRAPHS, tenant, name)).content
         else:
             content, versions = await published_graph(tx, tenant, run_id, name, node)
-    drawings: Drawings = request.app.state.drawings
-    picture = await drawings.get(tenant, content, versions, format)
+    picture = await asyncio.to_thread(draw, content, versions, format)
     # A browser that opens a drawing as a page must not load or run anything in it.
     headers = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox"}
     return Response(picture, media_type=_MEDIA[format], headers=headers)
