@@ -1,4 +1,4 @@
-"""Memory for a client's task: retrieval of episodes and patterns, and learning from reports."""
+"""Memory for a client's task: retrieval of episodes and patterns; learning from a report."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class TaskContext:
     patterns: Sequence[Match]  # validated patterns that apply to the task, best first
     episodes: Found
     knowledge: Sequence[Match]  # validated patterns of the category ``domain``
-    insights: Sequence[FoundInsight]  # of the domain's relevant episodes, frequent first
+    insights: Sequence[FoundInsight]  # of relevant episodes of the domain, most frequent first
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class ReportedOutcome:
 class Learned:
     episode_id: UUID
     reflection: Mapping[str, Any]
-    candidates: Sequence[Pattern]  # new, or existing patterns with equal content
+    candidates: Sequence[Pattern]  # new patterns, or existing patterns with equal content
     applications: int  # number of reported outcomes that are new evidence
 
 
@@ -93,11 +93,13 @@ async def context_for_task(
 ) -> TaskContext:
     """Retrieve memory that may help with a task, outside of the experiment with patterns.
 
-    The result has no candidates, but all validated patterns that apply: none is withheld.
+    The result has all validated patterns that apply (the experiment withholds none) and no
+    candidates.
 
     Args:
-        scope: scope of the episodes; patterns have no text of single users and need no scope.
-        known: features that override the features found in the task's words.
+        scope: scope of the episodes; patterns need no scope, because they contain no texts of
+            single users.
+        known: features that override the features found in the task's text.
         k: maximum number of patterns, of episodes and of insights.
     """
     goals = analyse(task, domain=domain, task_type=task_type, capabilities=capabilities)
@@ -125,21 +127,21 @@ async def learn_from_episode(
     *,
     principal: str,
 ) -> Learned:
-    """Learn from a client's report about an episode, in a transaction of the tenant. Idempotent.
+    """Learn from a client's report about an episode, in a transaction of the tenant; idempotent.
 
-    Lessons become candidates of the lowest trust; other runs validate these candidates. If the
-    episode has a user or session, its lessons stay in the episode's reflection, because runs of all
-    users read patterns. An existing reflection is not replaced.
+    Lessons become candidate patterns of the lowest trust, which the experiment validates in other
+    runs. If the episode has a user or session, only the episode's reflection gets the lessons,
+    because runs of all users read patterns. An existing reflection is not replaced.
 
-    A reported outcome counts unless the episode was imported, cancelled or quarantined, or is a
-    source of the pattern. If the experiment assigned the pattern to the run, only the run's own
-    result and feedback on the run count.
+    A reported outcome is evidence unless the episode was imported, cancelled or quarantined, or is
+    a source of the pattern. If the experiment assigned the run to an arm of the pattern, the run's
+    own result and feedback are the evidence, not the report.
 
     Args:
         episode: an episode to store, or the id of a stored episode.
 
     Raises:
-        NotFoundError: the episode or one of the patterns is unknown.
+        NotFoundError: the episode or a pattern is unknown.
     """
     if isinstance(episode, Episode):
         episode = await memory.store(tenant_id, episode, on=connection)

@@ -1,7 +1,7 @@
-"""Builds a run's episode from the run's events. Pure.
+"""Construction of a run's episode from the run's events.
 
-Each event is read once. The use of memory is bounded, because the trace keeps only the first and
-the last steps.
+The recorder reads each event once. The recorder's memory is bounded, because the trace keeps only
+the first and the last steps.
 """
 
 from collections import Counter, deque
@@ -48,10 +48,10 @@ from bottega.memory.text.summaries import cut, summary_of
 from bottega.memory.working_memory import SEARCH_MEMORY, SET_PLAN, plan_of
 
 _OF_MEMORY = frozenset((SET_PLAN, SEARCH_MEMORY, "recall_memory"))
-"""Tools of the memory, whose calls are not steps of the task."""
+"""Tools of the memory; the trace omits the calls of these tools."""
 
 _STEP_BYTES = 300
-_SUMMARY_TOKENS = 480  # at four bytes per token, within the limit of an episode
+_SUMMARY_TOKENS = 480  # about 4 bytes per token, within LONGEST_SUMMARY
 _LONGEST_TAG = 64
 _MOST_PARTS = 32
 
@@ -67,7 +67,7 @@ class RunFacts:
     first: str  # name of the root agent, or of a DAG's graph
     definitions: Mapping[str, Mapping[str, Any]]  # definitions of the run's agents, by name
     metadata: Mapping[str, Any]  # may contain ``domain``, ``task_type`` and ``tags``
-    user: str | None = None  # the customer's name for the end user
+    user: str | None = None  # name that the tenant's product uses for the end user
     agent: str | None = None  # name of the root agent; ``None`` for a DAG
     sent_tools: frozenset[str] = frozenset()  # names of tools that the request defines
     silent: frozenset[str] = frozenset()  # agents whose work is not stored in the episode
@@ -113,10 +113,11 @@ class RunPart:
 
     Attributes:
         part: ``GRAPH/NODE`` for a node, or the name of a sub-agent.
-        received: answers of other nodes that this part got, by the name of the other node.
-        task_id: id of the part's task, if the part had exactly one task.
-        checks: checks of the part's answer that have not been made yet.
-        passed: result of the part's checks, with the ``reason`` of a failure; ``None``: no result.
+        received: answers that this node or sub-agent got, by the name of the node that answered.
+        task_id: id of the task, if the node or sub-agent had exactly one task.
+        checks: checks of the answer that have not been made yet.
+        passed: result of the checks of the answer, with the ``reason`` of a failure; ``None``: no
+            result.
     """
 
     part: str
@@ -137,11 +138,11 @@ class RunPart:
 
 
 class EpisodeRecorder:
-    """Reads a run's events in order, and builds the run's episode at the end.
+    """Recorder that reads a run's events in order, and builds the run's episode at the end.
 
     Args:
-        clean: a function that removes secrets from a text. The function runs before texts are cut,
-            because it would not recognise half a secret.
+        clean: function that removes secrets from a text. The recorder calls it before cutting a
+            text, because ``clean`` recognises only whole secrets.
         reflects: true: rules write the episode's reflection; false: a model writes it later.
     """
 
@@ -150,7 +151,7 @@ class EpisodeRecorder:
     ) -> None:
         self.about = about
         self._reflects = reflects
-        self.goals: Goals | None = None  # the task's analysis, if there is one
+        self.goals: Goals | None = None  # analysis of the task, if there is one
         self.parts: Sequence[RunPart] = ()  # set when the run ends
         self._clean = clean
         self._first: list[dict[str, Any]] = []
@@ -174,7 +175,7 @@ class EpisodeRecorder:
         }
         self._of_memory = _OF_MEMORY.difference(about.capabilities)
         self._suspicion: str | None = None
-        self._is_silent = False  # true if the current event is of an agent whose work is not stored
+        self._is_silent = False  # true: the current event's agent is in ``silent``
         self._plans: list[list[str]] = []
         self._asked_people: dict[str, tuple[str, Mapping[str, Any]]] = {}  # tool and arguments
         self.decided: list[tuple[str, str]] = []  # reason, and ``denied`` or ``edited``
@@ -211,7 +212,6 @@ class EpisodeRecorder:
                 self._task(event_type, task_id, agent, data)
 
     def _task(self, event_type: str, task_id: UUID, agent: str | None, data: Data) -> None:
-        """Process an event about a task itself, not about a call of the task."""
         self._following.task(event_type, task_id, agent, data)
         if event_type == EventType.AGENT_COMPLETED:
             self._tasks.setdefault(task_id, True)
@@ -225,7 +225,7 @@ class EpisodeRecorder:
     def _decision(
         self, tool: str, arguments: Mapping[str, Any], resolution: Mapping[str, Any]
     ) -> None:
-        """Store the reason why a person denied or edited a call, so that later runs can read it."""
+        """Store the reason why a person denied or edited a call; later runs can read the reason."""
         if self._is_silent:
             return
         if resolution.get("decision") == "deny" and resolution.get("comment"):
@@ -299,7 +299,7 @@ class EpisodeRecorder:
 
     @property
     def trace(self) -> list[dict[str, Any]]:
-        """The stored steps; a gap in their numbers means that steps were left out."""
+        """The stored steps; a gap in the steps' numbers means that the trace omits steps."""
         return [*self._first, *self._last]
 
     def episode(
@@ -361,7 +361,7 @@ class EpisodeRecorder:
         return told.to_row()
 
     def _kept_parts(self) -> list[RunPart]:
-        """Return the parts in order; if there are too many, leave out successful parts first."""
+        """Return the work of nodes and sub-agents in order; if too much, omit successful work."""
         ranked = sorted(self.parts, key=lambda each: not each.is_bad)[:_MOST_PARTS]
         return [each for each in self.parts if any(each is kept for kept in ranked)]
 
@@ -439,7 +439,7 @@ class EpisodeRecorder:
         return {"plan": plan, "adaptations": adaptations, **spent}
 
     def _side_effects(self) -> list[dict[str, Any]]:
-        """Return the tools whose calls may have changed an external system, and count the calls."""
+        """Return each tool that may have changed an external system, with its number of calls."""
         return [
             {"tool": name, "calls": self._tools[name]}
             for name, tool in sorted(self._outside.items())

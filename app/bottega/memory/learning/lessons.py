@@ -1,4 +1,4 @@
-"""Lessons of episodes: later runs get them, and people edit, pin or remove them.
+"""Lessons of episodes, which later runs get, and which people edit, pin or remove.
 
 A lesson is an insight of a reflection, or the reason of a verdict other than success. A lesson
 belongs to the user, session and agent of the episode's run. Only runs that may read the episode get
@@ -68,8 +68,8 @@ async def page(
     """List a page of lessons by age.
 
     Args:
-        filters: required values by column. Without a user and a session, the page has lessons that
-            have neither, and lessons for all runs of an agent.
+        filters: required values by column. Without a user and a session, the page has lessons
+            without user and session, and lessons for all runs of an agent.
     """
     wanted = {name: value for name, value in filters.items() if value is not None}
     query = _PAGE + "".join(f" AND {name} = ${n}" for n, name in enumerate(wanted, 3))
@@ -97,8 +97,10 @@ async def change(
 
     Raises:
         NotFoundError: the lesson does not exist.
-        ConflictError: ``removed``; ``too_many_pinned``.
-        InvalidInputError: the new text looks like an order to a model; or no agent is known.
+        ConflictError: the lesson was removed (``removed``), or the user has too many pinned lessons
+            (``too_many_pinned``).
+        InvalidInputError: the new text looks like an order to a model, or no agent is known for
+            whose runs the lesson could be released.
     """
     now = await get(connection, tenant_id, lesson_id, lock=True)
     if now["state"] == "removed":
@@ -158,9 +160,9 @@ async def get(
 async def pinned_for(
     pool: asyncpg.Pool, tenant_id: UUID, scope: Scope, agent: str | None
 ) -> list[Lesson]:
-    """Return the lessons that a run gets for every task.
+    """Return the lessons that a run gets whatever its task is.
 
-    The lessons are those that are pinned within the run's scope, and those for all runs of the
+    The result has the pinned lessons within the run's scope, and the lessons for all runs of the
     run's agent. Each lesson has ``id``, ``text``, ``episode_id`` and ``pinned``.
     """
     within = None if scope.reach is Reach.RUN else scope.document
@@ -189,7 +191,7 @@ _NEGATIONS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class FoundInsight:
-    """An insight and the relevant episodes whose reflections contain it, best first."""
+    """An insight, and the relevant episodes whose reflections contain the insight, best first."""
 
     id: UUID
     text: str
@@ -198,10 +200,10 @@ class FoundInsight:
 
 
 def insights_in(found: Sequence[tuple[Episode, float]], salt: UUID) -> list[FoundInsight]:
-    """Return the insights of relevant episodes, the most frequent first, then by score.
+    """Return the insights of relevant episodes, sorted by frequency, then by score.
 
-    The result leaves out texts that look like instructions to a model. If insights differ only in a
-    negation, the result has the insight of the newest episode.
+    The result omits texts that look like instructions to a model. Of insights that differ only in a
+    negation, the result has only the insight of the newest episode.
 
     Args:
         found: relevant episodes and their scores, best first.
@@ -233,9 +235,10 @@ def _sentences(episode: Episode) -> Iterable[str]:
 
 
 def rendered(insight: FoundInsight) -> str:
-    """Render an insight for a prompt: a line about its source, then the sentence.
+    """Render an insight for a prompt: a line about the insight's source, then its sentence.
 
-    The first line is trusted. The sentence is indented, so that it cannot imitate the first line.
+    Models may trust the first line. The sentence is indented, so that the sentence cannot imitate
+    the first line.
     """
     newest = max(each.at for each in insight.episodes)
     imported = all(each.trust < READ_OUTSIDE for each in insight.episodes)

@@ -1,10 +1,10 @@
-"""Maintenance of a tenant's memory, which runs each night and on demand.
+"""Maintenance of a tenant's memory, each night and on demand.
 
-A job is a row that passes six stages in order. A worker claims the job with a lease; each stage
-renews the lease. The number of the claim (``tries``) is the fence: a worker that lost the job can
-no longer write to the row. If a worker dies, the next worker continues after the last finished
-stage. Each stage is idempotent, even after a partial or a concurrent execution. So no stage stores
-its position, and every report has a bounded size.
+A job is a row, for which a worker executes six stages in order. A worker claims the job with a
+lease, and each stage renews the lease. The number of the claim (``tries``) is the fence: a worker
+that has lost the job can no longer write to the row. If a worker dies, the next worker continues
+after the last finished stage. Each stage is idempotent, even after a partial or a concurrent
+execution, so a stage need not store how far it got.
 """
 
 import asyncio
@@ -95,7 +95,7 @@ FROM jsonb_to_record($4::jsonb) AS n(
     error text, status text, stage integer, report jsonb, progress jsonb, wait_s double precision)
 WHERE j.tenant_id = $1 AND j.id = $2 AND j.tries = $3 AND j.status = 'running' RETURNING true
 """
-# For each tenant, the last 400 ended jobs stay, with their reports.
+# The table keeps the last 400 ended jobs of each tenant, with the jobs' reports.
 _FORGET = """
 DELETE FROM memory_jobs WHERE tenant_id = $1 AND ended_at IS NOT NULL AND id IN (
     SELECT id FROM memory_jobs WHERE tenant_id = $1 ORDER BY id DESC OFFSET 400 LIMIT 1000)
@@ -108,12 +108,12 @@ async def order(
     cause: str = "demand",
     tick: datetime | None = None,
 ) -> tuple[UUID, bool]:
-    """Enqueue a maintenance job unless a job is open; return the job's id, and true for a new job.
+    """Enqueue a job unless a job of the tenant is open; return the id, and true for a new job.
 
-    A job on demand also requeues the runs whose learning failed after all tries.
+    For a job on demand, the function also enqueues the runs whose learning failed after all tries.
 
     Raises:
-        ConflictError: at each try, another job began and ended at the same time.
+        ConflictError: during each try, a different job began and ended.
     """
     if cause == "demand" and await learn_again(connection, tenant_id):
         await tell(connection)
@@ -160,29 +160,29 @@ def _job(tenant_id: UUID, row: Mapping[str, Any]) -> Job:
 _TO_MAINTAIN = "SELECT tenants_to_maintain($1, $2) AS id"
 
 Counts = Mapping[str, Any]
-"""Counts of a stage, as JSON of bounded size."""
+"""Report of a stage, as JSON of bounded size."""
 Stages = Mapping[str, Callable[[Job], Awaitable[Counts]]]
 """The stages of a job: idempotent functions by name, in order."""
 Nights = Callable[[datetime], tuple[datetime, datetime]]
-"""Schedule: a function that returns the last due time before a time, and the first after it."""
+"""Function that returns the last due time before a time, and the first due time after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Maintenance:
-    """Worker for maintenance jobs. Any number of processes may run this worker at the same time."""
+    """Worker for maintenance jobs; any number of processes may run such a worker concurrently."""
 
     pool: asyncpg.Pool
     stages: Stages  # the result of the last stage is the job's report
     nights: Nights | None = None  # the schedule for all tenants; ``None``: only jobs on demand
-    lease_s: float = 900.0  # longest time of a stage before another worker may repeat it
+    lease_s: float = 900.0  # seconds of a stage after which a second worker may claim the job
     first_pause_s: float = 10.0  # seconds before the first retry; doubled for each further retry
     now: Clock = utcnow
 
     async def begin_nights(self) -> float:
         """Enqueue a job for each tenant that has had no job since the last due time.
 
-        A call handles at most 50 tenants. Several missed nights lead to one job. Return the number
-        of seconds until the next call is due."""
+        A call handles at most 50 tenants. If several nights were missed, a tenant gets one job. The
+        method returns the seconds until the next call is due."""
         if self.nights is None:
             return float("inf")
         now = self.now()
@@ -197,7 +197,7 @@ class Maintenance:
         return max(0.0, (then - now).total_seconds())
 
     def leased(self) -> LeasedWork:
-        """Return the work on jobs. A worker does one job at a time, the longest due job first."""
+        """Return the work on jobs: a worker executes one job at a time, longest due first."""
         return LeasedWork(
             pool=self.pool,
             name="maintain",
@@ -250,16 +250,16 @@ class Maintenance:
         log.info("maintenance.done", job_id=str(job.id))
 
     async def _write(self, job: Job, *, error: str | None = None, **changes: Any) -> bool:
-        """Store the state of a claimed job; at its end, delete old jobs beyond the limit.
+        """Store the state of a claimed job; at its end, delete the oldest jobs above the limit.
 
         Args:
-            error: the last error, if no later try succeeded.
-            changes: ``stage``; ``progress`` of one stage by name, which leaves other stages
-                unchanged; ``wait_s``, the seconds until the job is due again (the worker's lease);
-                ``status`` and ``report`` at the job's end.
+            error: text of the last error, if no later try succeeded.
+            changes: ``stage``; ``progress`` of one stage by the stage's name; ``wait_s``, the
+                seconds until the job is due again (the worker's lease); ``status`` and ``report``
+                at the job's end.
 
         Returns:
-            False if another worker has claimed the job.
+            False if a different worker has claimed the job.
         """
         said = to_json({"error": error and error[:500], **changes}).decode()
         async with acting_as(self.pool, job.tenant_id) as connection:
@@ -301,18 +301,17 @@ _END = (datetime.max.replace(tzinfo=UTC), UUID(int=2**128 - 1))
 async def discover(
     pool: asyncpg.Pool, objects: Objects, patterns: PatternCache, tenant_id: UUID
 ) -> dict[str, Any]:
-    """Mine a tenant's newest episodes, and store the findings as candidates.
+    """Mine a tenant's newest episodes for patterns, and store the findings as candidates.
 
     Returns:
-        The numbers of episodes that were ``read``, of remote traces that were skipped (``away``),
-        of patterns that were ``found``, of ``new`` patterns among these, and of patterns ``mined``
-        by category.
+        Counts: ``read`` episodes, skipped traces in the object store (``away``), ``found``
+        patterns, ``new`` patterns among the found ones, and ``mined`` patterns by category.
 
     Raises:
         UnavailableError: the object store cannot be reached.
     """
     seen, read, away = await _seen(pool, objects, tenant_id)
-    # A thread mines, because mining may take seconds.
+    # Mining runs in a thread, because mining may take seconds.
     found = (await asyncio.to_thread(mine, seen))[:1_000]
     async with acting_as(pool, tenant_id) as connection:
         rows = await connection.fetch(_KNOWN, tenant_id, [each.fingerprint for each in found])
@@ -325,7 +324,7 @@ async def discover(
         except InvalidInputError as error:
             log.warning("pattern.not_kept", name=pattern.name, error=error.detail)
             continue
-        # skip a pattern whose equal is stored
+        # skip a pattern that equals a stored pattern
         if pattern.fingerprint not in known and kept.fingerprint == pattern.fingerprint:
             new += kept.state is PatternState.CANDIDATE
     mined = Counter(each.category.value for each in found)
@@ -336,7 +335,7 @@ async def discover(
 async def _seen(
     pool: asyncpg.Pool, objects: Objects, tenant_id: UUID
 ) -> tuple[list[Observed], int, int]:
-    """Return the newest episodes to mine, the number of read episodes, and of skipped traces.
+    """Return the newest episodes to mine, and the numbers of read episodes and skipped traces.
 
     The function reads at most 500 traces from the object store.
     """
@@ -367,7 +366,7 @@ async def _seen(
 
 
 async def _fetched(objects: Objects, key: str) -> bytes | None:
-    """Read a trace from the object store; ``None``: the trace is missing or corrupt."""
+    """Read a trace from the object store; ``None``: the object is missing or corrupt."""
     try:
         return await objects.get(key)
     except (StoredElsewhereError, CorruptObjectError) as error:
@@ -379,9 +378,9 @@ async def validate_all(cache: PatternCache, tenant_id: UUID) -> dict[str, Any]:
     """Validate all candidates and validated patterns of a tenant.
 
     Returns:
-        As JSON: the number of ``validated`` patterns, the number of patterns by verdict
-        (``verdicts``), the patterns that were ``promoted``, and the patterns that ``fell`` (that
-        are no longer validated).
+        JSON: the number of patterns that were tested (``validated``), the number of patterns by
+        verdict (``verdicts``), the patterns that were ``promoted``, and the patterns that are no
+        longer validated (``fell``).
     """
     found = await cache.validate(tenant_id)
     moved = [each for each in found if each.now.state is not each.was.state]
@@ -396,11 +395,11 @@ async def validate_all(cache: PatternCache, tenant_id: UUID) -> dict[str, Any]:
 
 
 async def refine(cache: PatternCache, tenant_id: UUID) -> dict[str, Any]:
-    """Review a tenant's patterns, and prune candidates of low value.
+    """Review a tenant's patterns, and deprecate candidates of low value.
 
     Returns:
-        As JSON: the patterns that reviews ``narrowed`` or ``deprecated``, and the patterns that
-        were ``pruned``.
+        JSON: the patterns that a review ``narrowed`` or ``deprecated``, and the candidates that
+        were deprecated because of their low value (``pruned``).
     """
     ends: dict[str, list[UUID]] = {"narrowed": [], "deprecated": []}
     async for page in cache.pages(tenant_id, [PatternState.IN_REVIEW]):
@@ -415,7 +414,7 @@ async def refine(cache: PatternCache, tenant_id: UUID) -> dict[str, Any]:
 
 
 async def _review(store: PatternStore, pattern_id: UUID) -> str | None:
-    """End a pattern's review: narrow its applicability if that helps, otherwise deprecate it."""
+    """End a pattern's review: narrow the pattern's applicability if this helps; or deprecate it."""
     was = (await store.get_many([pattern_id], lock=True))[pattern_id]
     if was.state is not PatternState.IN_REVIEW:
         return None
@@ -435,12 +434,12 @@ async def _review(store: PatternStore, pattern_id: UUID) -> str | None:
 
 
 def _named(ids: Sequence[UUID]) -> dict[str, Any]:
-    """Return the number of patterns, and the ids of the first hundred."""
+    """Return the number of patterns, and the ids of the first 100 patterns."""
     return {"count": len(ids), "patterns": [str(each) for each in ids[:100]]}
 
 
 def _by(name: str, table: str, where: str = "true", value: str = "count(*)") -> str:
-    """Return SQL for a JSON object that has a value for each group of a tenant's rows, by name."""
+    """Return SQL for a JSON object: the value of each group of a tenant's rows, by group name."""
     return f"""(
         SELECT coalesce(jsonb_object_agg(name, value), '{{}}') FROM (
             SELECT {name} AS name, {value} AS value FROM {table}
@@ -467,7 +466,7 @@ SELECT jsonb_build_object(
         'applications', {_by("arm", "pattern_applications", "at >= $2", _TRIED)}),
     'learning', {_by("status", "run_learning")})
 """  # noqa: S608
-# Selects validations of the 200 patterns with the highest confidence, without deprecated patterns.
+# Selects validations of the 200 patterns with the highest confidence, except deprecated patterns.
 _VALIDATIONS = """
 SELECT id, name, category, state, version, verdict, applications AS n, success_rate AS rate,
        p_value AS p, confidence, baseline, decision, validated_at,
@@ -486,16 +485,16 @@ def stages_of(
     connect: Callable[[], Awaitable[asyncpg.Connection]],
     now: Clock = utcnow,
 ) -> Stages:
-    """Return the stages of maintenance.
+    """Return the six stages of maintenance, by name.
 
     Args:
-        measure: a function that measures a tenant's texts for searches.
+        measure: function that measures how similar a tenant's texts are, for searches.
         connect: a function that opens a connection as :data:`bottega.db.migrate.ROLE`.
         now: the time from which the age of episodes is counted.
     """
 
     async def care(job: Job) -> Counts:
-        """Maintain indexes, measure texts, and make all processes rebuild the tenant's matcher."""
+        """Maintain indexes, measure texts, and let all processes rebuild the tenant's matcher."""
         done = await maintain_indexes(connect)
         try:
             await measure(job.tenant_id)

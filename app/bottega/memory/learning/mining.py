@@ -1,9 +1,10 @@
-"""Mining: finds, without a model, the behaviour that successful runs have in common. Pure.
+"""Mining: search, without a model, for behaviour that successful runs have in common.
 
-Mining finds orders of sub-agents, and it finds calls that helped after an error. A finding is only
-a guess: runs with this behaviour succeeded more often, but the runs themselves chose the behaviour.
-So the finding becomes a candidate, and the experiment tests it in other runs. Mining does not find
-sequences of calls or choices of a tool, because these helped no run in the benchmarks of learning.
+Mining finds orders of sub-agents, and calls that helped after an error. A finding is only a guess,
+because the runs that succeeded more often with this behaviour chose the behaviour themselves. So
+the finding becomes a candidate, which the experiment tests in other runs. Mining searches for
+neither sequences of calls nor choices of a tool, because such advice helped no run in the
+benchmarks of learning.
 
 First, mining removes texts (a domain, a task type, a failure's message) that occur in the runs of
 fewer than three users, because runs of all users read patterns.
@@ -46,9 +47,9 @@ PLUMBING = frozenset(
         *("send_to_subagent", "recall_memory", "set_plan", "search_memory"),
     )
 )
-"""Tools that support an agent's work, and whose calls are not steps of the task."""
+"""Tools that only support an agent's work; mining omits the calls of these tools."""
 _LOOKS = PLUMBING - {DISPATCH, FAN_OUT}
-"""Tools whose success cannot end a failure, because they only support the work of others."""
+"""Tools whose success cannot correct a failure, because they only support the work of others."""
 MOST_CALLS = 40
 """Number of an episode's first calls that mining reads."""
 _CURE = re.compile(r"\d+\. .*?: (?P<done>.+?)(?: → .*)? \(worked after (?P<failed>.+) failed\)")
@@ -61,9 +62,9 @@ class TracedCall:
 
     name: str
     ok: bool = True
-    signature: str | None = None  # the kind of failure, if the call failed
+    signature: str | None = None  # signature of the failure, if the call failed
     is_agent: bool = False
-    is_defined: bool = True  # false: a model invented the name, or the request defined the tool
+    is_defined: bool = True  # false: a model or a request named the tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class Observed:
     at: datetime
     task_type: str | None
     domain: str | None
-    outcome: Outcome  # by feedback or checks if known, otherwise the outcome of the run
+    outcome: Outcome  # from feedback or checks if known, otherwise from the run
     trust: int
     calls: tuple[TracedCall, ...]  # see :func:`calls_of`
     owner: str = ""  # see :func:`bottega.memory.patterns.owners.owner_of`
@@ -86,8 +87,8 @@ class Observed:
 
 
 def counts(episode: Episode) -> bool:
-    """Return true if the outcome of an episode is evidence about the patterns of the episode's run.
-    Ageing and consolidation of the episode do not change this."""
+    """Return true if an episode's outcome is evidence about the patterns that the run got. Ageing
+    and consolidation of the episode do not change the result."""
     return (
         episode.trust >= READ_OUTSIDE
         and Outcome.CANCELLED not in (episode.outcome, episode.judged)
@@ -96,8 +97,8 @@ def counts(episode: Episode) -> bool:
 
 
 def observation_of(episode: Episode) -> Observed | None:
-    """Convert an episode for mining; ``None``: it has no trace, or mining must not use it.
-    Imported, cancelled, quarantined, deleted and consolidated episodes are excluded."""
+    """Convert an episode for mining; ``None``: the episode has no trace, or is imported, cancelled,
+    quarantined, deleted or consolidated."""
     if not counts(episode) or episode.state.state not in SEARCHABLE or not episode.trace:
         return None
     assert episode.id is not None, "it is not stored yet"
@@ -115,9 +116,11 @@ def observation_of(episode: Episode) -> Observed | None:
 
 
 def without_private_texts(episodes: Sequence[Observed]) -> list[Observed]:
-    """Remove texts from episodes if fewer than three owners have these texts. Names of defined
-    agents and tools are not removed. Other names of calls are texts, because a model or a request
-    wrote them."""
+    """Remove texts that fewer than three owners have from episodes.
+
+    Names of defined agents and tools stay. Names of all other calls count as texts, because a model
+    or a request wrote these names.
+    """
     texts = ((text, each.owner) for each in episodes for text in _texts(each))
     shared = {None, *shared_texts(texts), *(each.agent for each in episodes)}
     return [
@@ -136,7 +139,7 @@ def without_private_texts(episodes: Sequence[Observed]) -> list[Observed]:
 
 
 def _texts(episode: Observed) -> Iterator[str]:
-    """Yield the texts of an episode, without the names of defined agents and tools."""
+    """Yield the texts of an episode, except the names of defined agents and tools."""
     said = [episode.domain, *(call.signature for call in episode.calls)]
     said += [call.name for call in episode.calls if not call.is_defined]
     if episode.task_type != episode.agent:
@@ -147,7 +150,7 @@ def _texts(episode: Observed) -> Iterator[str]:
 def calls_of(episode: Episode) -> tuple[TracedCall, ...]:
     """Return the first calls of the root agent, in the order in which they ended.
 
-    The result leaves out calls of :data:`PLUMBING`. Without a trace, the result is empty.
+    The result omits calls of the tools in :data:`PLUMBING`. Without a trace, the result is empty.
     """
     return tuple(islice(_calls(episode), MOST_CALLS))
 
@@ -181,19 +184,20 @@ def _calls(episode: Episode) -> Iterator[TracedCall]:
             and (agent := step.get("agent"))
             and agent not in own
         ):
-            # The step is the end of an asynchronous sub-agent. No call of the parent agent reports
-            # the sub-agent's end.
+            # The step is the end of an asynchronous sub-agent, which no call of the parent agent
+            # reports.
             yield TracedCall(agent, ok, signature, is_agent=True)
 
 
 def told_steps(trace: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return a line for each step, in order, with the agent, the call and the result.
 
-    If a call succeeds after calls of the same task failed, the call's line names the failed tools.
-    Lines about failures contain the word "failed", because summaries prefer lines about errors.
+    If a call succeeds after calls of the same task failed, the line of the successful call names
+    the failed tools. Lines about failures contain the word "failed", because summaries prefer lines
+    with such words.
     """
     lines: list[str] = []
-    failed: dict[Any, dict[str, None]] = {}  # per task: tools that failed, until a call succeeds
+    failed: dict[Any, dict[str, None]] = {}  # per task: tools that failed after the last success
     for step in trace:
         tool, task = step.get("tool"), step.get("task_id")
         tells = "error" in step or task in failed
@@ -220,7 +224,7 @@ def cure_in(steps: str, tool: str) -> str:
         steps: lines of :func:`told_steps`.
 
     Returns:
-        One line; it is empty if no call succeeded.
+        One line, which is empty if no call succeeded.
     """
     for line in steps.splitlines():
         found = _CURE.fullmatch(line)
@@ -230,7 +234,7 @@ def cure_in(steps: str, tool: str) -> str:
 
 
 def is_call(line: str, call: str) -> bool:
-    """Check if a line of :func:`told_steps` is about this call, in the form of :func:`cure_in`."""
+    """Return true if a line of :func:`told_steps` is about a ``call`` from :func:`cure_in`."""
     did = without_identities(line).partition(": ")[2]
     return did == call or did.startswith((f"{call} → ", f"{call} (worked after "))
 
@@ -260,15 +264,15 @@ class _Subject(NamedTuple):
 class _Item(NamedTuple):
     episode: Observed
     good: bool
-    uses: Names  # the sub-agents in order, or the name of the call after the failure; may be empty
+    uses: Names  # sub-agents in order, or the call after the failure
 
 
 def mine(episodes: Iterable[Observed]) -> list[Pattern]:
-    """Return candidates, each with a fingerprint and the episodes in which the candidate was found.
+    """Return candidates, each with a fingerprint and the episodes in which mining found it.
 
-    Equal sets of episodes give equal candidates, in whatever order the episodes are. Episodes of
-    trust 2 are mined separately; the result leaves out their findings that episodes of trust 3 also
-    give. The running time is linear in the number of episodes, except for sorting.
+    The order of the episodes does not change the result. Episodes of trust 2 are mined separately,
+    and a finding that episodes of trust 3 also give is not repeated. The running time is linear in
+    the number of episodes, except for sorting.
     """
     ordered = without_private_texts(sorted(set(episodes), key=_age))
     found: dict[str | None, Pattern] = {}
@@ -290,7 +294,7 @@ def _age(episode: Observed) -> tuple[datetime, UUID]:
 
 
 def _items(episode: Observed) -> Iterator[tuple[_Subject, _Item]]:
-    """Yield one item for the episode's task type, if its outcome is known, and one per failure."""
+    """Yield one item for an episode's task type, if the outcome is known, and one per failure."""
     if episode.task_type is not None and episode.outcome is not Outcome.UNKNOWN:
         agents = tuple(name for name, _ in groupby(c.name for c in episode.calls if c.is_agent))
         uses = agents if 2 <= len(agents) <= _MOST_NAMES else ()
@@ -305,7 +309,7 @@ def _items(episode: Observed) -> Iterator[tuple[_Subject, _Item]]:
 
 class _Finding(NamedTuple):
     uses: Names
-    affects: Names  # tools whose next call shows the effect; empty: the whole run shows it
+    affects: Names  # tools whose next call shows the effect; empty: the whole run
     gain: float  # difference of the expected success rates with and without the behaviour
     with_it: Tally
     without: Tally
@@ -315,7 +319,7 @@ class _Finding(NamedTuple):
 def _found(subject: _Subject, items: Sequence[_Item]) -> list[_Finding]:
     """Return at most three behaviours whose episodes were clearly more successful, best first.
 
-    At least three successful episodes must show the behaviour. The success rates with and without
+    At least three successful episodes must have the behaviour. The success rates with and without
     the behaviour must differ by at least 0.1, and by at least 1.5 standard deviations.
     """
     everything, found = _tally(items), []
@@ -332,7 +336,7 @@ def _found(subject: _Subject, items: Sequence[_Item]) -> list[_Finding]:
         if gain >= max(0.1, 1.5 * sqrt(with_it.variance + without.variance)):
             supporters = tuple(each.episode.episode_id for each in having[uses] if each.good)
             affects: Names = ()
-            # the calls of runs without the pattern count, too
+            # calls of runs without the pattern count, too
             if subject.category is Category.RECOVERY:
                 instead = [each for each in often if each != uses][: _MOST_NAMES - 1]
                 affects = tuple(sorted({*uses, *chain.from_iterable(instead)}))
@@ -346,7 +350,7 @@ def _tally(items: Iterable[_Item]) -> Tally:
 
 
 def _order(finding: _Finding) -> tuple[float, int, Names]:
-    """Return the sort key: highest gain first, then the most specific finding."""
+    """Return the key by which findings are sorted: highest gain first, then most specific first."""
     return -finding.gain, -len(finding.uses), finding.uses
 
 
@@ -371,7 +375,7 @@ def _pattern(subject: _Subject, finding: _Finding, trust: int) -> Pattern:
     return Pattern(
         name=f"{about}: {names}"[:LONGEST_NAME],
         category=subject.category,
-        # The advice does not name the domain, so that patterns of several domains can be merged.
+        # The advice omits the domain, so that patterns of several domains can be merged.
         content=Content(kind, fields, uses, finding.affects),
         applicability=Applicability(
             problem_types=() if subject.task_type is None else (subject.task_type,),

@@ -1,7 +1,7 @@
-"""Reflection: the lessons of one finished run. Pure.
+"""Reflection: the lessons of one finished run.
 
-The episode itself has the applications of patterns. Rules or a model write the insights, which
-are only texts: they are no evidence about patterns.
+Rules or a model write the insights, which are texts, and no evidence about patterns. The evidence
+is in the episode, which contains the applications of patterns.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,11 +22,13 @@ _SPENT = ("model_calls", "tool_calls", "retries", "usage", "duration_s")
 
 
 class Analyst(Protocol):
-    """A model that analyses tasks and episodes. The model's answers are data: they are bounded and
-    checked, and never executed. A call's cost is charged to ``run`` (tenant's id, run's id).
+    """A model that analyses tasks and episodes.
+
+    The answers of the model are data: they are bounded and checked, and never executed. The cost of
+    a call is charged to ``run`` (tenant's id, run's id).
 
     Attributes:
-        name: name of this author in reflections.
+        name: name of the model as the author of reflections.
 
     Raises:
         ModelError, UnavailableError: the model is unavailable, or its answer is unreadable.
@@ -40,7 +42,7 @@ class Analyst(Protocol):
         ...
 
     async def reflect(self, run: tuple[UUID, UUID], about: Mapping[str, Any]) -> Sequence[str]:
-        """Return insights on an episode; the episode has the form of :func:`asked_of`."""
+        """Return insights on an episode, which has the form of :func:`asked_of`."""
         ...
 
 
@@ -51,7 +53,7 @@ author ``by``: ``rules``, or a model."""
 
 
 def reflect(episode: Episode) -> Reflection:
-    """Reflect on an episode by rules, which use the episode's trace if the trace is loaded."""
+    """Reflect on an episode by rules; the rules use the trace only if it is loaded."""
     calls = calls_of(episode)
     failures = [
         {
@@ -73,13 +75,13 @@ def reflect(episode: Episode) -> Reflection:
 
 
 def with_insights(reflection: Reflection, insights: Sequence[str], by: str) -> Reflection:
-    """Replace the insights with insights of a model, within limits."""
+    """Replace the insights of a reflection by a model's insights, limited in number and size."""
     lines = (cut(" ".join(each.split()), LONGEST) for each in insights)
     return {**reflection, "insights": [*dict.fromkeys(filter(None, lines))][:MOST], "by": by}
 
 
 def asked_of(episode: Episode, reflection: Reflection) -> dict[str, Any]:
-    """Return the parts of an episode that a model receives: limited, and without identities."""
+    """Return the fields of an episode that a model receives: limited, and without ids."""
     result = episode.result
 
     def text(value: Any) -> str:
@@ -104,11 +106,11 @@ def asked_of(episode: Episode, reflection: Reflection) -> dict[str, Any]:
 
 
 def applications_of(episode: Episode) -> list[Application]:
-    """Return the applications of the patterns that a run got or that were withheld from the run.
+    """Return an application for each pattern that was given to, or withheld from, a run.
 
-    The result is empty if the episode is not evidence. If the whole run judges a pattern, the
-    pattern gets the episode's outcome, including feedback. Without an outcome, ``good`` is
-    ``None``.
+    The result is empty if the episode is not evidence. If the result of the whole run judges a
+    pattern, ``good`` comes from the episode's outcome, including feedback; without an outcome,
+    ``good`` is ``None``.
     """
     given = episode.metadata.get("patterns")
     if not isinstance(given, list) or not counts(episode):

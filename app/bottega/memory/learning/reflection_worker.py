@@ -1,10 +1,11 @@
 """Learning from finished runs, in the background.
 
 When an episode is stored, its run is enqueued if a model must reflect on the run, or if a pattern
-was given to the run or withheld from it. To lease some runs, a worker moves the runs' next try into
-the future. One transaction counts the applications of the runs' patterns. Then, outside of any
-transaction, a model reflects on the run, if a model is configured. At the end, the reflection is
-stored and the run is done. Learning does not change the run itself.
+was given to, or withheld from, the run. To lease some runs, a worker moves the time of the runs'
+next try into the future. One transaction stores the applications of the runs' patterns. Then,
+outside of any transaction, a model reflects on the run, if a model is configured. At the end, the
+worker stores the reflection and removes the run from the queue. Learning does not change the run
+itself.
 """
 
 import asyncio
@@ -39,7 +40,7 @@ from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.pattern import OF_RUN
 
 MOST_TRIES = 6
-"""Maximum number of model calls for one run; after them, learning from the run fails. A maintenance
+"""Maximum number of model calls for one run, after which learning from the run fails. A maintenance
 job on demand enqueues the run again."""
 
 _OF_RUN = sorted(OF_RUN)
@@ -50,8 +51,8 @@ _TRACES = """
 SELECT episode_id, content FROM episode_bodies
 WHERE tenant_id = $1 AND episode_id = ANY ($2) AND part = 'trace' AND content IS NOT NULL
 """
-# A run's outcome counts for each pattern that the whole run judges, also after a merge of patterns.
-# Episodes that are no longer evidence count for no pattern.
+# A run's outcome counts for each pattern that the whole run judges, even if patterns were merged.
+# Outcomes of episodes that are no longer evidence count for no pattern.
 _JUDGED = """
 UPDATE pattern_applications a SET good = n.good
 FROM unnest($2::uuid[], $3::boolean[], $4::boolean[]) AS n(episode_id, good, counts), patterns p
@@ -67,7 +68,7 @@ CROSS JOIN LATERAL (
     SELECT FROM episodes e WHERE e.tenant_id = $1 AND e.id = n.episode_id LIMIT 1) AS e
 ON CONFLICT DO NOTHING
 """
-# If a concurrent request to learn again has reset the tries, this statement matches no row.
+# This statement matches no row if a concurrent request to learn again has reset ``tries``.
 _END = """
 UPDATE run_learning l SET status = n.status, error = n.error, result = coalesce(n.result, l.result),
     next_at = clock_timestamp() + make_interval(secs => n.wait_s), updated_at = clock_timestamp()
@@ -83,7 +84,7 @@ WHERE tenant_id = $1 AND status = 'failed'
 
 
 class ReflectionWorker:
-    """Learns from finished runs. Any number of processes may run this worker at the same time.
+    """Worker that learns from finished runs; any number of processes may run such a worker.
 
     Args:
         analyst: a model that reflects on runs; ``None``: only rules reflect.
@@ -121,7 +122,7 @@ class ReflectionWorker:
             await _end(connection, tenant_id, [_failed(due, why)], {})
 
     async def _learn(self, tenant_id: UUID, due: Sequence[asyncpg.Record]) -> None:
-        """Store in one transaction all results that need no model, then call the model."""
+        """Store all results that need no model, in one transaction; then let the model reflect."""
         async with acting_as(self._pool, tenant_id) as connection:
             episodes = await _episodes(connection, tenant_id, [row["episode_id"] for row in due])
             count = await self._count(connection, tenant_id, episodes)
@@ -136,13 +137,13 @@ class ReflectionWorker:
             await _end(connection, tenant_id, ended, written)
 
         async def ask(row: asyncpg.Record, analyst: Analyst) -> None:
-            """Store the model's reflection on an episode, or the reason why there is none yet."""
+            """Store the model's reflection on an episode, or the reason why the model gave none."""
             each = row["episode_id"]
             written: dict[UUID, Reflection] = {}
             try:
                 about = asked_of(episodes[each], asked[each])
                 said = await analyst.reflect((tenant_id, row["run_id"]), about)
-            except BudgetExhaustedError:  # of the tenant's day: the reflection by rules is enough
+            except BudgetExhaustedError:  # of the day: the reflection by rules is enough
                 written[each] = asked[each]
                 ended = _done(row, "rules", count[each])
             except (ModelError, UnavailableError) as error:
@@ -187,7 +188,7 @@ def _failed(due: asyncpg.Record, error: str) -> dict[str, Any]:
 
 
 async def learn_again(connection: asyncpg.Connection, tenant_id: UUID) -> int:
-    """Enqueue the runs whose learning failed after all tries, and return their number."""
+    """Enqueue the runs whose learning failed after all tries; return the number of these runs."""
     done: str = await connection.execute(_AGAIN, tenant_id)
     return int(done.split()[-1])
 
