@@ -1,4 +1,4 @@
-"""Choice of the embedder for a tenant's queries, and computation of vectors for these queries."""
+"""Choice of the embedder for a tenant's queries, and computation of the queries' vectors."""
 
 import asyncio
 from collections.abc import Callable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # numpy is slow to import
 
 log = structlog.get_logger(__name__)
 
-# One statement sets the tenant and then reads the tenant's row, which saves a round trip.
+# One statement sets the transaction's tenant and reads the tenant's row, to save a round trip.
 _OF_QUERIES = """
 SELECT i.* FROM (SELECT set_config('bottega.tenant', $1, true)::uuid AS id) AS acting
 CROSS JOIN LATERAL (
@@ -33,11 +33,11 @@ CROSS JOIN LATERAL (
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedQuery:
-    """A query's vector, its embedder, and the floors of relevance; all ``None``: no vector.
+    """A query's vector, its embedder and the minimum relevant cosines, all ``None`` if missing.
 
     Attributes:
-        compared: the basis for comparing the query with episodes: only ``words``, or also
-            ``spelling`` or ``meaning``, depending on the embedder.
+        compared: what a search compares: only ``words``, or with a vector also ``spelling`` or
+            ``meaning``, depending on the embedder.
     """
 
     vector: "Vector | None" = None
@@ -51,9 +51,9 @@ class Embedders:
     """The configured embedder of this process, and the embedders of stored vectors.
 
     Attributes:
-        load_current: a function that loads the configured embedder at its first use.
-        load_named: a function that returns another embedder by name; ``None``: this process does
-            not have the embedder.
+        load_current: function that loads the configured embedder at its first call.
+        load_named: function that returns the embedder with a name; ``None``: this process does not
+            have this embedder.
     """
 
     pool: asyncpg.Pool
@@ -64,16 +64,17 @@ class Embedders:
 
     @property
     def current(self) -> "Embedder":
-        """Embedder of new vectors."""
+        """The embedder that makes vectors of new episodes."""
         return self.load_current()
 
     def named(self, name: str | None) -> "Embedder | None":
-        """Return an embedder by name if this process has it; for ``None``, the current embedder."""
+        """Return the embedder with a name if this process has it; ``None``: the current
+        embedder."""
         current = self.load_current()
         return current if name is None or name == current.name else self.load_named(name)
 
     def paid_by(self, tenant_id: UUID, embedder: "Embedder | None" = None) -> "Embedder":
-        """Return an embedder for whose calls a tenant pays; calls of local embedders cost nothing.
+        """Return an embedder whose calls a tenant pays for; calls of local embedders are free.
 
         Args:
             embedder: the embedder; ``None``: the current embedder.
@@ -86,8 +87,8 @@ class Embedders:
         """Embed a query with the embedder that made vectors for all of the tenant's episodes.
 
         Returns:
-            The vector. There is no vector if this process does not have that embedder, or if the
-            embedder fails or is too slow.
+            The vector; no vector if this process does not have the embedder, or if the embedder
+            fails or is too slow.
         """
         from bottega.memory.text.embeddings import compared_by, floor_of
 
@@ -118,7 +119,7 @@ def _background(row: asyncpg.Record | None) -> "Background | None":
 
 @dataclass(slots=True)
 class Patience:
-    """Embeds queries with one embedder within a short time limit, with a circuit breaker.
+    """Embedding of queries with one embedder, a short time limit and a circuit breaker.
 
     After three timeouts in a row, only one query in ten seconds reaches the embedder.
     """
@@ -132,13 +133,13 @@ class Patience:
         """Return the vector of a query, shape (1, d).
 
         Args:
-            embedder: this object's embedder, bound to the tenant that pays for the call.
+            embedder: the object's embedder, bound to the tenant that pays for the call.
 
         Raises:
             TimeoutError: the embedder was too slow.
             BudgetExhaustedError: the tenant's daily budget is exhausted.
-            UnavailableError: the embedder still loads its model, or the breaker is open because the
-                last queries timed out.
+            UnavailableError: the embedder is still loading its model, or the circuit breaker is
+                open because the last queries timed out.
             ModelError: the embedder answered with an error.
         """
         from bottega.memory.text.embeddings import embed_queries, is_ready

@@ -1,9 +1,10 @@
 """Background worker that embeds episodes.
 
-A transaction that stores an episode also stores pending work for the episode's vectors. To claim
-some of this work, a worker moves the time of the work's next try. The worker embeds the summaries
-outside of any transaction. Then one transaction stores the vectors and deletes the pending work. If
-the worker dies, another worker repeats the work at the stored time of the next try.
+A transaction that stores an episode also enqueues the episode for embedding. To claim some
+episodes, a worker moves the time of the episodes' next try into the future. The worker embeds the
+summaries outside of any transaction. Then one transaction stores the vectors and removes the
+episodes from the queue. If the worker dies, a different worker embeds the episodes at the time of
+the next try.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,7 @@ if TYPE_CHECKING:  # loads numpy, which takes 11 MB
     from bottega.memory.text.embeddings import Embedder, Vectors
 
 _FIRST_POSTPONED_S = 15.0
-_GIVEN_UP = 6  # tries after which a switch does not wait for an episode
+_GIVEN_UP = 6  # tries of an episode after which a switch of embedders does not wait for it
 
 _OF_THE_TEXT = frozenset(
     {*("model_bad_request", "model_context_too_long", "model_filtered"), "model_bad_response"}
@@ -45,7 +46,7 @@ CROSS JOIN LATERAL (
     WHERE e.tenant_id = $1 AND e.id = wanted.id LIMIT 1) AS e
 LEFT JOIN tenant_memory i ON i.tenant_id = $1
 """
-# Skips episodes that can no longer be searched. Row locks make concurrent changes wait.
+# Stores vectors only of episodes that searches can find. Row locks make concurrent changes wait.
 _INSERT = """
 INSERT INTO episode_vectors (tenant_id, episode_id, embedder, at, outcome, domain, task_type,
                              session_id, user_id, agent, task, result, whole)
@@ -83,8 +84,8 @@ _WAITING = """
 SELECT count(*) FROM (SELECT FROM episode_work WHERE tenant_id = $1 AND work = 'embed'
                       AND tries < $3 LIMIT $2) waiting
 """
-# Here and below, a query reads each row by its key, because a join may read all of the tenant's
-# rows for each page.
+# The following queries read each row by its key, because a join may read all of the tenant's rows
+# for each page.
 _LACKING = """
 SELECT s.episode_id, (
     SELECT v.embedder FROM episode_vectors v
@@ -117,20 +118,19 @@ DELETE FROM episode_vectors WHERE tenant_id = $1 AND ctid = ANY (ARRAY(
     ORDER BY episode_id LIMIT $3 FOR UPDATE SKIP LOCKED))
 RETURNING episode_id
 """
-# Checks that no vectors are left: another worker may fail while it deletes the last of them.
+# Checks that no old vectors are left, because a different worker may fail to delete the last ones.
 _CLEARED = """
 UPDATE tenant_memory SET leftovers = false WHERE tenant_id = $1
   AND NOT EXISTS (SELECT FROM episode_vectors WHERE tenant_id = $1 AND embedder <> $2)
 """
 
 # --- Background ---------------------------------------------------------------------------------
-# The background is the distribution of cosines between unrelated tasks. The background decides
-# which cosine is relevant for a tenant, because this depends on the language, length and topics of
-# the tenant's texts.
+# The background is the distribution of cosines between a tenant's unrelated tasks, which depends on
+# the language, length and topics of the texts. The background decides which cosine is relevant.
 
 GROWN = (20, 100, 1_000)
-"""Numbers of episodes with vectors at which the worker measures the background, for the first time
-and again."""
+"""Numbers of episodes with vectors; when a tenant reaches one, the worker measures the
+background."""
 
 _COUNT = """
 SELECT count(*) FROM (
@@ -164,10 +164,10 @@ WHERE tenant_id = $1
 
 
 class EmbeddingWorker:
-    """Worker for pending vectors; any number of processes may run it at the same time.
+    """Worker that makes episodes' vectors; any number of processes may run such a worker.
 
-    Each public method does the due work, and returns the number of seconds until the next work.
-    Each method raises ``ModelError`` or ``UnavailableError`` if the embedder is down.
+    A public method does the work that is due, returns the seconds until the next work is due, and
+    raises ``ModelError`` or ``UnavailableError`` if the embedder is down.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class EmbeddingWorker:
     async def _put_off(
         self, tenant_id: UUID, due: Rows, error: Exception, pause_s: float | None
     ) -> None:
-        """Postpone episodes; count the try only if an episode's text caused the error."""
+        """Postpone the embedding of episodes; count the try only if an episode's text failed."""
         wait_s, uncounted = pause_s, 1
         if wait_s is None:
             (row,) = due
@@ -209,7 +209,7 @@ class EmbeddingWorker:
     async def _postpone(
         self, tenant_id: UUID, ids: Sequence[UUID], wait_s: float | None, uncounted: int
     ) -> None:
-        """Postpone episodes by ``wait_s`` seconds; ``None``: until the next day (UTC)."""
+        """Postpone the embedding by ``wait_s`` seconds; ``None``: to the next day (UTC)."""
         async with acting_as(self._pool, tenant_id) as connection:
             await connection.execute(_POSTPONE, tenant_id, ids, wait_s, uncounted)
 
@@ -223,7 +223,7 @@ class EmbeddingWorker:
         try:
             of_queries = rows[0]["embedder"] if rows else None
             made = await self._all_made(tenant_id, of_queries, found) if found else {}
-        except BudgetExhaustedError as error:  # one tenant's error, so the others continue
+        except BudgetExhaustedError as error:  # this tenant's error, so all other tenants continue
             wait_s = _FIRST_POSTPONED_S if isinstance(error, BudgetBusyError) else None
             await self._postpone(tenant_id, ids, wait_s, uncounted=1)
             return
@@ -247,7 +247,7 @@ class EmbeddingWorker:
                 await self._measure(tenant_id, name, before)
 
     async def measure(self, tenant_id: UUID) -> None:
-        """Measure a tenant's texts for searches: their common words and their background.
+        """Measure the frequent words of a tenant's texts, and the background, for searches.
 
         Raises:
             ModelError, UnavailableError: the embedder failed.
@@ -266,8 +266,8 @@ class EmbeddingWorker:
 
         Args:
             name: name of the embedder.
-            before: number of episodes at the last measurement. If ``before`` is at least 0, the
-                method does nothing until the next number in :data:`GROWN` is reached.
+            before: number of episodes at the last measurement, or -1. The method does nothing until
+                the number of episodes reaches the next number in :data:`GROWN`.
 
         Raises:
             ModelError, UnavailableError: the embedder failed.
@@ -299,10 +299,11 @@ class EmbeddingWorker:
     async def _all_made(
         self, tenant_id: UUID, of_queries: str | None, found: Sequence[Summary]
     ) -> "Mapping[str, Vectors]":
-        """Return the episodes' vectors of the current embedder, then of the embedder of queries."""
+        """Return the episodes' vectors of the current embedder and of the queries' embedder."""
         name, vectors = await self._made(self._embedders.paid_by(tenant_id), found)
         made = {name: vectors}
-        # Until the switch, queries use the older embedder, and queries must find new episodes, too.
+        # Until the switch, queries use the older embedder, with which they must also find new
+        # episodes.
         other = None if of_queries in (None, name) else self._embedders.named(of_queries)
         if other is not None:
             try:
@@ -321,12 +322,13 @@ class EmbeddingWorker:
     async def change_over(self) -> float:
         """Embed all searchable episodes with the current embedder, one page per call.
 
-        Then switch the tenant's queries to the current embedder, and delete the old vectors."""
+        After the last page, switch the tenant's queries to the current embedder, and delete the
+        vectors of other embedders."""
         tenants = await self._pool.fetch(_OTHERS, "")
         if not tenants:
-            return float("inf")  # without vectors, there is no need to load the embedder
+            return float("inf")  # without vectors, the embedder need not be loaded
         try:
-            # The embedder's name is final only after its first call.
+            # An embedder's name is final only after the embedder's first call.
             await self._embedders.paid_by(tenants[0]["id"]).embed(["."])
         except BudgetExhaustedError:
             return float("inf")  # the slow poll tries again
@@ -345,12 +347,12 @@ class EmbeddingWorker:
             waiting = await connection.fetchval(_WAITING, tenant_id, _PAGE, _GIVEN_UP)
             if waiting >= _PAGE or await self._order(connection, tenant_id, name) or waiting:
                 return
-            self._reached.pop(tenant_id, None)  # the next call checks all episodes once more
+            self._reached.pop(tenant_id, None)  # the next call checks all episodes again
             if await connection.fetchval(_CHANGE_OVER, tenant_id, name, _GIVEN_UP):
                 log.info("embedder.changed", tenant_id=str(tenant_id), embedder=name)
 
     async def _order(self, connection: asyncpg.Connection, tenant_id: UUID, name: str) -> bool:
-        """Enqueue a page of episodes that lack vectors of an embedder; return false at the end."""
+        """Enqueue a page of episodes without vectors of an embedder; false: no page is left."""
         reached = self._reached.get(tenant_id, _FIRST_ID)
         while rows := await connection.fetch(_LACKING, tenant_id, name, _PAGE, reached):
             reached = self._reached[tenant_id] = rows[-1]["episode_id"]
@@ -360,10 +362,10 @@ class EmbeddingWorker:
         return False
 
     async def _clear(self, connection: asyncpg.Connection, tenant_id: UUID, name: str) -> None:
-        """Delete vectors of other embedders.
+        """Delete the vectors of all embedders except this worker's embedder.
 
-        A worker with another embedder may have embedded some episodes only with that embedder. The
-        method first enqueues the episodes without a vector of this worker's embedder.
+        The method first enqueues the episodes without a vector of this worker's embedder, because a
+        worker with a different embedder may have embedded some episodes.
         """
         place = self._cleared.pop(tenant_id, _FIRST_ID)
         rows = await connection.fetch(_CLEAR, tenant_id, name, 2 * _PAGE, place)
@@ -375,6 +377,6 @@ class EmbeddingWorker:
 
 
 def _blamed(error: Exception) -> Blame | None:
-    """Blame the episode's text if another text might succeed; otherwise blame the embedder."""
+    """Return whether an error is due to an episode's text, so that other texts may succeed."""
     of_the_text = isinstance(error, ModelError) and error.code in _OF_THE_TEXT
     return Blame.ROW if of_the_text else blame_service(error)

@@ -1,7 +1,7 @@
-"""Episodes: the stored records of finished runs. Pure.
+"""Episodes, which are the stored records of finished runs.
 
-An episode is immutable. Later changes (accesses, age, consolidation, feedback) are stored in
-:class:`State`.
+An episode is immutable. :class:`State` stores all later changes: accesses, age, consolidation and
+feedback.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,8 +25,8 @@ LONGEST_SUMMARY = 2000
 class Outcome(StrEnum):
     """Outcome of a run.
 
-    - UNKNOWN: the run completed, and neither a person nor a check judged it.
-    - SUCCESS, PARTIAL: the outcome according to feedback or checks.
+    - UNKNOWN: the run completed, and neither a person nor a check has judged the run.
+    - SUCCESS, PARTIAL: feedback or checks judged the run as a success, or as a partial success.
     - FAILURE: feedback or checks judged the run as a failure, or the run failed or timed out.
     - CANCELLED: the run was cancelled, so its work was not judged.
     """
@@ -41,10 +41,10 @@ class Outcome(StrEnum):
 class StorageState(StrEnum):
     """Stage of an episode's life.
 
-    With its age, an active episode becomes mature, then aged, then archived. Age never deletes an
-    episode. Similar mature episodes may be consolidated. An aged episode has its trace in cold
-    storage, and only queries with a similar vector find the episode. An archived episode is
-    readable by id, but not searchable.
+    As time passes, an active episode becomes mature, then aged, then archived, but is never
+    deleted. Similar mature episodes may be consolidated. The trace of an aged episode is in cold
+    storage, and only queries with a similar vector find the episode. An archived episode can be
+    read by id, but not searched.
     """
 
     ACTIVE = "active"
@@ -60,7 +60,7 @@ _DAYS = {StorageState.MATURE: 30, StorageState.AGED: 180, StorageState.ARCHIVED:
 
 
 def ended_before(stage: StorageState, now: datetime) -> datetime:
-    """Return the time before which an episode of ``stage`` or a later stage must have ended."""
+    """Return the time before which an episode must have ended to be in ``stage`` or a later one."""
     return now - timedelta(days=_DAYS[stage])
 
 
@@ -72,7 +72,7 @@ OWN_RUN, READ_OUTSIDE, IMPORTED = 3, 2, 1
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Texts for search and embedding of an episode, at most :data:`LONGEST_SUMMARY` each."""
+    """Texts of an episode for searches; each has at most :data:`LONGEST_SUMMARY` characters."""
 
     task: str = ""
     result: str = ""
@@ -86,15 +86,16 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """State of an episode that may change.
+    """Fields of an episode that may change.
 
     Attributes:
         feedback: ``{outcome, score, comment, by, at}``, if a user gave feedback on the run.
-        label: outcome of the episode's run according to feedback or checks; ``None``: not judged.
+        label: outcome that feedback or checks gave the run; ``None``: the run was not judged.
         label_source: ``feedback``, ``eval`` or ``check``.
         verdict: ``{outcome, reason, by, at}`` of the judgement that has the most weight.
-        bodies: the parts that are stored separately. Each body has ``part`` (``trace``, ``input``
-            or ``output``), ``bytes`` of its JSON, and ``storage`` (``database`` or ``objects``).
+        bodies: fields that are stored separately. Each body has ``part`` (``trace``, ``input`` or
+            ``output``), ``bytes`` (size of the JSON), and ``storage`` (``database`` or
+            ``objects``).
     """
 
     state: StorageState = StorageState.ACTIVE
@@ -120,10 +121,10 @@ class Episode:
         at: time at which the run ended.
         kind: ``episode``, or ``consolidated`` if it replaces several similar episodes.
         user_id: the integrator's name for the end user to whom the episode belongs.
-        agent: the run's first agent; ``None``: the run was a DAG.
+        agent: the run's root agent; ``None``: the run executed a graph.
         outcome: outcome of the run at the run's end; ``state.label`` overrides this outcome.
         failure_signature: signature of the first failure (:mod:`bottega.memory.text.signature`).
-        failure_signatures: signatures of all failures, without duplicates, in order.
+        failure_signatures: signatures of all failures in order, without duplicates.
         trust: 3 for an own run, 2 for an own run that read external text, 1 for an import.
         origin: ``principal``, ``run``, ``tool``.
         task: ``original_input``, ``goals``, ``constraints``, ``context``, ``complexity``.
@@ -132,7 +133,8 @@ class Episode:
         metadata: ``tools_used``, ``strategies_applied``, ``agents``.
         trace: the steps, in order.
         input, output: the full values, if they are too long for ``task`` and ``result``.
-        parts: work of nodes and sub-agents, in order; searches and lists leave this out.
+        parts: work of nodes and sub-agents, in order; results of searches and lists omit this
+            field.
     """
 
     at: datetime
@@ -178,13 +180,13 @@ class Episode:
         """Build an episode from a row of ``episodes`` with decoded JSON.
 
         Args:
-            more: fields that are stored elsewhere (``state``, ``tags``, the bodies …).
+            more: fields that are not in the row (``state``, ``tags``, the bodies …).
         """
         return _FROM_ROW.validate_python({**row, **more})
 
     @property
     def judged(self) -> Outcome:
-        """The outcome according to feedback or checks; without these, the outcome of the run."""
+        """Outcome from feedback or checks; if neither exists, the outcome at the run's end."""
         return self.state.label or self.outcome
 
     @property
@@ -196,7 +198,7 @@ class Episode:
 
     @property
     def failed_because(self) -> str:
-        """One line for a model: the reason of a verdict other than success, or an empty text."""
+        """The reason of a verdict that is not success, as a line for a model; or an empty text."""
         verdict = self.verdict or {}
         reason = " ".join((verdict.get("reason") or "").split())
         if not reason or self.judged is Outcome.SUCCESS:
@@ -216,13 +218,13 @@ _COLUMNS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class EpisodeFilter:
-    """Filter of episodes. All conditions must be true; ``None`` and empty conditions are ignored.
+    """Filter of episodes: all conditions that are neither ``None`` nor empty must be true.
 
     Attributes:
         tags: the episode must have all these tags.
         after, before: exclusive bounds of the end time.
-        part: the episode must have a part of this node (``GRAPH/NODE``) or sub-agent.
-        min_trust: 1 to 3.
+        part: the episode must contain work of this node (``GRAPH/NODE``) or sub-agent.
+        min_trust: minimum trust of the episode, 1 to 3.
     """
 
     domain: str | None = None

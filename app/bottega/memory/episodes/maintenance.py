@@ -1,13 +1,14 @@
 """Maintenance of a tenant's episodes: ageing, consolidation, and removal of deleted episodes.
 
-Concurrent calls do no harm, and a later call completes a call that was interrupted. A step reads a
-page without locks, stores objects, and then changes the page in one transaction. The transaction
-checks once more which rows are due. A later call handles rows that are locked now.
+Concurrent calls do no harm, and a later call completes the work of an interrupted call. A step
+reads a page of episodes without locks, stores objects, and then changes the page in one
+transaction, which checks again which rows are due. Rows that a different transaction has locked are
+left to a later call.
 
-A mature episode waits (``episode_state.task_key``) until all episodes within a time window after it
-are mature. Then the step compares this episode once with the episodes of equal ``task_key`` in that
-window. So each group of episodes is complete when it is consolidated, and a second call changes
-nothing.
+A mature episode waits (``episode_state.task_key`` is set) until all episodes within a time window
+after the episode are mature. Then the step compares the waiting episode once with the episodes of
+equal ``task_key`` in the window. So a group of episodes is complete when it is consolidated, and a
+second call changes nothing.
 """
 
 import asyncio
@@ -58,9 +59,9 @@ WHERE tenant_id = $1 AND state = CASE $2 WHEN 'aged' THEN 'mature' WHEN 'archive
   AND at < $3
 ORDER BY at, episode_id LIMIT $4
 """
-# This statement reads the texts for the comparison key now, while the database has the task's full
-# text. The statement reads each row by its key, because a join may compare all of the tenant's rows
-# with each other.
+# This statement reads the texts for ``task_key`` while the database still has the task's full text.
+# The statement reads each row by its key, because a join may compare all of the tenant's rows with
+# each other.
 _MATURING = """
 SELECT s.episode_id, e.kind, e.user_id, e.session_id, e.task, b.content AS input,
        b.object_key IS NOT NULL AS away
@@ -91,8 +92,8 @@ _MOVE = "SELECT move_bodies($1, $2::jsonb)"
 _WINDOW = timedelta(days=7)
 """Maximum time between the first and the last episode of a consolidated group."""
 
-# Active episodes count, too: an active episode that is old enough, but not mature yet, may be
-# similar to waiting episodes.
+# Active episodes count, too, because an active episode that is old enough, but not yet mature, may
+# be similar to a waiting episode.
 _READY = """
 SELECT least($2, (SELECT min(at) FROM episode_state
                   WHERE tenant_id = $1 AND state = 'active')) - $3::interval
@@ -103,9 +104,9 @@ _ALIKE = """
 ROW(x.outcome, x.domain, x.task_type, x.failure_signature, x.trust, x.user_id, x.session_id,
     x.agent)
 """
-# The query reads the next waiting episode, and later episodes that may be similar to it. All
-# vectors are from one embedder, for which the first episode has vectors; preferably this is the
-# embedder of searches. The query reads each row by its key, because a join may compare all of the
+# The query reads the next waiting episode, and later episodes that may be similar to this episode.
+# All vectors are from one embedder: if the waiting episode has vectors of the embedder of searches,
+# from this embedder. The query reads each row by its key, because a join may compare all of the
 # tenant's rows with each other.
 _NEXT = f"""
 WITH first AS (
@@ -153,8 +154,8 @@ class EpisodeMaintenance:
     maintenance at the same time.
 
     Attributes:
-        most: maximum number of episodes (or groups) per step of a call, so that other tenants get
-            their turn. Later calls handle the remaining episodes.
+        most: maximum number of episodes (or groups) that a step handles in one call, so that all
+            tenants get their turn. Later calls handle the remaining episodes.
         most_compared: maximum number of episodes that are compared with each other.
     """
 
@@ -167,11 +168,11 @@ class EpisodeMaintenance:
         """Age, consolidate and purge a tenant's episodes.
 
         Returns:
-            The numbers of episodes that became ``mature``, ``aged`` or ``archived``, that were
-            ``consolidated``, and that were ``purged``; and the number of consolidated ``groups``.
+            The numbers of episodes that became ``mature``, ``aged`` or ``archived``, or were
+            ``consolidated`` or ``purged``; and the number of consolidated ``groups``.
 
         Raises:
-            UnavailableError: the object store is unreachable.
+            UnavailableError: the object store cannot be reached.
         """
         done = await self.archive_old(tenant_id, now)
         done += await self.consolidate_similar(tenant_id, now)
@@ -194,7 +195,7 @@ class EpisodeMaintenance:
         return +moved
 
     async def purge_deleted(self, tenant_id: UUID, now: datetime) -> int:
-        """Remove episodes that were deleted at least 30 days ago; return their number."""
+        """Remove episodes that were marked as deleted at least 30 days ago; return the number."""
         before = now - timedelta(days=30)
         purged = 0
         while purged < self.most:
@@ -235,7 +236,7 @@ class EpisodeMaintenance:
             async with acting_as(self.pool, tenant_id) as connection:
                 page = await connection.fetchval(_AGE, ids, stage, before, moved)
             moved_on += page
-            if not page:  # no episode is left, or other transactions lock the remaining ones
+            if not page:  # no episode is left that is not locked by other transactions
                 break
         return moved_on
 
@@ -294,7 +295,7 @@ class EpisodeMaintenance:
     async def _make_one(
         self, tenant_id: UUID, ids: Sequence[UUID], middle: UUID, outcome: Outcome, mature: datetime
     ) -> bool:
-        """Replace episodes with one; ``middle`` is the episode most similar to the others."""
+        """Replace episodes by one episode; ``middle`` is the episode most similar to all others."""
         async with acting_as(self.pool, tenant_id) as connection:
             loaded = await load(connection, EVERYTHING, ids)
         if len(loaded) < len(ids):
@@ -326,7 +327,7 @@ class EpisodeMaintenance:
         )
 
     async def _offload(self, tenant_id: UUID, due: Sequence[asyncpg.Record]) -> None:
-        """Copy bodies to the object store, then update the rows; the update also ends the work."""
+        """Copy bodies to the object store, then update the rows, which ends the work."""
         ids = [row["episode_id"] for row in due]
         moved = await copied(self.pool, self.objects, tenant_id, ids, ALL_PARTS)
         async with acting_as(self.pool, tenant_id) as connection:
@@ -347,7 +348,7 @@ class EpisodeMaintenance:
 
 
 def _key(row: Any) -> bytes | None:
-    """Return the key of an episode's task and owner; tasks with the same words have the same key.
+    """Return the key of an episode's task and owner, equal for tasks with the same words.
 
     Return ``None`` if the task's full text is unknown, or if the episode replaces other episodes.
     """
@@ -362,12 +363,12 @@ def _key(row: Any) -> bytes | None:
     return task_key(task, row["input"] and from_json(row["input"]))
 
 
-# --- Equal tasks -------------------------------------------------------------------------------- A
-# comparison of vectors alone is not enough. Two tasks that differ only in one number have a cosine
-# of 0.997; only in a "not", 0.996; only in two swapped names, 1.0. So the texts of the tasks must
-# be equal, too. Only spacing, the case of the first letter, an end mark, articles, and polite words
-# around the task may differ. In doubt, two tasks are different: two separate episodes cost some
-# space, but a wrong merge loses information.
+# --- Equal tasks --------------------------------------------------------------------------------
+# A comparison of vectors alone is not enough. Two tasks that differ only in one number have a
+# cosine of 0.997; tasks that differ only in a "not", 0.996; tasks that differ only in two swapped
+# names, 1.0. So the texts of the tasks must be equal, too. Only spacing, the case of the first
+# letter, an end mark, articles, and polite words around the task may differ. In doubt, two tasks
+# count as different: separate episodes cost some space, but a wrong merge loses information.
 
 _END_MARK = re.compile(r"""(?<=[\w"'”»)])\.$|(?<=[^\W\d_])!$""")
 """A full stop at the end, or an exclamation mark after a letter at the end; "5!" is a factorial."""
@@ -378,7 +379,7 @@ _COURTESY = (
 _COURTEOUS = re.compile(rf"^(?:{_COURTESY})\b[\s,.!]*(?=\w)|[\s,.!]+(?:{_COURTESY})[.!]?$", re.I)
 _ARTICLE = re.compile(r"(?<!\S)(?:an|the|il|une?|una|uno|el|ein|eine[nmrs]?|uma?) (?=\w)")
 _ENGLISH_ARTICLE = re.compile(r"(?<!\S)a (?=\w)(?!(?:and|at|by|for|from|in|of|on|or|to|with)\b)")
-"""The article "a" before a word; it is removed only from texts with words that only English has."""
+"""The article "a" before a word, removed only from texts that have words of English alone."""
 _ENGLISH = re.compile(r"(?<!\S)(?:the|of|and|to|for|with|from|is)(?!\S)")
 _QUOTE = re.compile('["`“”«»]')
 
@@ -387,11 +388,12 @@ def task_key(task: Mapping[str, Any], whole_input: Any = None) -> bytes | None:
     """Return a digest of 16 bytes that is equal only for tasks with the same words.
 
     Args:
-        task: the task as stored in an episode; all members count except ``complexity``.
+        task: the field ``task`` of an episode; the digest depends on all members except
+            ``complexity``.
         whole_input: the full input, if ``task`` has a shortened input.
 
     Returns:
-        The digest; ``None`` if the input has no words: such a task equals no other task.
+        The digest; ``None`` if the input has no words, because such a task equals no other task.
     """
     asked = task.get("original_input") if whole_input is None else whole_input
     rest = {name: task[name] for name in task if name not in ("complexity", "original_input")}
@@ -424,15 +426,15 @@ def _json(value: Any) -> str:
 def groups(
     vectors: "NDArray[np.float32]", times: Sequence[datetime], *, cosine: float, window: timedelta
 ) -> list[list[int]]:
-    """Return groups of two or more episodes, as indexes; all pairs in a group are close.
+    """Return groups of two or more episodes, as indexes; each pair in a group is close.
 
-    The method is complete linkage: it joins the two closest groups while their two farthest members
-    are close enough.
+    The function uses complete linkage: it joins the two closest groups as long as even the two
+    least similar members of both groups are close.
 
     Args:
         vectors: vectors of the episodes, each of length 1; shape (n, d).
         times: end times of the episodes.
-        cosine: exclusive lower bound of the cosine of each pair.
+        cosine: exclusive lower bound of the cosine of each pair of a group.
         window: maximum time between the first and the last episode of a group.
     """
     import numpy as np
@@ -466,15 +468,15 @@ def as_one(
 ) -> Episode:
     """Build the episode that replaces ``members``.
 
-    The ``metadata["consolidated"]`` of this episode has ``representative_id``, ``instances``,
+    The ``metadata["consolidated"]`` of the new episode has ``representative_id``, ``instances``,
     ``structure`` (the values that all members have in common, by JSON pointer), ``variations`` and
-    ``statistics``. A variation has the id of a member and ``diff``: at most 20 of its other values,
-    shortened.
+    ``statistics``. A variation has the id of a member, and in ``diff`` at most 20 values,
+    shortened, in which the member differs.
 
     Args:
         members: two or more episodes of one user, session and agent, oldest first.
         representative: the member that is most similar to all others.
-        outcome: the outcome of all members, including labels.
+        outcome: the outcome that all members have (with feedback and checks).
     """
     durations = [each.execution.get("duration_s") for each in members]
     known = [each for each in durations if each is not None]
@@ -493,7 +495,7 @@ def as_one(
     failures = dict.fromkeys(known for each in members for known in each.failure_signatures)
     return replace(
         representative,
-        # The id is derived from the members' ids, so that concurrent workers make the same id.
+        # The new id is derived from the members' ids, so that concurrent workers make the same id.
         id=derived_id(" ".join(["consolidated", *sorted(str(each.id) for each in members)])),
         kind="consolidated",
         run_id=None,
@@ -548,7 +550,7 @@ def _content(episode: Episode) -> dict[str, Any]:
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values in an object, at any depth, each with its JSON pointer."""
+    """Yield each value in an object, at any depth, with the value's JSON pointer."""
     if not isinstance(value, Mapping) or not value:
         yield path, value
         return
@@ -569,7 +571,7 @@ def _shown(value: Any) -> Any:
 
 
 def _shared(members: Sequence[Episode], name: str) -> list[Any]:
-    """Return the items that the list ``name`` of every member has, in the first member's order."""
+    """Return the items that all members have in the list ``name``, in the first member's order."""
     first, *others = (each.metadata.get(name, []) for each in members)
     return [item for item in first if all(item in other for other in others)]
 

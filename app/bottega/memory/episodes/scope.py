@@ -1,7 +1,7 @@
-"""Scopes (the episodes that a reader may see), and options of retrieval and learning. Pure.
+"""Scopes, which say which episodes a reader may see, and options of retrieval and learning.
 
-Every search and every read of episodes needs a scope. The SQL function ``episode_scope`` turns the
-scope into conditions.
+Every search and every read of episodes needs a scope. The SQL function ``episode_scope`` converts a
+scope to conditions.
 """
 
 from collections.abc import Iterable
@@ -14,8 +14,8 @@ from pydantic_core import to_json
 from bottega.memory.episodes.scoring import ScoringOptions
 
 UNASKED = "resp-"
-"""Prefix of sessions that the OpenAI-compatible API creates itself. Such a session does not
-identify an owner.
+"""Prefix of ids of sessions that the OpenAI-compatible API creates itself, and that therefore do
+not identify an owner.
 """
 MemoryMode = Literal["off", "read", "full"]
 """Use of memory by a run, strictest first: none, only reading, or reading and storing the run."""
@@ -36,9 +36,9 @@ def least_strict(modes: Iterable[str]) -> str:
 
 
 class Reach(StrEnum):
-    """The kinds of owners whose episodes a scope includes.
+    """Extent of a scope: the owners whose episodes the scope includes.
 
-    - RUN: no episode of another run.
+    - RUN: no episode of any other run.
     - SESSION: episodes of one session.
     - USER: episodes of one user.
     - UNNAMED: episodes without a user, and episodes of the scope's own user.
@@ -54,12 +54,13 @@ class Reach(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The episodes that a reader may see, selected by owner.
+    """Selection, by owner, of the episodes that a reader may see.
 
     Attributes:
-        user: required with USER; set with SESSION and UNNAMED if the reader has a user.
-        session_id: required with SESSION.
-        agent: only episodes of runs with this root agent; ``None``: of all agents.
+        user: the end user; required with USER; with SESSION and UNNAMED, set if the reader has a
+            user.
+        session_id: the session; required with SESSION.
+        agent: if set, the scope has only episodes of runs with this root agent.
         any_user: with SESSION: true if the scope has the episodes of all users of the session.
     """
 
@@ -83,7 +84,7 @@ EVERYTHING = Scope(Reach.EVERYTHING)
 
 
 def identity_of(session_id: str | None) -> str | None:
-    """Return the session if a client named it; ``None``: the API created it, or there is none."""
+    """Return the session if a client chose its id; ``None``: the API chose it, or no session."""
     return None if session_id is None or session_id.startswith(UNASKED) else session_id
 
 
@@ -95,10 +96,11 @@ def scope_of_run(
     agent: str | None,
     shared: bool,
 ) -> Scope:
-    """Return the scope of a run. A run without user and session reads no other run's episodes.
+    """Return the scope of a run; a run without user and session reads no other run's episodes.
 
     Args:
-        wanted: the root agent's ``memory_scope``; ``None``: the user, or else the session.
+        wanted: ``memory_scope`` of the root agent; ``None``: the scope is the user or, without a
+            user, the session.
         shared: true if the operator allows agents to read episodes of all sessions.
     """
     session_id = identity_of(session_id)
@@ -114,13 +116,13 @@ def scope_of_run(
     return Scope(Reach.RUN)
 
 
-# Texts that people read in a run's field ``memory_used``. OFF: memory is switched off for the run.
+# Texts of a run's field ``memory_used``, for people. OFF: memory is switched off for the run.
 NO_USER, OFF = "none (no user)", "none (off)"
 _USED = {Reach.RUN: "none (memory_scope)", Reach.UNNAMED: "tenant"}
 
 
 def memory_used(scope: Scope, *, user: str | None, session_id: str | None) -> str:
-    """Return a short text for people: the owner of the earlier runs that a run may read."""
+    """Return a short text for people that says whose earlier runs a run may read."""
     if scope.reach is Reach.RUN and user is None and identity_of(session_id) is None:
         return NO_USER
     return _USED.get(scope.reach, scope.reach.value)
@@ -130,8 +132,8 @@ def scope_of_search(user: str | None, session_id: str | None, *, everything: boo
     """Return the scope of a search by an API client: the user or session that the client sent.
 
     Args:
-        everything: used if there is neither user nor session. True: all episodes of the tenant;
-            false: only episodes without a user.
+        everything: scope without user and session: true: all episodes of the tenant; false: only
+            episodes without a user.
     """
     if session_id is not None:
         return Scope(Reach.SESSION, user, session_id, any_user=user is None)

@@ -1,8 +1,8 @@
-"""Scores of the episodes that a query found. Pure.
+"""Scores of the episodes that a query found.
 
 The ranges of cosines and full-text ranks depend on the embedder and the query. So this module first
-scales cosines and ranks to the range 0 to 1 among the candidates, and then scales their
-combination. Otherwise, terms with a fixed range, especially recency, would outweigh similarity.
+scales the candidates' cosines and ranks to the range 0 to 1, and then scales the sum of both.
+Otherwise, terms with a fixed range, especially recency, would outweigh similarity.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from uuid import UUID
 Normalisation = Literal["added", "raw"]
 
 _ALL_WORDS = 6 / pi**2
-"""PostgreSQL's rank of a text that has each of the query's words once, at the highest weight."""
+"""Rank that PostgreSQL gives a text that has each word of the query once, at the highest weight."""
 LEAST_WORDS = 2
 """Number of content words that query and episode must share if only words are compared."""
 
@@ -30,8 +30,8 @@ class Candidate:
             missing.
         lexical: full-text rank of the episode for the query, at least 0; rare words have a higher
             weight; ``None``: the query has no words.
-        words: indexes of the query's content words that occur in the episode. If the tenant has 200
-            episodes or more, only rare words count.
+        words: indexes of the query's content words that occur in the episode; if the tenant has 200
+            episodes or more, only of rare words.
     """
 
     episode_id: UUID
@@ -46,14 +46,14 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class ScoringOptions:
-    """Weights of the terms, and methods of normalisation.
+    """Weights of a score's terms, and the method of normalisation.
 
     Attributes:
         normalisation: method for cosines and ranks. ``added``: a cosine is scaled so that the
             lowest cosine becomes 0 and 1 stays 1; a rank is divided by :data:`_ALL_WORDS`; the
             similarity is the sum of both, scaled so that the twentieth candidate gets 0 and the
-            best candidate gets 1. ``raw``: the similarity is the unscaled cosine, or without a
-            cosine the rank.
+            best candidate gets 1. ``raw``: the similarity is the unscaled cosine, or if there is no
+            cosine, the rank.
     """
 
     similarity: float = 0.5
@@ -70,8 +70,8 @@ class Parts:
 
     Attributes:
         similarity, recency, success, accesses, domain: weighted terms; their sum is the score.
-        cosine, lexical: values without scaling.
-        cosine_normalised, lexical_normalised: values scaled among the candidates, from 0 to 1.
+        cosine, lexical: cosine and full-text rank, unscaled.
+        cosine_normalised, lexical_normalised: cosine and rank after scaling, from 0 to 1.
     """
 
     similarity: float
@@ -94,12 +94,13 @@ def is_relevant(
 ) -> bool:
     """Return true if an episode has more in common with a query than two random texts.
 
-    Agents get only relevant episodes. If meaning was compared, only the cosine decides.
+    Agents get only relevant episodes. If vectors that represent meaning were compared, only the
+    cosine decides.
 
     Args:
-        shared: number of content words that occur in both.
-        cosine: cosine of both vectors; ``None``: not compared.
-        floor: minimum cosine that counts as relevant; ``None``: not compared.
+        shared: number of content words that occur in both the episode and the query.
+        cosine: cosine of both vectors; ``None``: vectors were not compared.
+        floor: minimum cosine that counts as relevant; ``None``: vectors were not compared.
     """
     is_near = cosine is not None and floor is not None and cosine >= floor
     if by_meaning and cosine is not None:
@@ -110,10 +111,11 @@ def is_relevant(
 def score(
     candidates: Sequence[Candidate], options: ScoringOptions, now: datetime, domain: str | None
 ) -> list[tuple[Candidate, Parts]]:
-    """Return the candidates with their terms, best first; candidates with equal scores by id.
+    """Return the candidates with their terms, highest score first, and then by id.
 
     Args:
-        domain: domain of the current task; ``None`` is unequal to every episode's domain.
+        domain: domain of the current task; ``None``: the task's domain differs from every
+            episode's.
     """
     cosines = [_finite(each.cosine) for each in candidates]
     ranks = [_finite(each.lexical) for each in candidates]
@@ -155,7 +157,7 @@ def _within(value: float | None) -> float:
 
 
 def _above_lowest(cosines: Sequence[float | None]) -> list[float]:
-    """Scale cosines so that the lowest cosine becomes 0; its value depends on the embedder."""
+    """Scale cosines so that the lowest cosine, whose value depends on the embedder, becomes 0."""
     lowest = min((each for each in cosines if each is not None), default=0.0)
     return [
         (each - lowest) / (1.0 - lowest) if each is not None and lowest < 1 else 0.0
@@ -166,7 +168,7 @@ def _above_lowest(cosines: Sequence[float | None]) -> list[float]:
 def _stretched(sums: Sequence[float]) -> list[float]:
     """Scale the 20 best sums (or the better half) to the range 0 to 1; the other sums become 0.
 
-    If all the scaled sums are equal, they become 1."""
+    If all the scaled sums are equal, all become 1."""
     better = sorted(sums, reverse=True)[: max(20, len(sums) // 2)]
     if not better or better[0] == better[-1]:
         return [float(each == better[0]) for each in sums]

@@ -1,7 +1,7 @@
-"""Rows of episodes, and searches for episodes: by meaning and words, by fields, and by time.
+"""Rows of episodes, and searches for episodes by meaning and words, by fields, and by time.
 
-Functions run in a transaction of the tenant (:func:`bottega.db.engine.acting_as`), or have the
-tenant's id as an argument.
+A function needs a transaction of the tenant (:func:`bottega.db.engine.acting_as`), or the tenant's
+id as an argument.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # numpy is slow to import, and only searches need it
 CHANNEL = "bottega_memory"
 """Channel that announces new background work to other processes."""
 POLL_S = 5.0
-"""Maximum number of seconds until background work finds an episode that another process stored."""
+"""Maximum seconds until background work finds an episode that a different process stored."""
 _TELL = f"SELECT send_signal('{CHANNEL}', '')"
 _EPISODES = """
 SELECT * FROM read_episodes($1::jsonb, $2, CASE WHEN $3::text IS NOT NULL
@@ -39,7 +39,7 @@ _JSON = (
 
 
 async def tell(connection: asyncpg.Connection) -> None:
-    """Announce background work when the transaction commits."""
+    """Announce new background work to all processes when the transaction commits."""
     await connection.execute(_TELL)
 
 
@@ -50,8 +50,8 @@ async def load(
     *,
     tenant_id: UUID | None = None,
 ) -> dict[UUID, Episode]:
-    """Return the tenant's episodes by id, without their bodies. The result leaves out episodes that
-    are unknown, deleted or outside of the scope.
+    """Return the tenant's episodes by id, without bodies. The result omits episodes that are
+    unknown, deleted or outside of the scope.
 
     Args:
         tenant_id: the tenant; ``None``: the transaction's tenant.
@@ -88,7 +88,7 @@ SELECT * FROM search_episodes(
     $1::jsonb, $2::text[], $3::text::halfvec, $4, $5, $6::jsonb, $7, $8, $9, $10)
 """
 
-# Samples a hundred episodes from each of twenty points in time, because topics change.
+# Samples 100 episodes at each of 20 points in time, because topics change with time.
 _REFRESH_COMMON = """
 WITH span AS (
     SELECT min(at) AS first, max(at) - min(at) AS length, count(*)::integer AS rows
@@ -129,17 +129,19 @@ async def candidates(
     limit: int = 20,
     tenant_id: UUID | None = None,
 ) -> list[Candidate]:
-    """Return the candidates for a query among the episodes within the scope, in any order.
+    """Return candidates for a query from the episodes within the scope, in any order.
 
     Candidates are the ``limit`` episodes with the most similar vectors, and the ``limit`` episodes
     that match the query's words best.
 
     Args:
-        query: the query's words; without words, the result has only episodes with similar vectors.
+        query: the query's words; without words, the search compares only vectors.
         vector: the query's vector, shape (d,); ``None``: the search compares only words.
-        embedder: the vector's embedder; the search ignores vectors of other embedders.
-        aged_before: an episode that ended before this time needs a cosine of at least 0.8.
-        by: the text whose cosine is in the result. The search itself uses the task's vector.
+        embedder: name of the vector's embedder; the search ignores vectors of all other embedders.
+        aged_before: the search finds an episode that ended before this time only if the cosine is
+            at least 0.8.
+        by: the text of an episode whose cosine is in the result. The search itself compares the
+            vector of the episode's task.
         tenant_id: the tenant; ``None``: the transaction's tenant.
     """
     found = await connection.fetch(
@@ -172,15 +174,16 @@ def vector_text(vector: "NDArray[np.float32]") -> str:
 def conditions(where: EpisodeFilter) -> str:
     """Return a filter in JSON, as an argument of SQL functions."""
     known = {name: value for name, value in asdict(where).items() if value}
-    if where.min_trust == 1:  # all episodes have at least this trust
+    if where.min_trust == 1:  # no condition, because all episodes have at least this trust
         del known["min_trust"]
     return to_json(known).decode()
 
 
 async def refresh_common(connection: asyncpg.Connection, tenant_id: UUID) -> None:
-    """Store the frequent words of a tenant's episodes, found in a sample of at most 2,000 episodes.
+    """Store the frequent words of a tenant's episodes, from a sample of at most 2,000 episodes.
 
-    Searches are correct without this list, but slow with many episodes, because frequent words
-    select too many episodes. Repeat this call when the number of episodes has grown by a fifth.
+    Without the list of frequent words, searches are correct, but slow if there are many episodes,
+    because frequent words select too many of them. Call the function again when the number of
+    episodes has grown by a fifth.
     """
     await connection.execute(_REFRESH_COMMON, tenant_id)

@@ -1,4 +1,4 @@
-"""Episodic memory: stores, reads and searches episodes."""
+"""Episodic memory, which stores, reads and searches episodes."""
 
 import asyncio
 from collections import Counter, defaultdict
@@ -38,7 +38,7 @@ _MARK = "SELECT mark_episode_deleted($1, $2)"
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """Episode that a search found, without the episode's bodies.
+    """An episode that a search found, without the episode's bodies.
 
     Attributes:
         words: content words that the episode and the query have in common.
@@ -78,8 +78,8 @@ class Found:
 
     Attributes:
         by_meaning: true if vectors that represent meaning were compared.
-        by_spelling: true if vectors that represent only spelling were compared. If both flags are
-            false, the search compared only words.
+        by_spelling: true if vectors that represent only spelling were compared. If ``by_meaning``
+            and ``by_spelling`` are false, the search compared only words.
     """
 
     hits: list[Hit]
@@ -102,7 +102,7 @@ def _hit(
     if asked.floor is not None:
         with_words = by_meaning and shared >= LEAST_WORDS
         floor = asked.floor.with_words if with_words else asked.floor.alone
-    # A query without content words, such as a greeting, is similar to greetings but has no topic.
+    # A query without content words, such as a greeting, has no topic, but is similar to greetings.
     relevant = content.count() > 0 and is_relevant(
         shared, parts.cosine, floor, by_meaning=by_meaning or not words
     )
@@ -120,7 +120,7 @@ class AccessCounter:
     """Numbers of episode accesses, collected in memory and written in one transaction per tenant.
 
     So a search writes nothing, and the row of a frequently read episode is written at most once a
-    second. If a process dies, the counts that it has not written are lost.
+    second. If a process dies, the counts that the process has not written are lost.
     """
 
     pool: asyncpg.Pool
@@ -130,11 +130,11 @@ class AccessCounter:
     def touch(self, tenant_id: UUID, ids: Iterable[UUID]) -> None:
         waiting = self._waiting[tenant_id]
         if len(waiting) < 10_000:  # the counter ignores further episodes
-            # a list, because update() treats a mapping's values as counts
+            # a list, because update() would add up a mapping's values
             waiting.update(list(ids))
 
     async def run(self, every_s: float = 1.0) -> None:
-        """Write the counts once per interval and at the end."""
+        """Write the counts every ``every_s`` seconds and when the task is cancelled."""
         try:
             while True:
                 await asyncio.sleep(every_s)
@@ -143,13 +143,13 @@ class AccessCounter:
             await self.flush()
 
     async def flush(self) -> None:
-        """Write the counts once; discard counts whose write fails."""
+        """Write the counts now; discard counts that cannot be written."""
         waiting, self._waiting = self._waiting, defaultdict(Counter)
         try:
             async with asyncio.timeout(5):
                 for tenant_id, times in waiting.items():
-                    # The order of ids prevents deadlocks between transactions. Each id has its own
-                    # statement, because a join may compare all episodes with each id.
+                    # Updates in the order of ids prevent deadlocks between transactions. Each id
+                    # has its own statement, because a join may compare all episodes with each id.
                     now = self.clock()
                     each = [(tenant_id, one, count, now) for one, count in sorted(times.items())]
                     async with acting_as(self.pool, tenant_id) as connection:
@@ -182,7 +182,8 @@ class EpisodicMemory:
     ) -> UUID:
         """Store an episode; do nothing if an episode with this id is stored.
 
-        Searches by words find the episode at once, searches by meaning after its embedding.
+        Searches by words find the episode at once, and searches by meaning after the episode was
+        embedded.
         """
         async with acting_as(self.pool, tenant_id, on) as connection:
             row = to_json(episode.to_row()).decode()
@@ -196,11 +197,13 @@ class EpisodicMemory:
         """Return an episode within the scope, and count an access.
 
         Args:
-            bodies: also read the bodies, from the database or the object store.
+            bodies: true: also read the bodies, from the database or the object store.
 
         Raises:
-            NotFoundError: the episode is unknown, deleted, out of scope, or of another tenant.
-            UnavailableError: a body cannot be read; ``bodies=False`` reads all other fields.
+            NotFoundError: the tenant has no such episode, or the episode is deleted or out of
+                scope.
+            UnavailableError: a body cannot be read; a call with ``bodies=False`` does not raise
+                this error.
         """
         async with acting_as(self.pool, tenant_id) as connection:
             found = (await search.load(connection, scope, [episode_id])).get(episode_id)
@@ -234,8 +237,8 @@ class EpisodicMemory:
         """Return the episodes within the scope that best match a query, by words and by vectors.
 
         Args:
-            by: which vector of an episode the search compares.
-            words: if false, the search compares words only if the embedder does not answer.
+            by: the text of an episode whose vector the search compares.
+            words: false: the search compares words only if the embedder does not answer.
             domain: domain of the current task; episodes of this domain score a little higher.
         """
         if scope.reach is Reach.RUN:
@@ -271,7 +274,7 @@ class EpisodicMemory:
     async def parts(
         self, tenant_id: UUID, scope: Scope, hits: Sequence[Hit], part: str
     ) -> list[tuple[Hit, dict[str, Any]]]:
-        """Return the work of a node (``GRAPH/NODE``) or sub-agent in the runs of found episodes."""
+        """Return the work of a node (``GRAPH/NODE``) or sub-agent in each of the found episodes."""
         if not hits:
             return []
         ids = [hit.episode.id for hit in hits]
@@ -319,13 +322,13 @@ class EpisodicMemory:
     async def mark_deleted(
         self, tenant_id: UUID, episode_id: UUID, *, on: asyncpg.Connection | None = None
     ) -> bool:
-        """Mark an episode as deleted, so that nobody can find or read it; a later job purges it.
+        """Mark an episode as deleted, so that nobody finds or reads it; a later job removes it.
 
         Returns:
-            False if the episode already has this mark.
+            False if the episode was already marked as deleted.
 
         Raises:
-            NotFoundError: the episode is unknown, or of another tenant.
+            NotFoundError: the tenant has no such episode.
         """
         async with acting_as(self.pool, tenant_id, on) as connection:
             marked: bool | None = await connection.fetchval(_MARK, episode_id, self.clock())
