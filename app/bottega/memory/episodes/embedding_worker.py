@@ -299,7 +299,6 @@ class EmbeddingWorker:
     async def _all_made(
         self, tenant_id: UUID, of_queries: str | None, found: Sequence[Summary]
     ) -> "Mapping[str, Vectors]":
-        """Return the episodes' vectors of the current embedder and of the queries' embedder."""
         name, vectors = await self._made(self._embedders.paid_by(tenant_id), found)
         made = {name: vectors}
         # Until the switch, queries use the older embedder, with which they must also find new
@@ -313,7 +312,6 @@ class EmbeddingWorker:
         return made
 
     async def _made(self, embedder: "Embedder", found: Sequence[Summary]) -> "tuple[str, Vectors]":
-        """Return an embedder's name and its vectors for the episodes, shape (n, 3, d)."""
         texts = [text for each in found for text in (each.task, each.result, each.whole)]
         vectors = await embedder.embed(texts)
         await self._pool.execute(_ENSURE_INDEX, embedder.dimension, timeout=60)

@@ -295,7 +295,6 @@ class EpisodeMaintenance:
     async def _make_one(
         self, tenant_id: UUID, ids: Sequence[UUID], middle: UUID, outcome: Outcome, mature: datetime
     ) -> bool:
-        """Replace episodes by one episode; ``middle`` is the episode most similar to all others."""
         async with acting_as(self.pool, tenant_id) as connection:
             loaded = await load(connection, EVERYTHING, ids)
         if len(loaded) < len(ids):
@@ -550,7 +549,6 @@ def _content(episode: Episode) -> dict[str, Any]:
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each value in an object, at any depth, with the value's JSON pointer."""
     if not isinstance(value, Mapping) or not value:
         yield path, value
         return
@@ -571,7 +569,6 @@ def _shown(value: Any) -> Any:
 
 
 def _shared(members: Sequence[Episode], name: str) -> list[Any]:
-    """Return the items that all members have in the list ``name``, in the first member's order."""
     first, *others = (each.metadata.get(name, []) for each in members)
     return [item for item in first if all(item in other for other in others)]
 

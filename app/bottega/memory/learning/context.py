@@ -163,7 +163,6 @@ async def learn_from_episode(
 
 
 async def _count(store: PatternStore, episode: Episode, outcomes: Sequence[ReportedOutcome]) -> int:
-    """Store the outcomes of patterns, and return the number of outcomes that are new evidence."""
     ids = [each.pattern_id for each in outcomes]
     known = await store.get_many(ids)
     told = {"complexity": episode.task.get("complexity"), "task_type": episode.task_type}

@@ -283,7 +283,6 @@ class EpisodeRecorder:
             self._last.append(step)
 
     def _erred(self, error: ToolError, name: str | None) -> str:
-        """Store a failure of the tool or agent ``name``, and return the failure's signature."""
         message = self._clean(error.message)
         signature = failure_signature(error.type, message, name, error.status)
         if self._is_silent:
@@ -439,7 +438,6 @@ class EpisodeRecorder:
         return {"plan": plan, "adaptations": adaptations, **spent}
 
     def _side_effects(self) -> list[dict[str, Any]]:
-        """Return each tool that may have changed an external system, with its number of calls."""
         return [
             {"tool": name, "calls": self._tools[name]}
             for name, tool in sorted(self._outside.items())

@@ -366,7 +366,6 @@ async def _seen(
 
 
 async def _fetched(objects: Objects, key: str) -> bytes | None:
-    """Read a trace from the object store; ``None``: the object is missing or corrupt."""
     try:
         return await objects.get(key)
     except (StoredElsewhereError, CorruptObjectError) as error:
@@ -434,12 +433,10 @@ async def _review(store: PatternStore, pattern_id: UUID) -> str | None:
 
 
 def _named(ids: Sequence[UUID]) -> dict[str, Any]:
-    """Return the number of patterns, and the ids of the first 100 patterns."""
     return {"count": len(ids), "patterns": [str(each) for each in ids[:100]]}
 
 
 def _by(name: str, table: str, where: str = "true", value: str = "count(*)") -> str:
-    """Return SQL for a JSON object: the value of each group of a tenant's rows, by group name."""
     return f"""(
         SELECT coalesce(jsonb_object_agg(name, value), '{{}}') FROM (
             SELECT {name} AS name, {value} AS value FROM {table}

@@ -139,7 +139,6 @@ def without_private_texts(episodes: Sequence[Observed]) -> list[Observed]:
 
 
 def _texts(episode: Observed) -> Iterator[str]:
-    """Yield the texts of an episode, except the names of defined agents and tools."""
     said = [episode.domain, *(call.signature for call in episode.calls)]
     said += [call.name for call in episode.calls if not call.is_defined]
     if episode.task_type != episode.agent:
@@ -350,7 +349,6 @@ def _tally(items: Iterable[_Item]) -> Tally:
 
 
 def _order(finding: _Finding) -> tuple[float, int, Names]:
-    """Return the key by which findings are sorted: highest gain first, then most specific first."""
     return -finding.gain, -len(finding.uses), finding.uses
 
 

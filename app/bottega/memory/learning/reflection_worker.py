@@ -196,7 +196,6 @@ async def learn_again(connection: asyncpg.Connection, tenant_id: UUID) -> int:
 async def _episodes(
     connection: asyncpg.Connection, tenant_id: UUID, ids: Sequence[UUID]
 ) -> dict[UUID, Episode]:
-    """Return episodes by id, with the traces that are still in the database."""
     found = await search.load(connection, EVERYTHING, ids)
     traces = await connection.fetch(_TRACES, tenant_id, list(found))
     for row in traces:

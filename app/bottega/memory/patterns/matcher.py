@@ -181,7 +181,6 @@ class Matcher:
 
 
 def _places(must: Iterable[Condition]) -> list[Place]:
-    """Return the index keys for a pattern's conditions; a matching task has one of these keys."""
     for each in must:
         if each.get("op") in ("eq", "in"):
             values = each["value"] if each["op"] == "in" else [each["value"]]

@@ -555,7 +555,6 @@ class PatternStore:
         return (await self.get_many([pattern_id]))[pattern_id]
 
     async def _do(self, query: str, *args: Any) -> Any:
-        """Execute a statement whose first argument is the tenant's id; return the only value."""
         return await self.connection.fetchval(query, self.tenant_id, *args)
 
     async def write(self, changed: Pattern, *, notify: bool = True) -> None:

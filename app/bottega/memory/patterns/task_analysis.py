@@ -120,7 +120,6 @@ def _labelled(text: str) -> dict[str, list[str]]:
 
 
 def _sentences(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield each sentence or list item, with true for a list item."""
     for line in text.splitlines():
         line = line.strip()
         bullet = _BULLET.match(line)
@@ -131,7 +130,6 @@ def _sentences(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def _named(text: str, capabilities: Sequence[str]) -> list[str]:
-    """Return the sorted capabilities that a task names; "web search" also names ``web_search``."""
     words = _WORD.findall(text.casefold().replace("_", " ").replace("-", " "))
     said = f" {' '.join(words)} "
     return sorted(
