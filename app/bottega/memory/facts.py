@@ -1,8 +1,9 @@
-"""Facts about end users: short sentences that a person sets, or an agent with its tools.
+"""Facts about end users: short sentences that a person sets, or that an agent sets by a tool.
 
 No rule derives a fact from other data. If a run begins with an agent that reads facts, the run's
-prompts have the facts about its user, as data in a fenced block. If a run sets a fact after it has
-read outside content, it is unconfirmed: no model gets it until a person confirms it.
+prompts contain the facts about the run's user, as data in a fenced block. A fact that a run sets
+after the run has read outside content is unconfirmed: no model gets the fact before a person
+confirms it.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from bottega.memory.prompts import RunMemory
 from bottega.memory.text.injection import suspicious
 
 FactsMode = Literal["off", "read", "write"]
-"""Use of facts by runs that begin with an agent: none; in prompts; or in prompts and by tools."""
+"""Use of facts by runs that begin with the agent: none, in prompts, or in prompts and by tools."""
 FACTS = "facts"
 """Source of a ``context.recalled`` event that has facts."""
 MOST_FACTS, LONGEST_FACT = 50, 200
@@ -97,13 +98,13 @@ async def add(
     run_id: UUID | None = None,
     confirmed: bool = True,
 ) -> asyncpg.Record:
-    """Store a fact, and return it. A text that the user already has is stored only once.
+    """Store a fact, and return the fact; return the user's existing fact if it has the same text.
 
     Args:
-        run_id: the run that sets the fact; ``None``: a person sets it.
+        run_id: the run that sets the fact; ``None``: a person sets the fact.
 
     Raises:
-        ConflictError: ``too_many_facts``.
+        ConflictError: the user has too many facts (``too_many_facts``).
         UserErasingError: the user's data is being erased.
     """
     kind = "person" if run_id is None else "run"
@@ -114,7 +115,7 @@ async def add(
         raise UserErasingError
     if stored == UUID(int=0):
         raise ConflictError(
-            f"a user has at most {MOST_FACTS} facts: remove one first", code="too_many_facts"
+            f"a user has at most {MOST_FACTS} facts: remove a fact first", code="too_many_facts"
         )
     row: asyncpg.Record = await connection.fetchrow(_GET, tenant_id, user, stored)
     return row
@@ -123,11 +124,11 @@ async def add(
 async def change(
     connection: asyncpg.Connection, tenant_id: UUID, user: str, fact_id: UUID, text: str
 ) -> asyncpg.Record:
-    """Replace the text of a fact; a person has now said the text, so the fact is confirmed.
+    """Replace the text of a fact; the fact is then confirmed, because a person wrote the text.
 
     Raises:
         NotFoundError: the user has no such fact.
-        ConflictError: ``exists``: another fact of the user already has this text.
+        ConflictError: a different fact of the user already has this text (``exists``).
     """
     try:
         row = await connection.fetchrow(_CHANGE, tenant_id, user, fact_id, fact_text(text))
@@ -153,7 +154,7 @@ class UserFacts:
     """The facts about one run's user, for the run's prompts and tools.
 
     Attributes:
-        shown: ids of the facts in the run's prompts; the first fact has the number 1.
+        shown: ids of the facts in the run's prompts, in order; the first fact has the number 1.
 
     Args:
         user: the integrator's name for the end user.
@@ -169,8 +170,8 @@ class UserFacts:
     async def recalled(self) -> dict[str, Any] | None:
         """Return the confirmed facts as data of ``context.recalled``; ``None``: there are none.
 
-        The text has a numbered line for each fact, the newest first. The text leaves out facts
-        beyond :data:`_MOST_TOKENS` tokens, the oldest first.
+        The text has a numbered line for each fact, newest first. If the facts have more than
+        :data:`_MOST_TOKENS` tokens, the text omits the oldest facts.
         """
         async with acting_as(self._pool, self._tenant_id) as connection:
             rows = await connection.fetch(_READ, self._tenant_id, self._user)
@@ -185,17 +186,17 @@ class UserFacts:
         return context_recalled(FACTS, "\n".join(lines)) | {"facts": ids} if ids else None
 
     async def store(self, text: str, *, confirmed: bool) -> bool:
-        """Store a fact of this run; return true if it is confirmed. Raises as :func:`add` does."""
+        """Store a fact of this run, as :func:`add` does; return true if the fact is confirmed."""
         async with acting_as(self._pool, self._tenant_id) as connection:
             who = self._tenant_id, self._user
             fact = await add(connection, *who, text, run_id=self._run_id, confirmed=confirmed)
         return bool(fact["confirmed"])
 
     async def forget(self, number: int, *, of_people: bool) -> bool:
-        """Delete the fact with this number in the prompts; return false if there was no such fact.
+        """Delete the fact that has this number in the prompts; return false if there is none.
 
         Args:
-            of_people: true: also delete a fact that a person has set.
+            of_people: true: a fact that a person has set may be deleted, too.
         """
         if not 0 < number <= len(self.shown):
             return False
@@ -238,9 +239,9 @@ def fact_tools(facts: UserFacts) -> Sequence[ToolBase]:
 
 
 def _has_read_outside(query: Query) -> bool:
-    """Return true if the query may have read words that are not from its user or its agent.
+    """Return true if a query may have read words that neither its user nor its agent wrote.
 
-    Words of others are in memory of other runs, or in the result of a tool not in _HARMLESS.
+    Such words are in memory of other runs, and in results of tools that are not in _HARMLESS.
     """
     agent = query.agent
     memory = agent.memory

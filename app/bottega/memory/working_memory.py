@@ -1,8 +1,9 @@
-"""Working memory of one run: the current knowledge of its root agent.
+"""Working memory of one run: the current knowledge of the run's root agent.
 
-Each section has a budget of tokens. If a section exceeds its budget, entries move unchanged to the
-archive, and a summary with a reference replaces each of them. Pure, without model and clock: equal
-operations give equal memories. The root agent has tools for this memory.
+Each section has a budget of tokens. If a section exceeds its budget, entries are moved unchanged to
+the archive, and a summary with a reference replaces each archived entry. The memory uses neither a
+model nor the clock, so that equal operations give equal memories. The root agent has tools for this
+memory.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
@@ -36,7 +37,7 @@ NotifyListener = Callable[[str, str], None]
 
 
 class Area(StrEnum):
-    """The sections in the order of prompts."""
+    """The sections, in the order in which they are in prompts."""
 
     SYSTEM = "system"
     TASK = "task"
@@ -114,8 +115,8 @@ class VariableScope(StrEnum):
 
 
 class VariableKind(StrEnum):
-    """The behaviour of a variable. An accumulator collects all its values; a control value is
-    removed when the next subtask begins; metadata survives :meth:`WorkingMemory.clear`."""
+    """The kind of a variable. An accumulator collects all its values. A control value is removed
+    when the next subtask begins. :meth:`WorkingMemory.clear` does not remove metadata."""
 
     TASK = "task"
     INTERMEDIATE = "intermediate"
@@ -141,7 +142,7 @@ _PART_OF: dict[str, Area] = {
 
 @dataclass(frozen=True, slots=True)
 class Retrieved:
-    """A text from an earlier run, limited in size, with its source.
+    """A text from an earlier run, limited in size, and the text's source.
 
     Attributes:
         source: key of the text; prompts show only the part before a colon, such as ``episode``.
@@ -152,7 +153,7 @@ class Retrieved:
 
 
 class WorkingMemory:
-    """The working memory of one run. Not thread-safe.
+    """The working memory of one run, which is not thread-safe.
 
     Args:
         budgets: budgets of the sections; prompts never exceed the sum of all budgets.
@@ -169,7 +170,7 @@ class WorkingMemory:
         self.budgets = budgets or Budgets()
         self.count = count
         self._listener = listener
-        # Kind and JSON value by entry kind, scope, subtask (empty: no subtask) and name.
+        # Kind and JSON value of a variable, by kind of entry, scope, subtask (or empty) and name.
         self._variables: dict[Key, tuple[VariableKind, Any]] = {}
         self._empty()
 
@@ -183,7 +184,7 @@ class WorkingMemory:
     # Input
 
     def initialize(self, system: str = "") -> None:
-        """Reset the memory for another task, with the agent's system text."""
+        """Reset the memory for a new task, with the agent's system text."""
         self._variables.clear()
         self._empty()
         self._note(Area.SYSTEM, "system", system, hot=True)
@@ -198,12 +199,13 @@ class WorkingMemory:
         plan: Iterable[str] = (),
         by: str = "",
     ) -> None:
-        """Set the task. If an argument is empty, the old value stays unchanged.
+        """Set the task; an argument that is empty leaves the old value unchanged.
 
         Args:
             criteria: criteria for success.
-            plan: steps of the plan. The plan is a warm entry; the other entries are hot.
-            by: the source of the lists, which their titles name.
+            plan: steps of the plan. The plan's entry is not hot, but all other entries of the task
+                are hot.
+            by: the source of criteria and plan, which the titles in prompts name.
         """
         self._note(Area.TASK, _DESCRIPTION[-1], task, hot=True)
         lists = {
@@ -268,7 +270,7 @@ class WorkingMemory:
         completed: Iterable[str] = (),
         failed: Mapping[str, str] | None = None,
     ) -> None:
-        """Record the progress of the work; earlier states stay, as a trace.
+        """Record the progress of the work; earlier states remain in the memory, as a trace.
 
         Args:
             subtask: the current subtask; a new subtask removes all control values.
@@ -296,8 +298,8 @@ class WorkingMemory:
         """Store the answer of a subtask, of a tool or of a sub-agent.
 
         Args:
-            refers_to: references of earlier results that this answer uses. Results in use
-                stay longer than others.
+            refers_to: references of earlier results that this answer uses. The memory keeps such
+                results longer than all other results.
 
         Returns:
             The reference with which to recall the answer: ``m1``, ``m2`` and so on.
@@ -317,7 +319,7 @@ class WorkingMemory:
     def retrieve_from_episodic(self, found: Iterable[Retrieved]) -> None:
         """Store retrieved episodes, best first, each shortened to an equal share of the section.
 
-        Earlier episodes are removed to make room, first those that no prompt contained.
+        Earlier episodes are removed to make room, and first the episodes that no prompt contained.
         """
         entries = self._entries[Area.RETRIEVED]
         earlier = sorted(entries, key=lambda key: entries[key].accessed)
@@ -570,7 +572,7 @@ class WorkingMemory:
 
 
 def label_of(text: str) -> str:
-    """Return a text as a short label on one line."""
+    """Shorten a text to a label on one line."""
     return cut(" ".join(text[:LABEL_BYTES].split()), LABEL_BYTES)
 
 
@@ -585,7 +587,6 @@ def _rendered(kind: VariableKind, value: Any) -> str:
 
 
 def _jsonable(value: Any) -> Any:
-    """Convert a value to JSON types, or to its ``repr`` if necessary. Never raises."""
     if type(value) in (str, bool, type(None)):
         return value
     try:

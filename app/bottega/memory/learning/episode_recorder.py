@@ -360,7 +360,6 @@ class EpisodeRecorder:
         return told.to_row()
 
     def _kept_parts(self) -> list[RunPart]:
-        """Return the work of nodes and sub-agents in order; if too much, omit successful work."""
         ranked = sorted(self.parts, key=lambda each: not each.is_bad)[:_MOST_PARTS]
         return [each for each in self.parts if any(each is kept for kept in ranked)]
 

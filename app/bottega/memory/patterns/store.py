@@ -1,8 +1,7 @@
-"""Patterns in a transaction: their rows, and the operations that read and change the rows.
+"""Patterns in a transaction: the rows of patterns, and operations on the rows.
 
 After the transaction, the caller must call
-:meth:`bottega.memory.patterns.cache.PatternCache.forget`, so that this process reloads the
-patterns.
+:meth:`bottega.memory.patterns.cache.PatternCache.forget`, so that the process reloads the patterns.
 """
 
 from collections import defaultdict
@@ -43,7 +42,7 @@ from bottega.memory.patterns.pattern import (
 from bottega.memory.patterns.refinement import MOST_MERGED, Applied, merged, started_over
 
 CHANNEL = "bottega_patterns"
-"""Channel for a tenant's id; it is sent when a change affects which runs get patterns."""
+"""Channel to which a tenant's id is sent when a change affects which patterns runs get."""
 GIVEN_ARMS = sorted(arm.value for arm in APPLIED)
 """Arms of runs that got a pattern."""
 
@@ -74,7 +73,7 @@ SELECT {COLUMNS},
 """  # noqa: S608 (texts of ours)
 _LOAD = f"{_COLUMNS} FROM patterns p WHERE p.tenant_id = $1 AND p.id = ANY ($3)"
 """Query for complete patterns; its arguments are the tenant, :data:`GIVEN_ARMS` and ids."""
-# The query finds the first ids of each state with an index, then reads the rows by their keys.
+# The query finds the first ids of each state by an index, then reads the rows by id.
 PAGE = f"""
 {_COLUMNS} FROM (
     SELECT f.id FROM unnest($3::text[]) AS s(state) CROSS JOIN LATERAL (
@@ -97,7 +96,7 @@ FROM jsonb_populate_record(NULL::patterns, $3::jsonb)
 RETURNING id, {_NOTIFIED}
 """  # noqa: S608
 """Insert a new pattern from :func:`row_of`, and notify all processes at commit."""
-# The query skips episodes that were erased meanwhile, and episodes that are already evidence.
+# The query skips episodes that were erased in the meantime, and episodes that are already evidence.
 _SOURCES = """
 WITH there AS (
     SELECT held.episode_id FROM (
@@ -140,15 +139,15 @@ def row_of(pattern: Pattern, at: datetime) -> str:
 
 
 _SAID = "arm, at, episode_id, baseline_rate, followed, good, features, duration_s, tokens"
-# The query locks the episodes, so that a concurrent erasure waits; it skips erased episodes.
+# The query locks the episodes, so that a concurrent erasure waits, and skips erased episodes.
 _STAY = """
 SELECT FROM (SELECT DISTINCT id FROM unnest($2::uuid[]) AS u(id) ORDER BY id) AS n
 CROSS JOIN LATERAL (
     SELECT FROM episode_state s
     WHERE s.tenant_id = $1 AND s.episode_id = n.id FOR KEY SHARE) AS held
 """
-# Selects applications that count as evidence. Do not count episodes in which the pattern was found,
-# untrusted episodes, and quarantined or deleted episodes. A report cannot
+# Selects applications that count as evidence. An application does not count if its episode is one
+# in which the pattern was found, or is untrusted, quarantined or deleted. A client's report cannot
 # override the outcome of an assigned pattern. A run that retries an earlier run is not independent
 # evidence. The query reads each row by its key, because the planner may assume one row per tenant.
 _GIVEN = """
@@ -189,8 +188,8 @@ WHERE n.version BETWEEN 1 AND p.version AND (n.episode_id IS NULL OR (
             SELECT FROM reported b
             WHERE b.pattern_id = n.pattern_id AND b.episode_id = o.id AND b.good IS NOT NULL))))
 """
-# A run gets only one version of a pattern. So pattern and episode identify an application, even
-# after applications were carried over to a new version.
+# A run gets only one version of a pattern, so pattern and episode identify an application, even if
+# the application was carried over to a new version.
 _RECORD = f"""
 WITH reported AS MATERIALIZED (
     SELECT * FROM jsonb_populate_recordset(NULL::pattern_applications, $2::jsonb)
@@ -260,8 +259,8 @@ makes the evidence invalid."""
 MOST_GIVEN = 20_000
 """Maximum number of a tenant's patterns that were not mined."""
 
-# Transactions that add patterns of a tenant wait for each other, so that two equal patterns added
-# at the same time are stored only once.
+# Transactions that add patterns of a tenant wait for one another, so that two equal patterns that
+# are added at the same time are stored only once.
 _ALONE = "SELECT pg_advisory_xact_lock(hashtextextended('patterns ' || $1::uuid, 0))"
 _KNOWN = """
 SELECT id FROM (
@@ -277,7 +276,7 @@ ORDER BY rank, id LIMIT 1
 """
 _GIVEN = "SELECT count(*) FROM patterns WHERE tenant_id = $1 AND fingerprint IS NULL"
 _NEWER = "SELECT count(*) FROM episodes WHERE tenant_id = $1 AND id = ANY ($2) AND at > $3"
-# An episode that applied several of the merged patterns counts once.
+# An episode that applied several of the merged patterns counts only once.
 _POOL = f"""
 INSERT INTO pattern_applications (tenant_id, pattern_id, version, {_SAID})
 SELECT $1, $3, 1, {_SAID}
@@ -305,7 +304,7 @@ WHERE tenant_id = $1 AND pattern_id = $2 AND version = $3
 
 @dataclass(frozen=True, slots=True)
 class PatternStore:
-    """The patterns of a tenant in one transaction. A change locks the rows that it changes."""
+    """The patterns of a tenant in one transaction; a change locks the changed rows."""
 
     connection: asyncpg.Connection  # this connection acts as the tenant
     tenant_id: UUID
@@ -314,14 +313,14 @@ class PatternStore:
     async def add(self, pattern: Pattern) -> Pattern:
         """Store a new pattern as a candidate of version 1, or return an existing equal pattern.
 
-        An existing pattern with the same fingerprint stays unchanged. But if maintenance deprecated
-        the pattern, the pattern gets a new version as soon as enough of the sources ended after
-        that. A twin (a pattern in use with equal category, trust, applicability and content) gets
-        the new pattern's sources.
+        An existing pattern with the same fingerprint does not change. But if maintenance has
+        deprecated that pattern, the pattern gets a new version if enough of the sources ended after
+        the deprecation. A twin (a pattern in use with equal category, trust, applicability and
+        content) gets the new pattern's sources.
 
         Raises:
             InvalidInputError: a condition is invalid; the error's pointer locates the condition.
-            ConflictError: ``too_many``: the tenant has too many patterns that were not mined.
+            ConflictError: the tenant has too many patterns that were not mined (``too_many``).
         """
         check_applicability(pattern.applicability)
         await self._do(_ALONE)
@@ -360,19 +359,19 @@ class PatternStore:
         *,
         reason: str | None = None,
     ) -> Pattern:
-        """Change a pattern by a new version; if nothing really changes, the version stays.
+        """Store changes of a pattern as a new version; if no field changes, store nothing.
 
         If the advice or its wording changes, the new version is a candidate without evidence.
 
         Args:
             version: the version on which the changes are based.
-            changes: new values by field of :class:`Pattern`, but no evidence, lifecycle or
+            changes: new values by field of :class:`Pattern`, except evidence, lifecycle and
                 identity.
-            reason: reason to store if the pattern becomes a candidate again.
+            reason: text that is stored if the pattern becomes a candidate again.
 
         Raises:
             NotFoundError: the pattern is unknown, or of another tenant.
-            ConflictError: ``stale_version``: the pattern has another version now.
+            ConflictError: the pattern now has a version other than ``version`` (``stale_version``).
             InvalidInputError: a condition is invalid; the error's pointer locates the condition.
         """
         if "applicability" in changes:
@@ -399,15 +398,15 @@ class PatternStore:
         replaced_by: UUID | None = None,
         by: str | None = None,
     ) -> Pattern:
-        """Deprecate a pattern: it stays stored, but runs no longer get it.
+        """Deprecate a pattern, so that it remains stored, but no run gets it any more.
 
         Args:
-            by: person or key that deprecates the pattern. With ``by``, mining does not use the
+            by: person or key that deprecates the pattern. If ``by`` is given, mining never uses the
                 pattern again.
 
         Raises:
             NotFoundError: the pattern or its replacement is unknown, or of another tenant.
-            InvalidInputError: the replacement is the pattern itself, or it is deprecated.
+            InvalidInputError: the replacement is the pattern itself, or is deprecated.
         """
         ids = [pattern_id, *([] if replaced_by is None else [replaced_by])]
         held = await self.get_many(ids, lock=True)
@@ -415,7 +414,7 @@ class PatternStore:
             replaced_by == pattern_id or held[replaced_by].state is PatternState.DEPRECATED
         ):
             raise InvalidInputError(
-                "the replacement must be another pattern that is not deprecated",
+                "the replacement must be a different pattern, and not deprecated",
                 pointer="/replaced_by",
             )
         given_up = held[pattern_id].moved(PatternState.DEPRECATED, reason, replaced_by)
@@ -426,15 +425,17 @@ class PatternStore:
         return await self._read(pattern_id)
 
     async def merge(self, ids: Collection[UUID]) -> Pattern:
-        """Merge patterns of one category into a new pattern, validate it, and deprecate the others.
+        """Merge patterns of one category into a new pattern; deprecate the merged patterns.
 
-        See :func:`merged`. The new pattern gets the applications of all the patterns, each episode
-        once, without episodes in which one of the patterns was found.
+        See :func:`merged`. The new pattern gets the applications of all merged patterns, each
+        episode only once, except episodes in which a merged pattern was found. Then the new pattern
+        is validated.
 
         Raises:
             NotFoundError: a pattern is unknown, or of another tenant.
-            InvalidInputError: there are too few or too many patterns, they have several categories,
-                one is deprecated, or the merged condition exceeds the limits of a pattern.
+            InvalidInputError: there are too few or too many patterns, the patterns have several
+                categories, a pattern is deprecated, or the merged condition exceeds the limits of a
+                pattern.
         """
         ids = sorted(set(ids))
         if not 2 <= len(ids) <= MOST_MERGED:
@@ -442,7 +443,7 @@ class PatternStore:
                 f"2 to {MOST_MERGED} different patterns can be merged", pointer="/ids"
             )
         await self.get_many(ids, lock=True)
-        held = await self.get_many(ids)  # read again: sources may have come before the lock
+        held = await self.get_many(ids)  # again: sources may have come before the lock
         if len({each.category for each in held.values()}) > 1:
             raise InvalidInputError("only patterns of one category can be merged", pointer="/ids")
         for each in held.values():
@@ -465,7 +466,7 @@ class PatternStore:
         return await self._judge((await self.get_many(ids, lock=True)).values())
 
     async def _judge(self, held: Iterable[Pattern]) -> list[Validation]:
-        """Validate locked patterns by their applications, and make the looks that are due."""
+        """Validate locked patterns by their applications; make the interim tests that are due."""
         since = self.now - timedelta(days=EVIDENCE_DAYS)
         of = {each.key: each for each in held}
         sides: dict[UUID, dict[bool, Side]] = defaultdict(dict)
@@ -481,12 +482,12 @@ class PatternStore:
         return found
 
     async def record_application(self, applications: Iterable[Application]) -> int:
-        """Store applications of patterns. Return the number of new or changed applications.
+        """Store applications of patterns; return the number of new or changed applications.
 
         A repeated application changes nothing. A later outcome of an episode replaces the earlier
-        outcome. An application is ignored if it is not evidence: if the pattern was found in the
-        episode, if the episode has trust 1 or is cancelled, quarantined or deleted, or if the
-        pattern or version is unknown. At the end, the method validates the patterns.
+        outcome. The method ignores an application that is not evidence: the pattern was found in
+        the episode, the episode has trust 1 or is cancelled, quarantined or deleted, or the pattern
+        or version is unknown. At the end, the method validates the patterns.
         """
         of: dict[tuple[UUID, UUID | int], Application] = {
             (each.pattern_id, each.episode_id or n): each for n, each in enumerate(applications)
@@ -505,7 +506,7 @@ class PatternStore:
     async def newest(self, pattern_id: UUID, most: int) -> list[Judged]:
         """Return a pattern version's newest applications whose outcome is known.
 
-        The oldest of these is first."""
+        The oldest of these applications is first."""
         given = pattern_id, most, GIVEN_ARMS
         rows = await self.connection.fetch(_NEWEST, self.tenant_id, *given)
         return [Judged(*row) for row in reversed(rows)]
@@ -539,7 +540,7 @@ class PatternStore:
         return found
 
     async def _load(self, ids: Collection[UUID], *, lock: bool) -> dict[UUID, Pattern]:
-        # Locks are taken in the order of ids. This prevents deadlocks between transactions.
+        # The method locks rows in the order of ids, to prevent deadlocks between transactions.
         query = f"{_LOAD} ORDER BY p.id FOR NO KEY UPDATE OF p" if lock else _LOAD
         found = await self.connection.fetch(query, self.tenant_id, GIVEN_ARMS, list(ids))
         return {row["id"]: from_row(row) for row in found}
@@ -558,7 +559,7 @@ class PatternStore:
         return await self.connection.fetchval(query, self.tenant_id, *args)
 
     async def write(self, changed: Pattern, *, notify: bool = True) -> None:
-        """Store a locked pattern.
+        """Store the changes of a locked pattern.
 
         Args:
             notify: true: notify all processes at commit. A notification is necessary if the change
@@ -571,9 +572,8 @@ class PatternStore:
 def _owner(row: asyncpg.Record, trust: int) -> str | None:
     """Return the owner of the texts in an application's features; ``None``: the texts are public.
 
-    A client writes the features that it reports. For a pattern that a client wrote, reported
-    features are public. For any other pattern, reported features count as texts of one owner,
-    whatever episodes the client names.
+    If a client wrote the pattern, the features that the client reports are public. For any other
+    pattern, reported features count as texts of a single owner, whatever episodes the client names.
     """
     if trust > IMPORTED and row["arm"] in (Arm.REPORTED, Arm.REPORTED_WITHOUT):
         return owner_of(None, None)

@@ -1,7 +1,7 @@
-"""Features of a task, read from its text for searches and for matching patterns. Pure.
+"""Features of a task, read from the task's text, for searches and for matching patterns.
 
-The analysis uses no model and guesses nothing: a constraint or criterion is the text behind a label
-such as ``Constraints:`` at the start of a line. No prompt contains the result.
+The analysis uses no model and guesses nothing: a constraint or criterion is the text after a label
+such as ``Constraints:`` at the start of a line. No prompt contains the analysis.
 """
 
 import re
@@ -34,10 +34,10 @@ _LABEL = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Goals:
-    goals: tuple[str, ...]  # text behind the label, or list items, or the first sentence
+    goals: tuple[str, ...]  # text after the label, list items, or the first sentence
     constraints: tuple[str, ...]  # text behind the label
     criteria: tuple[str, ...]  # text behind the label
-    complexity: float  # 0 to 1; grows with the length, the sentences and the named tools
+    complexity: float  # 0 to 1; grows with length, sentences and named tools
     features: Features
 
 
@@ -48,7 +48,7 @@ def analyse(
     task_type: str | None = None,
     capabilities: Sequence[str] = (),
 ) -> Goals:
-    """Analyse a task, deterministically and in time linear in its length.
+    """Analyse a task's text, deterministically and in a time linear in the text's length.
 
     Args:
         capabilities: names of the available tools and agents.
@@ -85,7 +85,7 @@ def analyse(
 
 
 def refined(found: Goals, said: Mapping[str, Any]) -> Goals:
-    """Replace parts of an analysis with parts from a person or a model."""
+    """Replace fields of an analysis by the fields that a person or a model gave."""
     complexity = said.get("complexity", found.complexity)
     return Goals(
         lines_of(said, "goals") or found.goals,
@@ -97,13 +97,12 @@ def refined(found: Goals, said: Mapping[str, Any]) -> Goals:
 
 
 def lines_of(said: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Return the texts of a list in ``said``, each on one line, but none of over 500 characters."""
+    """Return the texts of a list in ``said``, each as one line; omit texts over 500 characters."""
     lines = (" ".join(str(each).split()) for each in said.get(name) or ())
     return tuple(dict.fromkeys(each for each in lines if 0 < len(each) <= 500))[:MOST]
 
 
 def _labelled(text: str) -> dict[str, list[str]]:
-    """Return texts behind labels, or in lists below labels; skip quoted and fenced lines."""
     found: dict[str, list[str]] = {"goals": [], "constraints": [], "criteria": []}
     name, is_fenced = None, False
     for line in map(str.strip, text.splitlines()):
