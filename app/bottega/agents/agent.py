@@ -219,8 +219,8 @@ class BaseAgent:
         """Add a tool. If ``tool`` is a class, create its instance without arguments.
 
         Raises:
-            InvalidInputError: the tool has no name, or its name is the name of another tool or
-                sub-agent of the agent (``duplicate_tool``).
+            InvalidInputError: the tool has no name, or the agent already has a tool or sub-agent
+                with this name (``duplicate_tool``).
             TypeError: the argument is not a tool.
         """
         refuse_no_tool(tool)

@@ -289,7 +289,7 @@ def refuse_arguments(what: str, function: Callable[..., Any], known: Names) -> l
     """Return the names of the parameters of ``execute`` that accept the context.
 
     Raises:
-        TypeError: ``execute`` has a parameter of another type.
+        TypeError: ``execute`` has a parameter that is not a :class:`ToolContext`.
     """
     found = []
     hint_of = _Hints(what, function, known)
@@ -313,7 +313,7 @@ def is_context(hint: Any) -> bool:
 
 
 def context_for(parameters: Sequence[str]) -> dict[str, ToolContext]:
-    """Return the current context for each of the parameters, by parameter name."""
+    """Return the current :class:`ToolContext` as the value of each parameter, by name."""
     if not parameters:
         return {}
     context = current_context.get() or ToolContext()  # called outside of a query

@@ -155,7 +155,7 @@ class PendingAnswer:
     def nudge(
         self, message: AssistantMessage, ending: Ending, on_length: OnLength
     ) -> list[StandardMessage]:
-        """Return messages that ask the model to continue, or ``[]`` if it cannot continue."""
+        """Return messages that ask the model to continue the answer; ``[]``: this is impossible."""
         if ending in self._tried or ending not in _NUDGES:
             return []
         added: list[StandardMessage] = [

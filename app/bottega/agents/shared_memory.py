@@ -201,7 +201,7 @@ class RecallEmbedder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A publication's vector: one row of a batch, which may not be computed yet."""
+    """A publication's vector, as a row of a batch of vectors that may not be computed yet."""
 
     content: str
     batch: "asyncio.Task[Vectors]"

@@ -350,7 +350,7 @@ async def all_or_none(tasks: Sequence[asyncio.Task[None]]) -> None:
 
     Raises:
         Exception: the error of the task that comes first in ``tasks``. ``QueryFailed`` is raised
-            only if no task has another error.
+            only if no task has raised a different error.
     """
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)

@@ -159,7 +159,7 @@ def overridden(definition: Mapping[str, Any], changed: Mapping[str, Any]) -> Map
 
 
 def with_default(definition: Mapping[str, Any], model: str | None) -> Mapping[str, Any]:
-    """Return an agent's definition; if it names no model, add the run's default model."""
+    """Return an agent's definition; if no model is named, add the run's default model."""
     return definition if model is None or definition["model"] else {**definition, "model": model}
 
 

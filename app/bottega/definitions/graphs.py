@@ -227,7 +227,7 @@ def normalised(
 
     The stored form lists all nodes, including nodes that only edges name. A node has ``agent``,
     ``ttl_s`` and all fields that differ from the defaults. An edge has ``source``, ``target``,
-    ``policy`` and a condition, if there is one.
+    ``policy``, and the edge's condition, if any.
 
     Args:
         schemas: output schemas of the agents in the graph and in its sub-graphs.
@@ -440,7 +440,7 @@ class _Checks:
         if each is None:
             return
         if rule.is_router:
-            raise _wrong("a router cannot have 'for_each', because it takes only one edge", place)
+            raise _wrong("a router takes only one edge, so it cannot have 'for_each'", place)
         kind = self._reference(rule.name, each, place).get("type", "array")
         if kind != "array" and "array" not in kind:
             raise _wrong(
@@ -587,7 +587,7 @@ def with_edge(content: dict[str, Any], edge: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_edge(content: dict[str, Any], source: str, target: str) -> dict[str, Any]:
-    """Return a copy of the definition without the edge between two nodes; it keeps the nodes.
+    """Return a copy of the definition with both nodes, but without the edge between them.
 
     Raises:
         NotFoundError: the graph has no such edge.

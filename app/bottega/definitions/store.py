@@ -172,7 +172,7 @@ async def put(
 async def _claim(
     connection: AsyncConnection, kind: DefinitionKind, tenant_id: UUID, name: str
 ) -> int | None:
-    """Reserve an unused name; return its next version number, or ``None`` if it is in use."""
+    """Reserve an unused name; return its next version number, or ``None`` for a used name."""
     table = kind.table
     version: int | None = await connection.scalar(
         insert(table)
@@ -510,7 +510,7 @@ def missing(wanted: Sequence[str], found: Sequence[str]) -> list[str]:
 
 
 async def forget_source(connection: AsyncConnection, tenant_id: UUID, kind: str, name: str) -> None:
-    """Delete the record of the source of a deleted definition; a new one has its own source."""
+    """Delete the record of the source of a deleted definition; a new definition has its own."""
     row = applied_definitions.c
     mine = and_(row.tenant_id == tenant_id, row.kind == kind, row.name == name)
     await connection.execute(sqlalchemy.delete(applied_definitions).where(mine))

@@ -25,7 +25,7 @@ _MARGIN = 20.0  # margin around the drawing
 _BOX_GAP = 32.0  # gap between two boxes of a column
 _COLUMN_GAP = 84.0
 _TRACK_GAP = 11.0
-_LONE_PER_COLUMN = 4  # boxes without edges per column, unless another column has more
+_LONE_PER_COLUMN = 4  # boxes without edges per column, unless a column has more boxes
 _POLICIES = {
     PropagationPolicy.FINAL_RESPONSE_ONLY: ("final answer", "#7d8590", "none"),
     PropagationPolicy.TOOL_RESULTS: ("with tool results", "#3b82f6", "8 4"),

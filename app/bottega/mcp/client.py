@@ -54,7 +54,7 @@ class Patterns:
     _left: int = 8_000_000
 
     def fit(self, pattern: str) -> bool:
-        """Add a pattern; return false if it exceeds the limit. No text is ever matched with it."""
+        """Add a pattern, which is never matched with a text; false: it exceeds the limit."""
         if pattern in self._known:
             return True
         try:
@@ -255,8 +255,8 @@ async def list_tools(server: McpServer, egress: Egress) -> tuple[list[McpToolSch
     """Return the tools of a server, and warnings about changed or omitted tools.
 
     Raises:
-        McpError: the server does not answer as it should (``mcp_unreachable``), or its address is
-            not allowed (``egress_forbidden``).
+        McpError: the server does not answer, or breaks the protocol (``mcp_unreachable``), or the
+            server's address is not allowed (``egress_forbidden``).
     """
     connection = Connection(server, egress)
     await connection.open()

@@ -65,7 +65,7 @@ async def program(server: McpServer) -> AsyncIterator[tuple[Any, Any]]:
     Raises:
         McpError: the command cannot be started.
     """
-    import anyio  # late: mcp needs anyio, and loads slowly
+    import anyio  # imported only when an MCP server is used
 
     process = await _started(server)
     into, received = anyio.create_memory_object_stream[Any](0)
@@ -454,7 +454,7 @@ class Connection:
         Raises:
             McpError: the server cannot be reached, or refuses the connection.
         """
-        # The import runs late and in a thread, because it takes 1 s and 50 MB.
+        # The package mcp is imported late and in a thread, because the import takes 1 s and 50 MB.
         await asyncio.to_thread(importlib.import_module, "mcp")
         self._task = _task(self._hold())
         try:
@@ -691,8 +691,8 @@ async def _sent(session: Any, request: Any, told: Callable[..., Any] | None) -> 
     """Send a request; return the server's result without validation.
 
     The function does not use ``session.send_request``, because that method refuses a whole result
-    if one item of it is unknown. The SDK sends its own subscriptions in the same way as this
-    function.
+    if one item of the result is unknown. The SDK sends its own subscriptions in the same way as
+    this function.
     """
     data = request.model_dump(by_alias=True, mode="json", exclude_none=True)
     options: dict[str, Any] = {} if told is None else {"on_progress": told}

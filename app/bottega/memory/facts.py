@@ -98,7 +98,7 @@ async def add(
     run_id: UUID | None = None,
     confirmed: bool = True,
 ) -> asyncpg.Record:
-    """Store a fact, and return the fact; return the user's existing fact if it has the same text.
+    """Store a fact, and return it; a fact with the same text is returned, and not stored again.
 
     Args:
         run_id: the run that sets the fact; ``None``: a person sets the fact.

@@ -50,7 +50,8 @@ class PromptMessage:
 
     Attributes:
         sent: what the prompt contains: ``message`` itself, or a shortened copy of ``message``.
-        reference: reference with which a model can recall the full message; ``None``: it cannot.
+        reference: reference with which a model can recall the full message; ``None``: the model
+            cannot.
         label: short text about the tool call that the message answers.
         left: true if the prompt omits the message.
     """
@@ -193,7 +194,7 @@ _LEFT = (
 
 
 class RunMemory:
-    """Memory that composes the prompts of one agent: see :class:`bottega.agents.PromptMemory`.
+    """Composer of the prompts of one agent; see :class:`bottega.agents.PromptMemory`.
 
     If the history fits the limit, the prompt is the history. Otherwise the prompt is shortened to
     three quarters of the limit, so that the beginning of the prompt rarely changes. First, a

@@ -34,7 +34,7 @@ _NOT_ITS_OWN = frozenset(
 def breaker_key(parent: Parent, params: DispatchParams) -> BreakerKey | None:
     """Return the key of a task's breaker.
 
-    Anonymous tasks have no breaker, because they do not share an agent.
+    Anonymous tasks have no breaker, because each anonymous task has an agent of its own.
     """
     if params.agent is None:
         return None
@@ -58,7 +58,7 @@ def is_own_fault(handle: SubagentHandle) -> bool:
 
 @dataclass(slots=True, eq=False)
 class _Breaker:
-    """A breaker that is not closed.
+    """State of a breaker that is open or half-open.
 
     Attributes:
         failures: number of recently failed tasks and probes.
@@ -185,7 +185,6 @@ class Breakers:
                 del self._breakers[key]
 
     def _open(self, breaker: _Breaker, handle: SubagentHandle, now: float) -> None:
-        """Hold back all tasks until the reset time; then start a held task as the probe."""
         breaker.retry_at = now + self._options.reset_timeout
         data = {
             "attempt": handle.attempt,

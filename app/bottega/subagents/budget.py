@@ -1,8 +1,8 @@
 """Budgets of tokens and money for several concurrent tasks.
 
 A model call first reserves the maximum amount that the call may use, in every account that pays for
-the call. After the call, the unused amount is released. So all tasks together exceed a budget by at
-most the amount by which the estimate for one call is too low.
+the call. After the call, the unused amount is released. So the tasks together can exceed a budget
+only by as much as the estimate for one call was too low.
 """
 
 import asyncio

@@ -106,7 +106,7 @@ class ChildTask:
         self.task_id: UUID = scope.id_below(place)
 
     def known(self) -> SubagentHandle | None:
-        """Return the task if it was dispatched before; restore it if that was before a crash."""
+        """Return the task if it was dispatched before; restore a task from before a crash."""
         swarm, parent = self.scope.swarm, self.scope
         if (handle := swarm.registry.get(self.task_id, parent)) is not None:
             return handle
@@ -164,7 +164,7 @@ class ChildTask:
         return f"{folder_of(self.task_id)}/input/{path.removeprefix('/')}"
 
     def _is_spread(self, params: DispatchParams) -> bool:
-        """Return true if a new task becomes a child run: it is simple, and many tasks run here."""
+        """Return true if a simple new task becomes a child run, because many tasks run here."""
         parent, swarm = self.scope, self.scope.swarm
         if swarm.options.remote is None or parent.here < parent.limits.spread_above:
             return False
@@ -204,7 +204,7 @@ class ChildTask:
     async def _try(
         self, handle: SubagentHandle, tries: int, calls: int
     ) -> tuple[SubagentOutcome, int]:
-        """Query a new agent for one try; add its usage to the parent's query.
+        """Query a new agent for one try; add the agent's usage to the parent's query.
 
         Args:
             calls: number of model calls of earlier tries. The method returns this number plus the
@@ -323,7 +323,6 @@ def copy_for_task(source: BaseAgent, instructions: str | None, most: int) -> Bas
 
 
 def _is_retried(outcome: SubagentOutcome) -> bool:
-    """Return true if another try of a failed task may succeed."""
     code = outcome.error_code or ""
     return outcome.status is SubagentStatus.FAILED and (
         code in _MAY_PASS

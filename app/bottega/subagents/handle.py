@@ -404,7 +404,7 @@ class SubagentHandle(DispatchParams):
         return self.deadline - (now if self.paused_at is None else self.paused_at)
 
     def spend(self, usage: Usage) -> None:
-        """Charge the accounts of the task and of all parents above it, but not of the run."""
+        """Charge the accounts of the task and of all its ancestors, but not the run's accounts."""
         self.account.spend(usage)
         self.parent.account.spend(usage)
         if self.parent.owner is not None:
@@ -513,7 +513,7 @@ class Waiter:
         return min(1, self.missing) if self.for_success else self.missing
 
     def ended(self, handle: SubagentHandle) -> None:
-        """Count the end of one of the tasks."""
+        """Count a task's end; end the wait if enough tasks have ended."""
         won = self.for_success and handle.status is SubagentStatus.COMPLETED
         self.missing = 0 if won else self.missing - 1
         if self.missing <= 0 and not self.future.done():

@@ -66,7 +66,7 @@ class SubagentLimits:
                 yield name, most
 
     def of_agent(self, subagents: Mapping[str, Any] | None) -> dict[str, float] | None:
-        """Return the limits of an agent's tasks; ``None``: it has no asynchronous sub-agents.
+        """Return the limits of an agent's tasks; ``None``: no sub-agents are asynchronous.
 
         Args:
             subagents: the field ``subagents`` of the agent's definition.

@@ -1,6 +1,6 @@
 """Plugins for sub-agents' tasks, called before a dispatch and after a task's end.
 
-A plugin is any object with one or both of these functions, async or not::
+A plugin is any object that has one of these functions or both, async or not::
 
     before_dispatch(ctx: PluginContext, params: DispatchParams)
         -> None | DispatchParams | {"prompt"?, "priority"?, "metadata"?}

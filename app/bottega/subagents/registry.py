@@ -100,7 +100,7 @@ class SubagentRegistry:
         return list(self._handles.values())
 
     def parents(self) -> list[Parent]:
-        """Return all parents with tasks, each parent before the parents below it."""
+        """Return all parents with tasks, each parent before its descendants."""
         return list(self._parents.values())
 
     def get_by_parent(self, parent_id: UUID) -> list[SubagentHandle]:
@@ -115,7 +115,7 @@ class SubagentRegistry:
         """Register and queue a task, or return the existing task with this id.
 
         Args:
-            place: (model call, index of the tool call) of the dispatch.
+            place: position of the dispatch: (number of the model call, index of the tool call).
 
         Raises:
             SubagentRefusedError: a limit, a budget or a breaker refuses the task; a subclass says
@@ -203,8 +203,8 @@ class SubagentRegistry:
     def _check_queue(self, parent: Parent) -> None:
         """Check that the queue has room for one more task of a parent, or that the task may start.
 
-        The queue always has room for a tenant without queued tasks. When the queue is full, it
-        still accepts one extra task per tenant, from a run without queued tasks.
+        The queue always has room for a tenant without queued tasks. A full queue still accepts one
+        extra task per tenant, from a run without queued tasks.
         """
         room, counts, limits = self.scheduler.room(parent), self.counts, self.limits
         startable, of_tenant = min(room, parent.ready), counts.queued_of[parent.tenant_id]

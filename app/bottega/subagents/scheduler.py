@@ -61,9 +61,9 @@ class _Tenant:
 class TakeQueue:
     """Queue of tasks: tenants take turns, a tenant's runs take turns; then priorities decide.
 
-    A tenant or run whose first task becomes ready gets its turn after all others. :meth:`take`
-    reads only the ready parents of one run, so tasks of parents at their limit cost no time. The
-    queue updates ``lines``, ``in_line``, ``ready`` and ``holders`` of each parent.
+    A tenant or run whose first task becomes ready gets its turn after all other tenants or runs.
+    :meth:`take` reads only the ready parents of one run, so tasks of parents at their limit cost no
+    time. The queue updates ``lines``, ``in_line``, ``ready`` and ``holders`` of each parent.
 
     Args:
         ageing_interval: seconds after which a waiting task's priority improves by one.
@@ -273,7 +273,7 @@ class PlaceSource(Protocol):
 
 
 class TenantPlaces:
-    """Places that tasks need in addition to a slot. A task takes a place when it gets a slot.
+    """Places that tasks need in addition to a slot. A task takes a place when the task gets a slot.
 
     Args:
         came: function called when the worker gets a place for which a tenant's tasks waited.
@@ -359,7 +359,7 @@ def estimated_start_ms(
     free = sorted([0.0] * (slots - len(left)) + left)
     mean = sum(known) / len(known)
     soon = late = 0.0
-    for _ in range(2):  # while the task waits, other tasks may overtake it
+    for _ in range(2):  # other tasks may overtake the waiting task
         before = queue.before(handle, parent, now + 2 * late)
         soon, late = late, free[before % slots] + before // slots * mean
     return None if max(soon, late) > 2 * min(soon, late) else round(1000 * (soon + late) / 2)
@@ -410,7 +410,7 @@ PARENTS_TIME_IS_UP = "parent-timeout"
 
 
 class SubagentScheduler:
-    """Scheduler that assigns slots to tasks, runs them and enforces their deadlines.
+    """Scheduler that assigns slots to tasks, runs the tasks and enforces the tasks' deadlines.
 
     Attributes:
         size: current number of slots.
@@ -507,7 +507,7 @@ class SubagentScheduler:
         return estimated_start_ms(handle, queue, slots, self.now())
 
     def enqueue(self, handle: SubagentHandle) -> None:
-        """Queue a new task, unless a breaker or another task holds the new task back."""
+        """Queue a new task, unless a breaker or an unfinished task holds the new task back."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:  # timers of a closed loop never fire
             self.stop()
@@ -518,7 +518,7 @@ class SubagentScheduler:
             self.push(handle)
 
     def hold(self, handle: SubagentHandle) -> None:
-        """Take a queued task out of the queue, because it must wait for other tasks."""
+        """Remove a task from the queue, because the task must wait for other tasks."""
         if handle.status is SubagentStatus.QUEUED and handle.paused_at is None:
             self._queue.discard(handle)
 

@@ -1,9 +1,9 @@
 """Shared files of the agents of one run, and the agents' access rights.
 
 The root writes ``/global/**``, and all agents read this folder. ``/subagent/{task_id}/**`` is a
-task's own folder. The task's parent reads the whole folder and writes the folder ``input`` in it.
-Any other path is a private file of a query. Models have the tools ``read_file``, ``write_file`` and
-``list_files``.
+task's own folder. The task's parent reads the whole folder, and writes only the folder's sub-folder
+``input``. Any other path is a private file of a query. Models have the tools ``read_file``,
+``write_file`` and ``list_files``.
 """
 
 import re
@@ -262,7 +262,7 @@ def _too_large(detail: str) -> InvalidInputError:
 
 
 class Workspace:
-    """The files that one query may use: its private files, and the shared files it has rights for.
+    """The files that a query may use: its private files, and shared files according to its rights.
 
     The methods check a path before they search the file. A folder that belongs to a different task
     causes the same error as a folder that does not exist.

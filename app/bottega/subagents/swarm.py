@@ -107,7 +107,7 @@ only about descendants of the calling task.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwarmOptions:
-    """Settings of one run's asynchronous sub-agents, and their state from before a crash.
+    """Settings of a run's asynchronous sub-agents, and the sub-agents' state before a crash.
 
     Attributes:
         run_id: the run's id, by default a new id.

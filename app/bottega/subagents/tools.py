@@ -291,7 +291,7 @@ def shown(scope: QueryScope, task_id: UUID, output: str) -> str | dict[str, Any]
 def _shortened(
     scope: QueryScope, task_id: UUID, view: dict[str, Any], *, sent_before: bool
 ) -> dict[str, Any]:
-    """Remove an answer from a view if it was sent before; otherwise shorten a long answer."""
+    """Remove an answer that was sent before from a view; shorten a long answer."""
     if "final_output" not in view:
         return view
     if sent_before:
@@ -336,7 +336,7 @@ def _note_read(scope: QueryScope, handle: SubagentHandle, longest_partial: int) 
 async def checked_message(
     swarm: Swarm, query: Query, handle: SubagentHandle, text: str
 ) -> str | Skip | Refused:
-    """Return a message to a task as the guards changed it, or a guard's decision to stop it."""
+    """Return a message to a task after the guards' changes, or a guard's refusal or skip."""
     request = DispatchParams(text, agent=handle.agent_name)
     said = await guarded(swarm.options.plugins, _context_of(swarm, query), request)
     return said.prompt if isinstance(said, DispatchParams) else said
@@ -550,7 +550,7 @@ def _best_to_come(call: CurrentCall) -> int:
 async def _decided(
     scope: QueryScope, arguments: DispatchArguments, share_metadata: Collection[str]
 ) -> DispatchParams | Skip | Refused:
-    """Return a task's parameters as the plugins changed them, or a plugin's decision to stop it."""
+    """Return a task's parameters after the plugins' changes, or a plugin's refusal or skip."""
     asked = DispatchParams(
         prompt=arguments.prompt,
         agent=arguments.agent,

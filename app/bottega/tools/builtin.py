@@ -1,7 +1,7 @@
 """Built-in tools, which an agent's definition may list by name.
 
-The calculator evaluates the syntax tree of an expression; it never executes the expression.
-``build_tool`` makes tools of all kinds from an agent's definition.
+The calculator evaluates the syntax tree of an expression, and never executes code. ``build_tool``
+makes tools of all kinds from an agent's definition.
 """
 
 import ast

@@ -206,14 +206,15 @@ class Egress:
             if not limit.expired():
                 raise
             failure = error
-        # The error is raised outside of the handlers. Otherwise its context would be the handled
+        # Raise the error outside of the ``except`` blocks: inside, its context would be the handled
         # error, which may quote the request.
         raise _explained(failure, target.host, timeout_s)
 
     def turn(self, tenant: str) -> asyncio.Semaphore:
         """Return the semaphore that limits a tenant's concurrent requests.
 
-        :meth:`request` acquires the semaphore; the caller of :meth:`stream` must acquire it first.
+        :meth:`request` acquires the semaphore; the caller of :meth:`stream` must first acquire the
+        semaphore itself.
         """
         return self._slots.setdefault(tenant, asyncio.Semaphore(self._each))
 
@@ -320,7 +321,7 @@ def _tls_reason(error: BaseException | None) -> str | None:
 
 
 class _Body(httpx2.AsyncByteStream):
-    """The body of an answer; network errors while a caller reads it become EgressError."""
+    """The body of an answer; a network error during its reading becomes an EgressError."""
 
     def __init__(self, answer: aiohttp.ClientResponse, reader: BoundedReader, host: str) -> None:
         self._answer = answer

@@ -88,7 +88,7 @@ def why_refused(address: Address) -> str | None:
             return reason
     if isinstance(address, IPv6Address) and address not in _GLOBAL_IPV6:
         return "reserved"
-    # A newer Python may know blocks that this module's table does not have.
+    # A newer Python may know blocks of addresses that this module's table does not have.
     return None if address.is_global else "reserved"
 
 

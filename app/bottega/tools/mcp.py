@@ -211,8 +211,8 @@ class McpServer:
         url: URL of the server, which uses the transport *streamable HTTP*; ``None`` for a program.
         headers: function that returns the header fields, called for each connection. The client
             sends these fields only to ``url``.
-        timeout_s: seconds within which the server must answer, without the time in which people
-            answer the server's questions.
+        timeout_s: seconds within which the server must answer; the time in which people answer the
+            server's questions does not count.
         max_bytes: maximum size in bytes of one answer.
         tenant: the tenant that connects to the server.
     """

@@ -193,7 +193,7 @@ _MEASURES: dict[str, Callable[[bytes], tuple[int, int] | None]] = {
 
 
 class PageCount:
-    """Counter of a PDF's pages, fed with pieces; it misses pages in compressed streams."""
+    """Counter of the pages of a PDF that is read in pieces; misses pages in compressed streams."""
 
     _PAGE = re.compile(rb"/Type\s{0,8}/Page(?![A-Za-z])")
     _OVERLAP = 24

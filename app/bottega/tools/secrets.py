@@ -99,7 +99,7 @@ def refuse_vocabulary(name: str, value: str) -> None:
     """Refuse a secret that is an ordinary word, because its redaction would change many texts.
 
     Raises:
-        InvalidInputError: the secret is such a word (``secret_is_vocabulary``).
+        InvalidInputError: the secret is an ordinary word (``secret_is_vocabulary``).
     """
     if is_vocabulary(value):
         raise InvalidInputError(

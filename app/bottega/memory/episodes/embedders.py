@@ -148,7 +148,7 @@ class Patience:
             raise UnavailableError("the embedder is starting")
         if self._timeouts >= 3 and self.clock() < self._next_at:
             raise UnavailableError("the embedder did not answer the last queries in time")
-        self._next_at = self.clock() + 10  # only one test query at a time
+        self._next_at = self.clock() + 10  # for 10 s, no second query tests the embedder
         try:
             async with asyncio.timeout(deadline_s):
                 vectors = await embed_queries(embedder, [query])

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # loads numpy, which takes 11 MB
     from bottega.memory.text.embeddings import Embedder, Vectors
 
 _FIRST_POSTPONED_S = 15.0
-_GIVEN_UP = 6  # tries of an episode after which a switch of embedders does not wait for it
+_GIVEN_UP = 6  # tries after which a switch of embedders does not wait for the episode
 
 _OF_THE_TEXT = frozenset(
     {*("model_bad_request", "model_context_too_long", "model_filtered"), "model_bad_response"}
@@ -126,7 +126,8 @@ UPDATE tenant_memory SET leftovers = false WHERE tenant_id = $1
 
 # --- Background ---------------------------------------------------------------------------------
 # The background is the distribution of cosines between a tenant's unrelated tasks, which depends on
-# the language, length and topics of the texts. The background decides which cosine is relevant.
+# the language, length and topics of the texts. The background determines which cosine counts as
+# relevant.
 
 GROWN = (20, 100, 1_000)
 """Numbers of episodes with vectors; when a tenant reaches one, the worker measures the
@@ -197,7 +198,6 @@ class EmbeddingWorker:
     async def _put_off(
         self, tenant_id: UUID, due: Rows, error: Exception, pause_s: float | None
     ) -> None:
-        """Postpone the embedding of episodes; count the try only if an episode's text failed."""
         wait_s, uncounted = pause_s, 1
         if wait_s is None:
             (row,) = due

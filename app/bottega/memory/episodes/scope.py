@@ -14,9 +14,8 @@ from pydantic_core import to_json
 from bottega.memory.episodes.scoring import ScoringOptions
 
 UNASKED = "resp-"
-"""Prefix of ids of sessions that the OpenAI-compatible API creates itself, and that therefore do
-not identify an owner.
-"""
+"""Prefix of sessions that the OpenAI-compatible API creates itself; these sessions do not identify
+an owner."""
 MemoryMode = Literal["off", "read", "full"]
 """Use of memory by a run, strictest first: none, only reading, or reading and storing the run."""
 MemoryScope = Literal["run", "session", "agent", "user", "tenant"]
@@ -84,7 +83,7 @@ EVERYTHING = Scope(Reach.EVERYTHING)
 
 
 def identity_of(session_id: str | None) -> str | None:
-    """Return the session if a client chose its id; ``None``: the API chose it, or no session."""
+    """Return the session's id if a client chose this id, otherwise ``None``."""
     return None if session_id is None or session_id.startswith(UNASKED) else session_id
 
 

@@ -183,7 +183,7 @@ async def refresh_common(connection: asyncpg.Connection, tenant_id: UUID) -> Non
     """Store the frequent words of a tenant's episodes, from a sample of at most 2,000 episodes.
 
     Without the list of frequent words, searches are correct, but slow if there are many episodes,
-    because frequent words select too many of them. Call the function again when the number of
+    because frequent words select too many episodes. Call the function again when the number of
     episodes has grown by a fifth.
     """
     await connection.execute(_REFRESH_COMMON, tenant_id)

@@ -322,7 +322,7 @@ class EpisodicMemory:
     async def mark_deleted(
         self, tenant_id: UUID, episode_id: UUID, *, on: asyncpg.Connection | None = None
     ) -> bool:
-        """Mark an episode as deleted, so that nobody finds or reads it; a later job removes it.
+        """Mark an episode as deleted: nobody can find or read it, and later a job removes it.
 
         Returns:
             False if the episode was already marked as deleted.

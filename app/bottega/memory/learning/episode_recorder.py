@@ -141,8 +141,8 @@ class EpisodeRecorder:
     """Recorder that reads a run's events in order, and builds the run's episode at the end.
 
     Args:
-        clean: function that removes secrets from a text. The recorder calls it before cutting a
-            text, because ``clean`` recognises only whole secrets.
+        clean: function that removes secrets from a text. The recorder calls ``clean`` before it
+            shortens a text, because ``clean`` recognises only whole secrets.
         reflects: true: rules write the episode's reflection; false: a model writes it later.
     """
 

@@ -90,7 +90,7 @@ async def change(
     pinned: bool | None,
     for_all: bool | None,
 ) -> Lesson:
-    """Change a lesson's text, pin it, or release it for all runs of its agent.
+    """Change or pin a lesson, or release the lesson for all runs of the lesson's agent.
 
     Args:
         actor: author of the text.

@@ -130,7 +130,7 @@ async def get(connection: asyncpg.Connection, tenant_id: UUID, job_id: UUID) -> 
     """Return one job.
 
     Raises:
-        NotFoundError: the job is unknown, or of another tenant.
+        NotFoundError: the tenant has no such job.
     """
     row = await connection.fetchrow(_GET, tenant_id, job_id)
     if row is None:

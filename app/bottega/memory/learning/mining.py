@@ -267,7 +267,7 @@ class _Item(NamedTuple):
 
 
 def mine(episodes: Iterable[Observed]) -> list[Pattern]:
-    """Return candidates, each with a fingerprint and the episodes in which mining found it.
+    """Return candidates, each with a fingerprint and the episodes that have the behaviour.
 
     The order of the episodes does not change the result. Episodes of trust 2 are mined separately,
     and a finding that episodes of trust 3 also give is not repeated. The running time is linear in

@@ -53,7 +53,7 @@ author ``by``: ``rules``, or a model."""
 
 
 def reflect(episode: Episode) -> Reflection:
-    """Reflect on an episode by rules; the rules use the trace only if it is loaded."""
+    """Reflect on an episode by rules, which use the episode's trace only if loaded."""
     calls = calls_of(episode)
     failures = [
         {

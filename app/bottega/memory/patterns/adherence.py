@@ -1,4 +1,4 @@
-"""Adherence of a run to the patterns it got, and success of the calls that a pattern affects.
+"""Adherence of a run to its patterns, and success of the calls that a pattern affects.
 
 Runs from which a pattern was withheld are measured in the same way, so that both groups of runs can
 be compared.
@@ -105,7 +105,7 @@ class Adherence:
                 self._end(task_id, agent, well=False)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Return the run's patterns in the order in which they were shown.
+        """Return the run's patterns, in the order in which the run got the patterns.
 
         Each pattern has ``id``, ``version``, ``arm``, ``category``, ``followed`` (``None``:
         adherence cannot be observed) and ``good`` (``None``: no affected call ended, or the result

@@ -80,7 +80,7 @@ class PatternCache:
         """Return a complete pattern in its current version.
 
         Raises:
-            NotFoundError: the pattern is unknown, or of another tenant.
+            NotFoundError: the tenant has no such pattern.
         """
         async with acting_as(self.pool, tenant_id) as connection:
             found = await self.store(connection, tenant_id).get_many([pattern_id])
@@ -229,7 +229,7 @@ class PatternCache:
                 transaction per page.
 
         Raises:
-            NotFoundError: a pattern is unknown, or of another tenant.
+            NotFoundError: the tenant does not have one of the patterns.
         """
         if ids is None:
             pages = [[each.key for each in page] async for page in self.pages(tenant_id)]

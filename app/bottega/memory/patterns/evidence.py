@@ -227,7 +227,7 @@ def arm_of(
 
 
 class Side(NamedTuple):
-    """One side of the comparison for a version: runs with the pattern, or runs without it."""
+    """One side of the comparison for a version: runs with, or runs without, the pattern."""
 
     lately: Tally = Tally()  # runs in the period that counts for the verdict
     since: Tally = Tally()  # runs in the current series of looks

@@ -82,7 +82,7 @@ APPLIED = frozenset((Arm.USED, Arm.TRIAL, Arm.REPORTED))
 
 @dataclass(frozen=True, slots=True)
 class Applicability:
-    """The tasks to which a pattern applies: all fields that are not empty must be true for them."""
+    """The tasks to which a pattern applies: all fields that are not empty must hold for a task."""
 
     problem_types: tuple[str, ...] = ()  # allowed values of the feature ``task_type``
     domains: tuple[str, ...] = ()  # allowed values of the feature ``domain``
@@ -96,7 +96,8 @@ def check_applicability(applicability: Applicability) -> None:
     """Check the conditions of a pattern and their total size.
 
     Raises:
-        InvalidInputError: a condition is invalid or too large; the error's pointer locates it.
+        InvalidInputError: a condition is invalid or too large; the error's pointer locates the
+            condition.
     """
     path = "/applicability"
     for part in ("problem_types", "domains", "capabilities"):
@@ -293,7 +294,7 @@ def pattern_text(pattern: Pattern, alternatives: Sequence[str] = ()) -> str:
     colon.
 
     Args:
-        alternatives: names of the patterns that may be used instead of this one.
+        alternatives: names of the patterns that may be used instead of this pattern.
     """
     known = pattern.evidence
     head = f"pattern, {pattern.category.replace('_', ' ')}, {pattern.state.lower()}"

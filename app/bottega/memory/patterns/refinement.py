@@ -242,7 +242,7 @@ def _texts(joint: str, texts: Iterable[str]) -> str:
 
 
 def generalised(several: Sequence[Applicability]) -> Applicability:
-    """Return an applicability that is true for all tasks for which one of several is true."""
+    """Return an applicability for all tasks to which at least one of ``several`` applies."""
 
     def either(names: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(chain.from_iterable(names))) if all(names) else ()

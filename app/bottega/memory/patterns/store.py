@@ -146,10 +146,11 @@ CROSS JOIN LATERAL (
     SELECT FROM episode_state s
     WHERE s.tenant_id = $1 AND s.episode_id = n.id FOR KEY SHARE) AS held
 """
-# Selects applications that count as evidence. An application does not count if its episode is one
-# in which the pattern was found, or is untrusted, quarantined or deleted. A client's report cannot
-# override the outcome of an assigned pattern. A run that retries an earlier run is not independent
-# evidence. The query reads each row by its key, because the planner may assume one row per tenant.
+# Selects applications that count as evidence. An application does not count if the pattern was
+# found in the application's episode, or if this episode is untrusted, quarantined or deleted. A
+# client's report cannot override the outcome of an assigned pattern. A run that retries an earlier
+# run is not independent evidence. The query reads each row by its key, because the planner may
+# assume one row per tenant.
 _GIVEN = """
 SELECT n.* FROM reported n
 CROSS JOIN LATERAL (
@@ -370,7 +371,7 @@ class PatternStore:
             reason: text that is stored if the pattern becomes a candidate again.
 
         Raises:
-            NotFoundError: the pattern is unknown, or of another tenant.
+            NotFoundError: the tenant has no such pattern.
             ConflictError: the pattern now has a version other than ``version`` (``stale_version``).
             InvalidInputError: a condition is invalid; the error's pointer locates the condition.
         """
@@ -405,7 +406,7 @@ class PatternStore:
                 pattern again.
 
         Raises:
-            NotFoundError: the pattern or its replacement is unknown, or of another tenant.
+            NotFoundError: the tenant does not have the pattern or the replacement.
             InvalidInputError: the replacement is the pattern itself, or is deprecated.
         """
         ids = [pattern_id, *([] if replaced_by is None else [replaced_by])]
@@ -432,7 +433,7 @@ class PatternStore:
         is validated.
 
         Raises:
-            NotFoundError: a pattern is unknown, or of another tenant.
+            NotFoundError: the tenant does not have one of the patterns.
             InvalidInputError: there are too few or too many patterns, the patterns have several
                 categories, a pattern is deprecated, or the merged condition exceeds the limits of a
                 pattern.
@@ -531,7 +532,7 @@ class PatternStore:
             lock: true: lock the rows until the transaction ends.
 
         Raises:
-            NotFoundError: a pattern is unknown, or of another tenant.
+            NotFoundError: the tenant does not have one of the patterns.
         """
         found = await self._load(ids, lock=lock)
         for each in ids:

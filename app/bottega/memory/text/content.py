@@ -153,8 +153,8 @@ def _ignored(words: Collection[str]) -> frozenset[str]:
 
     The text's language is the language that has the most of the words as stop words; if several
     languages have equally many, the text has all these languages. If only one of several words is a
-    stop word, and this word is long, it must be an English stop word: *todo* is a stop word of
-    Spanish only, but occurs in English texts.
+    stop word, and this word is long, the word must be a stop word of English: *todo* is a stop word
+    of Spanish only, but occurs in English texts.
     """
     by_language: dict[str, set[str]] = {}
     for word in words:

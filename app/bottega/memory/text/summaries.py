@@ -123,7 +123,6 @@ def _extract(pieces: list[str], room: int) -> str:
 
 
 def _weights(pieces: list[str]) -> list[int]:
-    """Return the weight of each piece: highest for errors, then for numbers and names."""
     weights = [1 if _SPECIFIC.search(piece) else 0 for piece in pieces]
     whole = "\n".join(pieces).lower()
     if errors := [word for word in _ERROR_WORDS if word in whole]:  # often empty
