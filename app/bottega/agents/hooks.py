@@ -313,7 +313,6 @@ def _check(hook: Hook, step: _Step, value: Any) -> None:
 
 
 def _with_value(status: AgentStatus, value: Any) -> AgentStatus:
-    """Return the status with the new value, for the event's next hooks."""
     name = CONTRACTS[status.event].status_field
     if name is None:
         return status

@@ -373,18 +373,12 @@ class QueryLoop:
     def _send_back(
         self, rejected: AssistantMessage, deferred: Sequence[StandardMessage]
     ) -> RunAgain:
-        """Append a rejected answer to the history, and exclude it from the publication."""
         rejected = without_calls(rejected)
         self._withheld.append(rejected)
         self.agent.conversation_history += [rejected, *deferred]
         return RUN_AGAIN
 
     async def _finish(self, answer: FinalAnswer) -> AssistantResponse:
-        """Publish an answer, and return the query's response.
-
-        Raises:
-            QueryFailed: an answer from a hook does not fit the schema.
-        """
         message, reason, deferred = answer
         if (objection := await self._output.objection(message.content)) is not None:
             raise QueryFailed(objection.error, OUTPUT_INVALID, OUTPUT_INVALID, message.content)

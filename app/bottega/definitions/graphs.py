@@ -512,7 +512,6 @@ def _answer_schema(
 def _of_elements(
     node: Mapping[str, Any], schema: Mapping[str, Any] | None
 ) -> Mapping[str, Any] | None:
-    """Return the schema of a node's whole output, from the ``schema`` for one list element."""
     if (each := node.get("for_each")) is None:
         return schema
     item = {"type": "string"} if schema is None else schema

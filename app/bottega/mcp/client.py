@@ -239,7 +239,6 @@ def _media(encoded: str, declared: Any) -> Part:
 
 
 def _says(text: str, structured: JsonValue) -> bool:
-    """Return true if a text is the JSON of ``structured``."""
     try:
         said = from_json(text)
     except ValueError:

@@ -602,7 +602,6 @@ class Connection:
                 return
 
     async def _heard(self, message: Any) -> None:
-        """Handle a notification from a server of the older era."""
         from mcp_types import ToolListChangedNotification
 
         if isinstance(message, ToolListChangedNotification):

@@ -425,7 +425,6 @@ class RunMemory:
     # Notes
 
     def _lines(self) -> Iterator[str]:
-        """Yield lines about removed messages: one per newest answer, and a range for the rest."""
         gone = [each for each in self._messages() if each.left]
         answers = [each for each in gone if each.label]
         said = [each.reference for each in gone if each.reference in self._said]

@@ -1,9 +1,8 @@
 """Working memory of one run: the current knowledge of the run's root agent.
 
-Each section has a budget of tokens. If a section exceeds its budget, entries are moved unchanged to
-the archive, and a summary with a reference replaces each archived entry. The memory uses neither a
-model nor the clock, so that equal operations give equal memories. The root agent has tools for this
-memory.
+Each section has a budget of tokens. If a section exceeds its budget, entries move unchanged to the
+archive, and a summary with a reference replaces each of them. Pure, without model and clock: equal
+operations give equal memories. The root agent has tools for this memory.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
@@ -84,10 +83,10 @@ class Entry:
     """An entry of a section.
 
     Attributes:
-        text: the entry in a prompt that has room for the whole entry.
-        tokens: maximum number of tokens of the entry in a prompt.
+        text: text of the entry in a prompt that has room for the whole entry.
+        tokens: maximum number of tokens of the entry's text in a prompt.
         turn: number of the subtask that added the entry.
-        hot: true: the entry is shortened only after all others.
+        hot: true: the entry is shortened only after all entries that are not hot.
         reference: reference with which a model recalls the text after the entry was shortened.
         accessed: true after the entry was read.
     """
@@ -176,7 +175,7 @@ class WorkingMemory:
 
     def _empty(self) -> None:
         self._entries: dict[Area, dict[Key, Entry]] = {part: {} for part in Area}
-        self._referred: set[str] = set()  # results that later results use
+        self._referred: set[str] = set()  # references of results that later results use
         self._turn = self._skipped = self._others = 0  # numbers of results and of ``v`` references
         self._subtask = ""
         self._warned: set[str] = set()
@@ -255,7 +254,7 @@ class WorkingMemory:
         subtask: str = "",
         default: Any = None,
     ) -> Any:
-        """Return a variable's whole value. Callers must not change the value."""
+        """Return a variable's whole value, which the caller must not change."""
         place = (VARIABLE, VariableScope(scope).value, subtask, key)
         entry = self._entries[_PART_OF[place[1]]].get(place)
         if entry is not None:
@@ -298,8 +297,8 @@ class WorkingMemory:
         """Store the answer of a subtask, of a tool or of a sub-agent.
 
         Args:
-            refers_to: references of earlier results that this answer uses. The memory keeps such
-                results longer than all other results.
+            refers_to: references of earlier results that this answer uses. The memory keeps results
+                in use longer than all other results.
 
         Returns:
             The reference with which to recall the answer: ``m1``, ``m2`` and so on.
@@ -312,7 +311,7 @@ class WorkingMemory:
         return reference
 
     def skip(self, results: int) -> None:
-        """Skip the numbers of results that are stored in another memory."""
+        """Skip as many numbers of results as a different memory has stored results."""
         self._turn += results
         self._skipped = results
 
@@ -336,7 +335,7 @@ class WorkingMemory:
 
     @property
     def has_retrieved(self) -> bool:
-        """True if prompts contain memory of other runs."""
+        """True if the memory has texts of other runs for prompts."""
         return bool(self._entries[Area.RETRIEVED])
 
     # Output
@@ -344,7 +343,7 @@ class WorkingMemory:
     def recall(self, reference: str) -> str | None:
         """Return an entry's whole text; ``None``: the reference is unknown, or the entry is gone.
 
-        A result is ``m1``, ``m2`` …; any other shortened entry is ``v1``, ``v2`` …
+        The references of results are ``m1``, ``m2`` …; of other shortened entries, ``v1``, ``v2`` …
         """
         return next((each.text for each in self._referable if each.reference == reference), None)
 
@@ -354,12 +353,12 @@ class WorkingMemory:
 
     @property
     def _referable(self) -> Iterator[Entry]:
-        """Results, then other entries that were shortened."""
+        """All results, then all other entries that were shortened."""
         for entries in reversed(self._entries.values()):
             yield from (each for each in entries.values() if each.reference)
 
     def compose(self, *parts: Area, description: bool = True) -> str:
-        """Render sections (default: all) for a prompt, and mark their entries as accessed."""
+        """Render sections (by default all) for a prompt; mark their entries as accessed."""
         texts = [self._rendered(part, description) for part in parts or Area]
         for part in parts or Area:
             for entry in self._entries[part].values():
@@ -387,7 +386,7 @@ class WorkingMemory:
     # Removal
 
     def prune(self) -> None:
-        """Shorten cold entries: traces, and unreferenced results of more than 5 subtasks ago.
+        """Shorten traces, and unused results that are more than 5 subtasks old.
 
         The method removes retrieved texts that were never read."""
         for part, entries in self._entries.items():
@@ -407,7 +406,7 @@ class WorkingMemory:
             self._show(place, *variable)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return a JSON-compatible copy of everything."""
+        """Return a JSON-compatible copy of the whole memory."""
         return {
             "budgets": list(self.budgets),
             "entries": {
@@ -438,7 +437,6 @@ class WorkingMemory:
         self._warned = set(snapshot["warned"])
 
     def _drop_unread(self) -> None:
-        """Remove retrieved entries that were never read; they can be retrieved again."""
         entries = self._entries[Area.RETRIEVED]
         self._entries[Area.RETRIEVED] = {
             key: entry for key, entry in entries.items() if entry.accessed
@@ -447,7 +445,6 @@ class WorkingMemory:
     # Rendering
 
     def _rendered(self, part: Area, description: bool = True) -> str:
-        """Return a section within its budget; an empty text if it has no room for any entry."""
         entries = self._entries[part]
         sizes = self._fitting(part)
         left = [entries[key].reference for key in entries if key not in sizes]
@@ -463,7 +460,6 @@ class WorkingMemory:
         return text if lines and self.count(text) + 2 <= self.budgets.of(part) else ""
 
     def _fitting(self, part: Area) -> dict[Key, int]:
-        """Return the entries for which a section has room, and the most tokens of each."""
         entries = self._entries[part]
         sizes = {key: entry.tokens for key, entry in entries.items()}
         filled, room = sum(sizes.values()), self._room(part)
@@ -523,7 +519,6 @@ class WorkingMemory:
         return self.budgets.of(part) - title - self.count(_gone(10**9, "m" * 12, "m" * 12))
 
     def _line(self, key: Key, entry: Entry, size: int) -> str:
-        """Return an entry's line in a prompt, of at most ``size`` tokens with its end."""
         line = f"{entry.reference} {entry.label}: {entry.text}" if key[0] == RESULT else entry.text
         if self.count(line) < size:
             return line
@@ -559,7 +554,6 @@ class WorkingMemory:
         *,
         hot: bool = False,
     ) -> None:
-        """Append an entry, and remove an older entry with this key."""
         was = self._entries[part].pop(key, None)
         reference = was.reference if was is not None else reference
         tokens = self.count(f"{reference} {label}: {text}" if reference else text) + 1
@@ -587,6 +581,7 @@ def _rendered(kind: VariableKind, value: Any) -> str:
 
 
 def _jsonable(value: Any) -> Any:
+    """Convert a value to JSON types, or if this fails to the value's ``repr``; never raise."""
     if type(value) in (str, bool, type(None)):
         return value
     try:
@@ -627,7 +622,7 @@ def plan_of(arguments: Any) -> list[str] | None:
 
 
 class SetPlan(FunctionTool):
-    """A tool that stores the plan in the working memory; a new plan replaces the old plan."""
+    """A tool with which an agent stores its plan, in place of an earlier plan."""
 
     local = True
 
@@ -649,7 +644,7 @@ class SetPlan(FunctionTool):
 
 
 def search_tool(search: Search) -> FunctionTool:
-    """Return a tool that searches episodes of earlier runs."""
+    """Return a tool with which an agent searches episodes of earlier runs."""
 
     @tool(
         SEARCH_MEMORY,

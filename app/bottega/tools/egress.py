@@ -269,7 +269,6 @@ class Egress:
 
 
 def _fields(url: httpx2.URL, headers: Mapping[str, str]) -> Iterable[tuple[str, str]]:
-    """Merge the caller's header fields with defaults and this client's own fields."""
     for name, value in headers.items():
         check_header(name, value)
     fields = {"user-agent": "bottega", "accept": "*/*"}
@@ -291,7 +290,6 @@ async def _reply(answer: aiohttp.ClientResponse, max_bytes: int) -> Reply:
 
 
 def _explained(error: Exception, host: str, timeout_s: float) -> EgressError | EgressRefusedError:
-    """Return an error for users, which does not quote the request."""
     if isinstance(error, aiohttp.ClientConnectorError):
         if isinstance(error.os_error, AddressRefusedError):
             return EgressRefusedError(str(error.os_error))

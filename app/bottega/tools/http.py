@@ -562,7 +562,6 @@ class HttpTool(ToolBase):
         return success_result(tool_call, clean(found), [] if media is None else [media])
 
     async def _violations(self, body: Any) -> str | None:
-        """Return an error text if the answer's body does not fit the schema, otherwise ``None``."""
         schema = self._output
         if schema is None:
             return None
@@ -615,7 +614,6 @@ class HttpTool(ToolBase):
         return dict(with_trace(headers)), sent
 
     def _failure(self, reply: Reply, url: str, clean: Callable[[str], str]) -> str | None:
-        """Return the error text for the model, or ``None`` if the answer is a success."""
         if is_redirect(reply):
             target = redirect_target(reply, url)
             where = clean(target.host) if target else "an invalid address"

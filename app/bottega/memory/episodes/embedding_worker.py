@@ -375,6 +375,5 @@ class EmbeddingWorker:
 
 
 def _blamed(error: Exception) -> Blame | None:
-    """Return whether an error is due to an episode's text, so that other texts may succeed."""
     of_the_text = isinstance(error, ModelError) and error.code in _OF_THE_TEXT
     return Blame.ROW if of_the_text else blame_service(error)

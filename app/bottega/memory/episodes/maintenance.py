@@ -326,7 +326,6 @@ class EpisodeMaintenance:
         )
 
     async def _offload(self, tenant_id: UUID, due: Sequence[asyncpg.Record]) -> None:
-        """Copy bodies to the object store, then update the rows, which ends the work."""
         ids = [row["episode_id"] for row in due]
         moved = await copied(self.pool, self.objects, tenant_id, ids, ALL_PARTS)
         async with acting_as(self.pool, tenant_id) as connection:

@@ -292,7 +292,7 @@ class EpisodicMemory:
         after: Place | None = None,
         descending: bool = False,
     ) -> PageItems[Episode]:
-        """List a page of searchable episodes after a position, by end time, then id.
+        """List a page of searchable episodes after a position, sorted by end time, then by id.
 
         This method does not count accesses."""
         if scope.reach is Reach.RUN:

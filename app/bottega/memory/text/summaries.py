@@ -84,7 +84,6 @@ def _is_whole(line: str) -> bool:
 
 
 def _parts(line: str) -> Iterator[str]:
-    """Split a long line into sentences, and split long sentences after punctuation or a space."""
     for sentence in _SENTENCE_END.split(line):
         start = 0
         while len(sentence) - start > _PIECE:
