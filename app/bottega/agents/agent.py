@@ -331,7 +331,7 @@ class BaseAgent:
                 ``HumanMessage``.
             recorder: observes the query; a sub-agent uses its parent's recorder.
             caller: tenant, end user and session of the query; tools read the caller in their
-                :class:`ToolContext`. The default caller is the recorder's.
+                :class:`ToolContext`. By default, the caller of the recorder.
 
         Raises:
             AgentBusyError: another query of this agent is still running.

@@ -113,7 +113,7 @@ def valid_of(adapter: TypeAdapter[Any], arguments: Names) -> Any:
     """
     try:
         encoded = to_json(arguments, inf_nan_mode="constants")
-    except PydanticSerializationError:  # a lone surrogate, or an object from a hook, is not JSON
+    except PydanticSerializationError:  # JSON has no lone surrogates, and no objects of hooks
         return adapter.validate_python(arguments)
     return adapter.validate_json(encoded)
 

@@ -27,7 +27,7 @@ class ToolSchema:
 
     Attributes:
         parameters: JSON Schema of the tool's arguments, of the type ``object``.
-        encodings: cache of the providers: the encoded tool, by dialect.
+        encodings: the tool in the form of each dialect, cached by providers.
     """
 
     name: str

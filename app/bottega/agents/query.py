@@ -264,7 +264,7 @@ class BackgroundTask(Protocol):
         """
 
     def spent(self, usage: Usage) -> None:
-        """Charge the usage of a model call; also called for replayed calls."""
+        """Charge the usage of a model call, also of a replayed model call."""
 
     def on_text(self, query: "Query", text: str) -> None:
         """Receive a text delta of a query."""

@@ -646,7 +646,7 @@ class Connection:
         return await self._calls[-1].asked(params)
 
     def unreadable(self) -> McpError:
-        """Return the error of an answer that breaks the protocol."""
+        """Return the error to raise for an answer that breaks the protocol."""
         return self._unanswered(SentRequest(), "sent an answer that the protocol does not allow")
 
     def _own(self) -> SentRequest:

@@ -220,7 +220,7 @@ def _media_type(reply: Reply) -> str:
 
 
 def text_of(reply: Reply) -> str | None:
-    """Decode the body as text, or return ``None`` if the body is not text."""
+    """Decode an answer's body as text, or return ``None`` if the body is not text."""
     claims_text = _TEXT_TYPES.fullmatch(_media_type(reply)) is not None
     codec = _codec(content_type(reply))
     errors = "replace" if claims_text or codec else "strict"
@@ -266,7 +266,7 @@ def _decoded(text: str) -> Any:
 
 
 def media_of(reply: Reply) -> Part | None:
-    """Return the body as a part if it is a complete image, audio file or PDF."""
+    """Return an answer's body as a part if the body is a complete image, audio file or PDF."""
     media_type = media_type_of(reply.body[:HEAD_BYTES])
     kind = _KINDS.get(media_type) or _KINDS.get(media_type.partition("/")[0])
     if kind is None or reply.truncated or media_type == _SVG:
@@ -530,7 +530,7 @@ class HttpTool(ToolBase):
     async def execute(self, tool_call: ToolCall) -> ToolResult:
         """Send the request; for a status other than 2xx, return an ERROR with the body's start.
 
-        An image, audio or a PDF becomes a part of the result.
+        If the answer is an image, audio or a PDF, the result contains the answer as a part.
         """
         clean = self._known.value
         try:

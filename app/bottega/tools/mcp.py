@@ -97,7 +97,7 @@ def refuse_unfit(
     """Refuse an agent that uses unknown tools of MCP servers, or two tools with the same name.
 
     Args:
-        tools: JSON of all tools of the agent.
+        tools: definitions of all tools of the agent, as JSON.
         others: names of the agent's sub-agents, which no tool may have.
         servers: ``{"tools": names}`` by the name of an existing server; ``None`` instead of the
             object before the server's first refresh.

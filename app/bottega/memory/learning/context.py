@@ -133,9 +133,9 @@ async def learn_from_episode(
     runs. If the episode has a user or session, only the episode's reflection gets the lessons,
     because runs of all users read patterns. An existing reflection is not replaced.
 
-    A reported outcome is evidence unless the episode was imported, cancelled or quarantined, or is
-    a source of the pattern. If the experiment assigned the run to an arm of the pattern, the run's
-    own result and feedback are the evidence, not the report.
+    A reported outcome is evidence unless the episode was imported, cancelled or quarantined, or the
+    pattern was found in the episode. If the experiment assigned the run to an arm of the pattern,
+    the run's own result and feedback are the evidence, not the report.
 
     Args:
         episode: an episode to store, or the id of a stored episode.
