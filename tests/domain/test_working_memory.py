@@ -154,7 +154,7 @@ def test_result_of_recent_subtasks_stays_where_older_ones_give_room() -> None:
     for name in ("older", "edge"):
         memory.add_intermediate(name, f"{name} " + "y" * 1_200)
     for index in range(RECENT - 1):
-        memory.add_intermediate(f"s{index}", "short")
+        memory.add_intermediate(f"s{index}", "short", refers_to=["m1"])
     memory.add_intermediate("last", "z" * 1_900)
     shown = memory.compose(Area.INTERMEDIATE)
     assert "older " + "y" * 1_200 not in shown
