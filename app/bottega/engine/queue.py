@@ -1,24 +1,24 @@
 """The run queue in a worker. ``db/sql/queue.sql`` decides which run is next.
 
-Claim: :class:`RunClaimer` claims due runs for free places, and executes them. It claims
+Claim: :class:`RunClaimer` claims due runs for free places, and executes the runs. It claims
 
 - after a notification with this worker's id,
 - after the end of a run, if this worker was nearly full or the run's tenant has due runs,
-- when this process queues runs shortly after runs ended here (the next runs of a batch),
-- at once, if the last claim left due runs,
-- every ``POLL_S`` s while it listens, else every ``IDLE_POLL_S`` s: a notification may be lost.
+- when :mod:`bottega.db.signals` calls ``claims_own`` for runs that this process has queued,
+- 10 ms after a claim that left due runs for this worker,
+- every ``POLL_S`` s (``IDLE_POLL_S`` s without notifications): a notification may be lost.
 
-Fence: each write of a claimed run has the run's attempt. A worker that has lost a run learns this
-from the answer to its next write or report, and stops the run.
+Fence: each write of a claimed run has the run's attempt. If a worker has lost a run, the database's
+answer to the worker's next write or report says so, and the worker stops the run.
 
 Lease: :class:`bottega.engine.workers.WorkerLease` reports the runs of this worker. The reports have
 their own thread, so that a long computation in the event loop does not delay a report.
 
-Takeover: every process sweeps. A worker without a lease loses its runs. A worker that shuts down
-first hands back its runs.
+Takeover: every process sweeps. A worker without a lease loses its runs. Before a worker shuts down,
+the worker hands back its runs.
 
-Fair: the database shares the places among tenants. So a claim contains the tenants of this worker's
-runs, and the tenants of the runs that ended in this worker in the last second.
+Fair: the database shares a worker's places among tenants. So each claim tells the database the
+tenants of this worker's runs, and the tenants of the runs that ended here in the last second.
 """
 
 import asyncio
@@ -37,23 +37,23 @@ from bottega.events.listener import happens
 from bottega.services import background
 
 POLL_S, IDLE_POLL_S = 2.0, 20.0
-_MOST = 20
+_MOST = 20  # maximum number of runs of a claim
 _CLAIM_S = 3.0
-"""Timeout of a claim in seconds: below the 5 s after which the sweep queues its runs again."""
+"""Timeout of a claim in seconds: less than the 5 s after which a sweep takes a claim's runs."""
 _PAUSE_S = 0.005
-"""Seconds in which all ends of runs together lead to only one claim."""
+"""Seconds between the end of a run and the next claim, so that several ends cause one claim."""
 _RECENT_S = 1.0
-"""Seconds after a run's end in which claims count the runs of the run's tenant again."""
+"""Seconds after a run's end in which a claim may count the tenant's running runs again."""
 _CLAIM = "SELECT c.*, claimed_run(c.tenant, c.run) AS claim FROM claim($1, $2, $3, $4, $5) AS c"
 
 logger = structlog.get_logger(__name__)
 
 
 async def sweep(pool: asyncpg.Pool, lease_s: float) -> int:
-    """Queue runs again that no live worker executes. Return the number of these runs.
+    """Queue runs again that no live worker executes. Return how many runs were queued.
 
-    The sweep also ends runs after their deadline, and does the database's upkeep, in pages. Return
-    0 if another process is sweeping or has just swept.
+    Also end runs after their deadline, and maintain the database. Do nothing and return 0 if a
+    different process is sweeping or has just swept.
     """
     lost: int | None = await pool.fetchval("SELECT sweep($1)", lease_s)
     if lost:
@@ -74,10 +74,10 @@ async def sweep_regularly(pool: asyncpg.Pool, lease_s: float) -> None:
 
 
 class RunClaimer:
-    """Claimer of runs for this worker's free places, which also executes the runs.
+    """Object that claims runs for this worker's free places, and executes these runs.
 
     Args:
-        execute: executes one run; returns false if the run's tenant has no more due runs. An error
+        execute: executes one run. Returns false if the run's tenant has no more due runs. An error
             is logged and counts as a crash of the run.
         places: returns the number of this worker's places.
     """
@@ -95,22 +95,22 @@ class RunClaimer:
         self._active: dict[asyncio.Task[bool], ClaimedRun] = {}
         self._ended: dict[UUID, float] = {}
         self._wake = asyncio.Event()
-        self.poll_s = POLL_S  # or IDLE_POLL_S, if other workers get the next runs
+        self.poll_s = POLL_S  # IDLE_POLL_S while the worker does not listen
 
     def notice(self, payload: str | None) -> None:
-        """Claim at once if the payload is this worker's id, or ``None``: signals may be lost."""
+        """Claim at once if the payload is this worker's id or ``None`` (signals may be lost)."""
         if payload in (None, str(self.worker_id)):
             self._wake.set()
 
     def claims_own(self) -> bool:
-        """Claim at once if runs have just ended here and places are free. Return true if so."""
+        """Claim at once, and return true, if runs have just ended here and places are free."""
         ended_lately = any(at > monotonic() - _RECENT_S for at in self._ended.values())
         if claims := ended_lately and not self._is_nearly_full():
             self._wake.set()
         return claims
 
     def _is_nearly_full(self) -> bool:
-        return len(self._active) >= self._places() * 4 // 5
+        return len(self._active) >= self._places() * 4 // 5  # the last fifth: see queue.sql
 
     async def run(self, stop: asyncio.Event) -> None:
         async def wake_at_stop() -> None:
@@ -123,12 +123,12 @@ class RunClaimer:
                 pause_s = POLL_S
                 try:
                     pause_s = 2 * _PAUSE_S if await self._claim() else self.poll_s
-                except Exception as error:  # the sweep finds the lost runs of this claim
+                except Exception as error:  # a sweep finds runs of a failed claim
                     logger.warning("queue.claim_failed", error=repr(error))
                 await happens(self._wake, pause_s * random.uniform(0.8, 1.2))  # noqa: S311
 
     async def finish(self, grace_s: float) -> None:
-        """Wait ``grace_s`` seconds for runs to end. Cancel the other runs: this hands them back."""
+        """Wait ``grace_s`` seconds for runs to end. Then cancel, and so hand back, the rest."""
         if self._active:
             await asyncio.wait(self._active, timeout=grace_s)
         for task in (left := list(self._active)):
@@ -136,7 +136,7 @@ class RunClaimer:
         await asyncio.gather(*left, return_exceptions=True)
 
     async def _claim(self) -> bool:
-        """Claim and begin runs. Return true if this worker may claim more runs at once."""
+        """Claim and begin runs. Return true if this worker may soon claim more runs."""
         held = [run.tenant_id for run in self._active.values()]
         places, began = self._places(), monotonic()
         self._ended = {of: at for of, at in self._ended.items() if at > began - _RECENT_S}
@@ -160,7 +160,6 @@ class RunClaimer:
             asyncio.get_running_loop().call_later(_PAUSE_S, self._wake.set)
 
     async def _carry_out(self, run: ClaimedRun) -> bool:
-        """Execute a run. Return true if the run's tenant may have more due runs."""
         try:
             return await self._execute(run)
         except Exception as error:

@@ -1,29 +1,28 @@
 -- The run queue decides which run a worker executes next, and what happens when a worker dies.
---
 -- run_queue has a row for each run that waits for a worker. A statement that changes a run's state
 -- changes the run's row in run_queue in the same transaction.
 --
 -- Claim: a worker calls claim() for as many runs as it has free places. A claim deletes the runs'
 -- rows, raises each run's attempt, and stores attempt and worker in run_heads (see begin_attempts).
--- A claim locks rows of tenants in tenant_queues. Only claims lock such rows, and skip locked rows.
--- Fence: each write has the attempt. A write changes nothing unless run_heads has this attempt.
+-- A claim also locks tenants' rows in tenant_queues. A claim skips rows that other claims locked.
+-- Fence: each write has an attempt. A write changes nothing unless run_heads has the same attempt.
 -- Lease: a worker is alive until workers.leased_until. report() extends this lease and stores the
 -- list of the runs that the worker executes. A lease lasts two thirds of BOTTEGA_TAKEOVER_S.
--- Takeover: sweep() runs in every process. sweep() queues a run again if the run's worker has no
--- lease (cause crash), or if the worker's list lacks the run 5 s after the claim: the answer to the
--- claim did not arrive (cause lost, which is no crash).
--- Fair: a claim reads 500 tenants with due runs, from a random tenant on, and serves the four with
--- the longest time since their last claim, with equal shares. The other three get the unused part
--- of a share. The last fifth of a worker's places is for tenants without a run in the worker. A
--- tenant's runs are claimed by rank: time of acceptance, plus 30 s for each priority below the
--- first. The rank never changes, so that a run that is queued again keeps its position. A tenant's
--- child runs take turns with the tenant's other runs.
--- Limit: counted is the number of a tenant's running runs at the last count, claimed the number of
--- runs claimed since. Before the sum can exceed concurrent_runs, a claim counts again. Child runs
--- do not count, but a run that waits for its child runs counts.
+-- Takeover: every process calls sweep(), which queues a run again if the run's worker has no lease
+-- (cause crash). If the worker has a lease but its list lacks the run 5 s after the claim, the
+-- answer to the claim was lost (cause lost). sweep() queues this run again, too.
+-- Fair: a claim reads at most 500 tenants with due runs, beginning at a random tenant. It chooses
+-- the four of them whose last claim was longest ago, and gives each an equal share. If a tenant
+-- needs less than its share, the other three get the rest. The last fifth of a worker's places is
+-- for tenants without a run in the worker. A tenant's runs are claimed by rank: the time of
+-- acceptance, plus 30 s for each priority below the first. The rank never changes, so that a run
+-- that is queued again keeps its position. A tenant's child runs take turns with its other runs.
+-- Limit: tenant_queues.counted is the number of a tenant's running runs at the last count, claimed
+-- the number of runs claimed since then. Before the sum can exceed concurrent_runs, a claim counts
+-- again. A child run does not count. A run that waits for its child runs counts.
 
--- Called with the run's row locked. Store that the run may be claimed, unless an earlier run of its
--- conversation must end first: such a run has no queued_at, and does not expire.
+-- Called with the run's row locked. Store the run in run_queue. p_is_due: false if an earlier run
+-- of the conversation must end first. The run then has no queued_at, and does not expire.
 CREATE OR REPLACE FUNCTION enqueue_run(
     p_tenant uuid, p_run uuid, p_is_due boolean DEFAULT true
 ) RETURNS void LANGUAGE plpgsql AS $$
@@ -43,6 +42,7 @@ BEGIN
 END $$;
 
 -- Return at most 500 tenants with due runs: ids above p_from, then (round 2) the ids up to p_from.
+-- Each step of the recursion finds the next tenant by index, without reading all the tenant's runs.
 CREATE OR REPLACE FUNCTION due_tenants(p_from uuid DEFAULT gen_random_uuid()) RETURNS uuid[]
 LANGUAGE sql STABLE AS $$
     WITH RECURSIVE due(tenant, round) AS (
@@ -66,7 +66,7 @@ LANGUAGE sql STABLE AS $$
     ORDER BY rank, run_id LIMIT 1
 $$;
 
--- Return true if one of the tenants has due runs within its limit, or due child runs.
+-- Return true if one of the tenants has due runs and is below p_limit, or has due child runs.
 CREATE OR REPLACE FUNCTION any_left(p_tenants uuid[], p_limit bigint) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT EXISTS (
@@ -75,8 +75,8 @@ LANGUAGE sql STABLE AS $$
                OR next_due(t.tenant_id, true) IS NOT NULL))
 $$;
 
--- Return the number of free places for all tenants in a worker with p_held runs. The last fifth is
--- for tenants without a run in the worker, unless there is only one tenant.
+-- Return how many places in a worker with p_held runs are free for any tenant. If there are several
+-- tenants (the count is 2), the last fifth is only for tenants without a run in the worker.
 CREATE OR REPLACE FUNCTION count_common_places(p_places integer, p_held integer) RETURNS integer
 LANGUAGE sql STABLE AS $$
     SELECT greatest(0, CASE count(*) WHEN 2 THEN p_places * 4 / 5 ELSE p_places END - p_held)
@@ -85,7 +85,7 @@ $$;
 
 -- Called by a worker with p_places places. Claim at most p_most due runs. p_held: the tenants of
 -- the worker's runs, one entry per run. p_ended: tenants of runs that ended in the worker in the
--- last second, so that these tenants may start runs again. more: the worker may claim again now.
+-- last second: a claim may count their running runs again. more: the worker may claim again now.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION claim(
     p_worker uuid, p_most integer, p_places integer, p_held uuid[], p_ended uuid[]
@@ -113,14 +113,14 @@ BEGIN
                     WHERE v_free > 0 AND (v_common > 0 OR d <> ALL (p_held)));
     FOR q IN
         SELECT t.* FROM tenant_queues t WHERE t.tenant_id = ANY (v_mine)
-        -- A tenant at its limit gets its next turn one second later. The tenant's runs are counted
-        -- again only after this second, or after the end of a run.
+        -- A tenant at its limit is sorted as if its last claim were one second later.
         ORDER BY t.served_at + CASE
             WHEN t.counted + t.claimed < v_limit OR t.tenant_id = ANY (p_ended)
                  OR next_due(t.tenant_id, true) IS NOT NULL
             THEN interval '0' ELSE interval '1 second' END, t.tenant_id
         LIMIT 4 FOR UPDATE SKIP LOCKED
     LOOP
+        -- Count again if this claim could exceed the limit; at the limit, after 1 s or a run's end.
         IF q.counted + q.claimed + least(p_most, v_free) >= v_limit AND (
             q.counted + q.claimed < v_limit OR q.tenant_id = ANY (p_ended)
             OR q.served_at < clock_timestamp() - interval '1 second')
@@ -166,18 +166,18 @@ BEGIN
             SELECT count(*) FROM run_queue o
             WHERE o.tenant_id = t.tenant_id AND o.run_id = ANY (v_claimed) AND NOT o.is_child)
         WHERE t.tenant_id = ANY (v_owners);
-        PERFORM begin_attempts(p_worker, v_owners, v_claimed);
+        PERFORM begin_attempts(p_worker, v_owners, v_claimed);  -- deletes the counted rows
     END IF;
     v_free := greatest(0, v_free - cardinality(v_claimed));
     v_common := greatest(0, v_common - cardinality(v_claimed));
-    IF (w.free_places > 0, w.common_places > 0) <> (v_free > 0, v_common > 0) THEN  -- else no news
+    IF (w.free_places > 0, w.common_places > 0) <> (v_free > 0, v_common > 0) THEN
         UPDATE workers SET free_places = v_free, common_places = v_common WHERE id = p_worker;
     END IF;
-    -- Other claims have locked some tenants; or no signals came, because the row said: full.
+    -- Other claims had locked some tenants, or w said full, so that no signal came to this worker.
     more := v_free > 0 AND (cardinality(v_tenants) < least(4, cardinality(v_mine))
                             OR w.free_places <= 0);
     IF v_due <> '{}' AND any_left(v_due, v_limit) THEN
-        -- This worker is full, or has enough new runs, so that another worker may claim the rest.
+        -- If this worker is full or has p_most new runs, a different worker may claim the rest.
         IF v_common = 0 OR cardinality(v_claimed) = p_most THEN
             PERFORM wake_worker(p_worker);
         END IF;
@@ -193,9 +193,9 @@ BEGIN
     END IF;
 END $$;
 
--- Called by a worker three times in each lease. Extend the lease; store the worker's runs, places
+-- Called by a worker three times in each lease. Extend the lease. Store the worker's runs, places
 -- (0 while the worker stops) and load (p_about: {"version", "age_s", "pool", "tenants": {tenant:
--- load}}). Return the runs that no other worker has, and the worker's id if next_workers() has it.
+-- load}}). Return the runs that the worker still has, and its own id if next_workers() has the id.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION report(
     p_worker uuid, p_lease_s double precision, p_places integer, p_tenants uuid[], p_runs uuid[],
@@ -219,9 +219,9 @@ CREATE OR REPLACE FUNCTION report(
     UNION ALL SELECT n.id FROM next_workers() AS n WHERE n.id = p_worker;
 $$;
 
--- Called by a worker that stops executing a run, or by the sweep (causes crash and lost). Queue
--- the run; or begin a wait (p_wait: see begin_wait); or end a run with p_error or a requested
--- cancellation. p_cause: the next attempt's cause: drain, message, model, interrupt, …
+-- Called by a worker that stops executing a run, or by the sweep (causes crash and lost). Queue the
+-- run again, begin its wait (p_wait: see begin_wait), or end it (p_error, or a requested
+-- cancellation). p_cause: why the next attempt begins, such as drain, message or interrupt.
 CREATE OR REPLACE FUNCTION hand_back(
     p_tenant uuid, p_run uuid, p_attempt integer, p_cause text, p_wait jsonb DEFAULT NULL,
     p_error jsonb DEFAULT NULL
@@ -255,9 +255,10 @@ BEGIN
     PERFORM arrive(p_tenant, p_run);
 END $$;
 
--- Called by each process. Queue a page of runs without a worker again, and end a page of runs after
--- their deadline. Return the number of queued runs; NULL if a process sweeps or has just swept. If
--- no process swept for a lease (the database was down), all leases begin again: no report came.
+-- Called by each process. Queue a page of runs without a worker again, end a page of runs after
+-- their deadline, and process ended waits and left arrivals. Return the number of queued runs; NULL
+-- if a different process sweeps or has just swept. If nobody swept for the length of a lease (the
+-- database was down), all leases begin again, because no worker could report.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION sweep(p_lease_s double precision) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -279,7 +280,7 @@ BEGIN
     FOR r IN
         SELECT o.*, x.cause FROM (
             (SELECT h.tenant_id, h.run_id, h.attempt, 'running' AS status, CASE
-                 WHEN h.deadline < now() - interval '60 seconds' THEN NULL  -- its worker hangs
+                 WHEN h.deadline < now() - interval '60 seconds' THEN NULL  -- end the run
                  WHEN w.leased_until > now() THEN 'lost' ELSE 'crash' END AS cause
              FROM run_heads h LEFT JOIN workers w ON w.id = h.worker_id
              WHERE h.deadline < now() - interval '60 seconds'
@@ -309,8 +310,8 @@ BEGIN
             ELSIF r.cause = 'arrival' THEN
                 PERFORM arrive(r.tenant_id, r.id);
             ELSE
-                -- A run that kills its worker also stops the worker's other runs. From the second
-                -- crash on, each run waits for a different time: the runs must not meet again.
+                -- A run that kills its worker stops the worker's other runs, too. From the second
+                -- crash on, each run waits for a different time, so that they do not meet again.
                 PERFORM hand_back(
                     r.tenant_id, r.id, r.attempt, r.cause, CASE r.cause WHEN 'crash' THEN
                     jsonb_build_object('reason', 'time', 'groups', '[]'::jsonb, 'until_s', p_lease_s
