@@ -2,7 +2,7 @@
 -- executes. A batch's items are child runs, which inherit from the batch. A batch stays in the
 -- queue and is never due, so that it counts once in queued_runs. A batch ends with its last item.
 
--- Called while a batch is being accepted. Store each item once. p_first: number of the first item.
+-- Called while a batch is being accepted. Store items, each once. p_first: the first item's number.
 CREATE OR REPLACE FUNCTION add_items(p_tenant uuid, p_batch uuid, p_first bigint, p_items jsonb)
 RETURNS void LANGUAGE sql AS $$
     WITH added AS (
@@ -30,8 +30,8 @@ BEGIN
     END IF;
 END $$;
 
--- Called by queue_children. Return the number of a batch's items that may be queued, and each
--- item's part of the budget. If no budget is left and no item is running, the held items fail.
+-- Called by queue_children. Return how many items of a batch may be queued, and the share of the
+-- budget that each item gets. If no budget is left and no item is running, the held items fail.
 CREATE OR REPLACE FUNCTION share_budget(
     p runs, p_room bigint, OUT room bigint, OUT tokens bigint, OUT cost jsonb
 ) LANGUAGE plpgsql AS $$
@@ -74,8 +74,8 @@ BEGIN
     END IF;
 END $$;
 
--- Called by arrive with the batch's row locked. Add up the usage of ended items. Queue the next
--- items. End the batch if no item is left, or if an item failed and on_error requires the end.
+-- Called by arrive with the batch's row locked. Add the usage of ended items. Queue the next items.
+-- End the batch if no item is left, or if an item failed and on_error requires the end.
 CREATE OR REPLACE FUNCTION advance_batch(p_tenant uuid, p_batch uuid) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -123,7 +123,7 @@ BEGIN
         AND NOT EXISTS (SELECT FROM runs WHERE tenant_id = p_tenant AND parent_run_id = p_batch
                         AND ended_at IS NULL)
     THEN
-        -- The arrival of an item that ended after the first statement calls this function again.
+        -- If an item ends after the first statement, the item's arrival calls this function again.
         IF NOT EXISTS (
             SELECT FROM run_children c JOIN runs o ON o.tenant_id = p_tenant AND o.id = c.child_id
             WHERE c.tenant_id = p_tenant AND c.run_id = p_batch AND c.status IS NULL)
@@ -155,7 +155,7 @@ BEGIN
     RETURN v_count;
 END $$;
 
--- Return a batch in the form of the API. seconds_left is estimated from ended items' mean time.
+-- Return a batch in the form of the API. seconds_left is estimated from ended items' mean duration.
 CREATE OR REPLACE FUNCTION shown_batch(r runs) RETURNS jsonb LANGUAGE sql STABLE AS $$
     WITH items AS (
         SELECT coalesce(status, 'queued') AS status, count(*) AS n, NULL::jsonb[] AS used

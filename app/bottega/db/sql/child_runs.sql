@@ -1,11 +1,11 @@
--- Child runs: runs that do a part of another run, and that any worker may claim. run_children has
+-- Child runs: runs that do a task of a parent run, and that any worker may claim. run_children has
 -- the child runs in order. At most child_limit child runs of a parent are queued or running. Other
--- child runs are held: a held child run has only a row in run_children. Child runs do not count for
--- their tenant's limits, and take turns with the tenant's other runs.
+-- child runs are held: a held child run has only a row in run_children. Child runs do not count
+-- towards the tenant's limits, and take turns with the tenant's other runs.
 --
--- The end of a child run adds a row to the parent's inbox. After the transaction, the process that
--- stored the end calls arrive() for the parent, which queues the next child runs. If the process
--- dies before this call, the sweep calls arrive().
+-- When a child run ends, a row is added to the parent's inbox. After the transaction, the process
+-- that stored the end calls arrive() for the parent, which queues the next child runs. If the
+-- process dies before this call, the sweep calls arrive().
 
 -- Called by a worker for a run that it executes. Add new child runs, of which at most p_most may be
 -- queued or running. Return the ids of child runs that already existed; NULL if the caller's
@@ -18,7 +18,7 @@ DECLARE
     v_bytes bigint;
 BEGIN
     PERFORM set_config('bottega.tenant', p_tenant::text, true);
-    -- While its row is locked, the parent cannot end. The parent's end cancels all child runs.
+    -- While its row is locked, the parent cannot end. The parent's end cancels its child runs.
     PERFORM FROM runs WHERE tenant_id = p_tenant AND id = p_parent FOR NO KEY UPDATE;
     PERFORM FROM run_heads
     WHERE tenant_id = p_tenant AND run_id = p_parent AND attempt = p_attempt;
@@ -68,7 +68,7 @@ BEGIN
     END IF;
     WITH next AS (
         UPDATE run_children SET is_held = false
-        -- Numbers in an array are looked up one by one, even if many child runs are held.
+        -- PostgreSQL looks up numbers in an array one by one, even if many child runs are held.
         WHERE tenant_id = p_tenant AND run_id = p_parent AND number = ANY (ARRAY(
             SELECT number FROM run_children
             WHERE tenant_id = p_tenant AND run_id = p_parent AND is_held
@@ -94,7 +94,6 @@ BEGIN
                1, p.traceparent, p.tracestate, octet_length(n.request ->> 'input')
                    + coalesce(pg_column_size(n.request -> 'task'), 0)
         FROM next n CROSS JOIN LATERAL (
-            -- An item of a batch whose runs have a graph, or an element of a graph's node.
             SELECT *, p.graph IS NOT NULL
                 AND (p.mode = 'batch' OR n.request -> 'task' ? 'node') AS in_graph
             FROM jsonb_to_record(n.request) AS r(
@@ -124,8 +123,8 @@ BEGIN
     END IF;
 END $$;
 
--- Called by workers. Return the ends of awaited child runs. A child run has ended if it is over,
--- was cancelled before its start, or was deleted (status NULL).
+-- Called by workers. Return the ends of awaited child runs, also if cancelled before the start or
+-- deleted (status NULL).
 CREATE OR REPLACE FUNCTION ended_children(p_tenants uuid[], p_children uuid[])
 RETURNS TABLE (run_id uuid, status text, ending jsonb) LANGUAGE plpgsql AS $$
 BEGIN

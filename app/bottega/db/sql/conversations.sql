@@ -1,8 +1,8 @@
 -- Conversations: runs of one agent in a session, in order. A run continues the last completed run.
 
 -- Called by accept_run before the session is locked, because ends of runs and deletions lock runs
--- first. If the new run interrupts the runs under way, cancel these runs. If the new run steers a
--- run under way, send the input to this run, and return the run with "message_id", or a refusal.
+-- first. If the new run interrupts (if_busy), cancel the conversation's unfinished runs. If the new
+-- run steers, send its input to the unfinished run, and return that run, or a refusal.
 CREATE OR REPLACE FUNCTION meet_busy_run(p_tenant uuid, p_new jsonb) RETURNS jsonb
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -13,7 +13,7 @@ DECLARE
     v_before uuid;
     v_sent jsonb;
 BEGIN
-    -- A conversation accepts one run at a time.
+    -- A conversation accepts only one run at a time, so that this transaction waits for others.
     PERFORM pg_advisory_xact_lock(hashtextextended(p_tenant || to_jsonb(v_key)::text, 0));
     IF p_new ->> 'conversation' <> 'continue'
        OR p_new ->> 'if_busy' IS NULL OR p_new ->> 'if_busy' NOT IN ('interrupt', 'steer')
@@ -26,8 +26,8 @@ BEGIN
       AND (c.session_id, c.mode, c.graph, c.agent) = (v_key[1], v_key[2], v_key[3], v_key[4])
       AND p_new ->> 'user' IS NOT DISTINCT FROM s.user_id;  -- other users are refused
     IF p_new ->> 'if_busy' = 'interrupt' THEN
-        -- Lock all runs before the first run ends, because an end locks the conversation. End
-        -- blocked runs first, so that the end of another run does not start them.
+        -- Lock all runs before the first run ends, because an end locks the conversation. Cancel
+        -- the newest runs first, so that the end of a run starts no later run.
         PERFORM FROM runs WHERE tenant_id = p_tenant AND conversation_id = v_conversation
             AND ended_at IS NULL AND cancel_requested_at IS NULL ORDER BY id FOR UPDATE;
         PERFORM cancel_run(p_tenant, u.id) FROM (
@@ -47,7 +47,7 @@ BEGIN
                 ELSE p_new -> 'input' END,
             p_new ->> 'principal',
             ARRAY(SELECT (f #>> '{}')::uuid FROM jsonb_path_query(p_new, '$.made_files[*]') AS f));
-        -- Try the next run if this run ended before its row was locked.
+        -- Try the next unfinished run if this run ended before its row was locked.
         EXIT WHEN coalesce(v_sent ->> 'refused', '') NOT IN ('final', 'unknown');
     END LOOP;
     RETURN v_sent || CASE WHEN v_sent ? 'refused' THEN jsonb_build_object('run_id', v_run)
@@ -84,7 +84,7 @@ BEGIN
     blocker := unfinished_in(p_tenant, conversation);
 END $$;
 
--- Return the oldest unfinished run of a conversation. Other runs wait for this run.
+-- Return the oldest unfinished run of a conversation. Its later runs wait for this run.
 CREATE OR REPLACE FUNCTION unfinished_in(p_tenant uuid, p_conversation uuid) RETURNS uuid
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -92,7 +92,7 @@ BEGIN
               AND ended_at IS NULL ORDER BY id LIMIT 1);
 END $$;
 
--- Return a run in the form of the field blocked_by, with pending interrupts sorted by age.
+-- Return a run in the form of the API's field blocked_by, with its pending interrupts by age.
 CREATE OR REPLACE FUNCTION blocked_by(p_tenant uuid, p_run uuid) RETURNS jsonb
 LANGUAGE sql STABLE AS $$
     SELECT jsonb_build_object('run_id', p_run, 'interrupts', ARRAY(
@@ -102,7 +102,7 @@ LANGUAGE sql STABLE AS $$
     WHERE p_run IS NOT NULL
 $$;
 
--- Make a blocked run due. Do nothing if another transaction has locked the run's row.
+-- Make a blocked run due. Do nothing if a different transaction has locked the run's row.
 CREATE OR REPLACE FUNCTION release_run(p_tenant uuid, p_run uuid) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -116,8 +116,8 @@ BEGIN
 END $$;
 
 -- Called by a worker. Return the turns before a run, from new to old, and gists of a few older
--- turns. If the last prompt's turns and newer turns fit into p_most tokens, return these turns.
--- Otherwise leave half of p_most free for later turns, so that the first turn rarely changes.
+-- turns. If the turns of the last prompt and all newer turns fit into p_most tokens, return these
+-- turns. Otherwise return turns for half of p_most, so that the first turn rarely changes.
 CREATE OR REPLACE FUNCTION earlier_turns(
     p_tenant uuid, p_base uuid, p_most bigint, p_gists integer
 ) RETURNS TABLE (
@@ -160,7 +160,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Called by a worker. Return an earlier turn by its number, in the form of earlier_turns.
+-- Called by a worker. Return the earlier turn with a number, in the form of earlier_turns.
 CREATE OR REPLACE FUNCTION earlier_turn(p_tenant uuid, p_base uuid, p_number integer)
 RETURNS TABLE (run_id uuid, tokens bigint, events bigint, asked jsonb, answer jsonb, ending text)
 LANGUAGE plpgsql AS $$
@@ -180,8 +180,8 @@ BEGIN
       AND (turn ->> 'number')::integer = p_number;
 END $$;
 
--- Called by a worker. Return lines of runs' logs: answers of the run's agent (p_dag: of its graph's
--- agents), results of tools, messages of users and decisions of people.
+-- Called by a worker. Return lines of runs' logs with the answers of the run's agent (p_dag: of the
+-- graph's agents), results of tools, messages of users and decisions of people.
 CREATE OR REPLACE FUNCTION lines_of_turns(p_tenant uuid, p_runs uuid[], p_dag boolean)
 RETURNS TABLE (run_id uuid, line text) LANGUAGE plpgsql AS $$
 BEGIN

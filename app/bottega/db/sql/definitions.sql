@@ -1,7 +1,7 @@
 -- Versions of agents, graphs, providers and MCP servers, for runs that pin them.
 
 -- Trigger on agents, graphs, providers and MCP servers. Give the tenant's definitions a new epoch,
--- so that processes read versions again. Epochs are random, so that an old epoch never occurs
+-- so that processes read the versions again. Epochs are random, so that an old epoch never occurs
 -- again, even after a restored backup.
 CREATE OR REPLACE FUNCTION change_definitions() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -51,9 +51,9 @@ REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_defi
 CREATE OR REPLACE TRIGGER change_definitions_out AFTER DELETE ON mcp_servers
 REFERENCING OLD TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
 
--- Called for a run with unknown versions. Return the epoch and the pinned definitions: the graph,
--- the reachable agents, and the tenant's providers and MCP servers that these agents may use.
--- p_version: version of the agent, or of the graph if there is no agent; NULL: the current version.
+-- Called for a run whose versions are not cached. Return the epoch and the pinned definitions: the
+-- graph, the reachable agents, and the tenant's providers and MCP servers that these agents may
+-- use. p_version: version of the agent (or, without an agent, the graph); NULL: the current one.
 CREATE OR REPLACE FUNCTION read_pins(
     p_tenant uuid, p_agent text, p_graph text, p_version integer, p_draft jsonb DEFAULT NULL
 ) RETURNS jsonb LANGUAGE plpgsql AS $$
@@ -77,7 +77,7 @@ BEGIN
               AND v.version = coalesce((node ->> 'version')::integer, g.version)
             WHERE level <= 3  -- one level more than permitted, so that the caller can refuse it
         ), graphs_in AS (
-            -- Each graph has at least one node, so more graphs than this would have too many nodes.
+            -- Each graph has a node, so that more graphs would have too many nodes.
             SELECT *, jsonb_array_length(definition -> 'nodes') AS size,
                    jsonb_path_query_array(definition, '$.nodes[*] ? (@.graph != null)') AS subgraphs
             FROM wanted LIMIT 2002
@@ -168,8 +168,8 @@ BEGIN
                     CROSS JOIN LATERAL (SELECT named.value #>> '{}') AS text(model)))));
 END $$;
 
--- Called for an agent by a way of access (p_way: mcp or openai). Return the schema of the agent's
--- arguments (null: no schema), or no row if this way of access does not offer the agent.
+-- Return the schema of an agent's arguments (null: no schema), or no row if the façade p_way (mcp
+-- or openai) does not offer the agent.
 CREATE OR REPLACE FUNCTION exposed_input(p_tenant uuid, p_agent text, p_way text)
 RETURNS SETOF jsonb LANGUAGE plpgsql AS $$
 BEGIN

@@ -2,7 +2,7 @@
 -- are SECURITY DEFINER: they act for the transaction's tenant, and skip rows that are not due.
 
 -- Called before an upload of objects. Register the objects' keys for deletion in one hour, so that
--- the upload of a killed process leaves nothing. Keys of other tenants are ignored.
+-- the objects of a killed process do not remain. Keys of other tenants are ignored.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION claim_objects(p_keys text[]) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -11,8 +11,8 @@ LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
     WHERE starts_with(key, current_setting('bottega.tenant')::uuid || '/')
 $$;
 
--- Called after an upload. Replace bodies in the database by the keys of their objects. If another
--- process has already moved a body, its key stays, and the caller's object is deleted later.
+-- Called after an upload. Replace bodies in the database by the keys of their objects. If a process
+-- has already moved a body, the older key stays, and the caller's object is deleted later.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION move_bodies(p_ids uuid[], p_moved jsonb) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -98,7 +98,7 @@ BEGIN
     PERFORM move_bodies(v_ids, p_moved);
     WITH aged AS (
         UPDATE episode_state s SET state = p_state, task_key = NULL
-        -- Read an episode's bodies by key: an anti-join may compare all the tenant's bodies.
+        -- Read bodies by key, because an anti-join may compare all bodies of the tenant.
         WHERE s.tenant_id = v_tenant AND s.episode_id = ANY (v_ids) AND (
             SELECT b.part FROM episode_bodies b
             WHERE b.tenant_id = v_tenant AND b.episode_id = s.episode_id
@@ -113,8 +113,8 @@ BEGIN
     RETURN cardinality(v_ids);
 END $$;
 
--- Called by consolidation. Dismiss the oldest episodes without a similar episode of about the same
--- time. SECURITY DEFINER, because with a policy the comparison of times could not use its index.
+-- Called by consolidation. Exclude the oldest episodes that have no similar episode of about the
+-- same time. SECURITY DEFINER: with a policy, the comparison of times could not use its index.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION dismiss_lonely_episodes(
     p_before timestamptz, p_window interval, p_limit integer
@@ -125,7 +125,7 @@ LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
         SELECT o.episode_id FROM episode_state o
         WHERE o.tenant_id = current_setting('bottega.tenant')::uuid
           AND o.task_key IS NOT NULL AND o.at < p_before
-          -- Look up each episode alone: an anti-join may compare all episodes with each other.
+          -- Look up each episode alone: an anti-join may compare all episodes.
           AND (
             SELECT n.episode_id FROM episode_state n
             WHERE n.tenant_id = current_setting('bottega.tenant')::uuid
@@ -182,7 +182,7 @@ BEGIN
         DELETE FROM episode_work
         WHERE tenant_id = v_tenant AND episode_id = v_id AND work = 'embed';
     END IF;
-    -- Insert the last part of each node and sub-agent, preferably a part that was not good.
+    -- For each node and sub-agent: insert the newest failed part or, without one, the newest part.
     INSERT INTO episode_parts (tenant_id, part, episode_id, number, content)
     SELECT DISTINCT ON (part) v_tenant, part, v_id, number, content FROM episode_parts
     WHERE tenant_id = v_tenant AND episode_id = ANY (p_ids)
@@ -195,7 +195,7 @@ BEGIN
 END $$;
 
 -- Called before changes of episodes. Lock the episodes and their consolidated episodes until the
--- end of the transaction: wait for a consolidation under way, and let no other consolidation begin.
+-- end of the transaction. So it waits for a running consolidation, and no new one can begin.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION hold_episodes(p_ids uuid[]) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -223,8 +223,8 @@ LANGUAGE sql STABLE AS $$
         WHERE o.tenant_id = p_tenant AND o.episode_id = n.id LIMIT 1) AS s
 $$;
 
--- Called when a part of a consolidated episode is deleted or changed. Delete consolidated episodes
--- and make their parts active again. The next consolidation may combine the remaining parts.
+-- Called when an episode that was consolidated is deleted or changed. Delete the consolidated
+-- episode and make its source episodes active again. A later consolidation may combine the rest.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION dissolve_episodes(p_gone uuid[]) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -264,8 +264,8 @@ LANGUAGE sql AS $$
 $$;
 
 -- Called in the transaction that has stored feedback on a run or its checks' result. Give the run's
--- episode, if any, a verdict: feedback counts more than checks. From now on, searches find the
--- verdict's reason and the failed checks. Let learning process the run again.
+-- episode, if any, a verdict: feedback counts more than checks. Searches then find the verdict's
+-- reason and the failed checks. Learning processes the run again.
 CREATE OR REPLACE FUNCTION label_episode_of(p_tenant uuid, p_run uuid) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -317,7 +317,7 @@ BEGIN
       AND signature <> ALL (coalesce(v_signatures, '{}'));
     INSERT INTO episode_failures (tenant_id, signature, episode_id)
     SELECT p_tenant, signature, v_id FROM unnest(v_signatures) AS signature ON CONFLICT DO NOTHING;
-    -- All parts of a consolidated episode have one outcome. If one changes, dissolve the episode.
+    -- The source episodes of a consolidated episode have one outcome. If one changes, dissolve it.
     PERFORM dissolve_episodes(ARRAY[c.id])
     FROM episode_state s
     JOIN episodes c ON c.tenant_id = p_tenant AND c.id = s.consolidated_into
@@ -327,7 +327,7 @@ BEGIN
       AND (outcome <> v_outcome OR terms <> v_terms);
     UPDATE episode_vectors SET outcome = v_outcome
     WHERE tenant_id = p_tenant AND episode_id = v_id AND outcome <> v_outcome;
-    -- Learn again, because the label decides if the run's patterns helped.
+    -- Let learning process the run again, because the label decides if the run's patterns helped.
     UPDATE run_learning SET status = 'pending', tries = 0, next_at = now(), error = NULL,
         updated_at = now()
     WHERE tenant_id = p_tenant AND run_id = p_run;

@@ -1,6 +1,6 @@
--- Search for episodes by words and by vectors. Under a policy, operators that are not leakproof
--- (distances, matches of words) cannot use their indexes. So episode_candidates is SECURITY DEFINER
--- and has the tenant as a condition in each statement.
+-- Search for episodes by words and by vectors. Under row-level security, operators that are not
+-- leakproof (distances, matches of words) cannot use their indexes. So episode_candidates is
+-- SECURITY DEFINER, and each of its statements names the tenant.
 
 -- Called for stored texts and for queries. Fold a text: remove accents and, in a text that is not
 -- ASCII, use lower case. In scripts without spaces, each pair of neighbouring characters is a word.
@@ -14,8 +14,8 @@ DECLARE
     v_text text := p_text;
     v_second text;
 BEGIN
-    -- Without typographic signs, most texts are ASCII. Most other texts have only the sign that
-    -- marks a gap in summaries. replace() finds this sign far faster than translate().
+    -- After typographic signs are replaced, most texts are ASCII. Most other texts have only the
+    -- sign that marks a gap in summaries. replace() finds this sign much faster than translate().
     IF octet_length(v_text) <> length(v_text) THEN
         v_text := replace(v_text, U&'\2026', ' ');
     END IF;
@@ -38,13 +38,13 @@ BEGIN
 END $$;
 
 -- Called for stored texts and for queries. Cut endings off words in Latin letters, and merge words
--- with equal stems. A wrong cut does little harm: text and query lose the same endings.
+-- with equal stems. A wrong cut does little harm, because text and query lose the same endings.
 CREATE OR REPLACE FUNCTION episode_stems(p_words tsvector) RETURNS tsvector
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     -- The pattern matches the reversed text of the vector, where each word follows :' and begins
-    -- with its ending. So a match starts at almost no position. A pattern for the text itself would
-    -- take four times as long. A stem has at least three letters.
+    -- with its ending. So a match can start at very few positions. A pattern for the text itself
+    -- would take four times as long. A stem has at least three letters.
     v_endings constant text :=
         ':''(?:s?(?:noita|tnem|gni|re|[aeiouy]+)|[ie]noiza?|[eio]tnema?|ssen|[dn]e|yl|s(?!s))'
         '([a-z]{3})';
@@ -57,7 +57,7 @@ CREATE OR REPLACE FUNCTION quoted_lexeme(p_lexeme text) RETURNS text LANGUAGE sq
     SELECT '''' || replace(replace(p_lexeme, '\', '\\'), '''', '''''') || ''''
 $$;
 
--- Return the searchable texts of an episode, with the verdict's reason among the errors.
+-- Return the texts of an episode that searches read. The errors include the verdict's reason.
 CREATE OR REPLACE FUNCTION judged_summary(p_summary jsonb, p_verdict jsonb) RETURNS jsonb
 LANGUAGE sql IMMUTABLE AS $$
     SELECT p_summary || jsonb_build_object('errors', concat_ws(
@@ -81,7 +81,7 @@ BEGIN
     RETURN array_to_tsvector(ARRAY['=' || p_tenant]) || episode_stems(v_terms);
 END $$;
 
--- Return how well an episode's words fit a query's classes of words (see episode_words).
+-- Return a number: how well an episode's words fit a query's classes of words (see episode_words).
 CREATE OR REPLACE FUNCTION episode_rank(
     p_terms tsvector, p_weights double precision[], p_classes tsquery[]
 ) RETURNS double precision LANGUAGE sql IMMUTABLE AS $$
@@ -102,8 +102,8 @@ BEGIN
     RETURN greatest((v_plan -> 0 -> 'Plan' ->> 'Plan Rows')::double precision, 1);
 END $$;
 
--- Called by episode_candidates. Return a tenant's number of episodes. Below 1,000, return the exact
--- number: counting costs less than asking the planner. Otherwise return the planner's estimate.
+-- Called by episode_candidates. Return a tenant's number of episodes: below 1,000 the exact number
+-- (counting costs less than the planner's estimate), otherwise the planner's estimate.
 CREATE OR REPLACE FUNCTION episode_rows(p_tenant uuid) RETURNS double precision
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -115,7 +115,7 @@ BEGIN
 END $$;
 
 -- Called by consolidation. Return a vector with one byte per number: 128 + 127 * number / largest
--- absolute number. Cosines change by 0.002, or by 0.004 for the built-in embedder.
+-- absolute number. This packing changes cosines by up to 0.002 (built-in embedder: 0.004).
 CREATE OR REPLACE FUNCTION packed_vector(p_vector halfvec) RETURNS bytea
 LANGUAGE sql IMMUTABLE STRICT AS $$
     SELECT decode(string_agg(lpad(to_hex(byte), 2, '0'), '' ORDER BY place), 'hex')
@@ -125,7 +125,7 @@ LANGUAGE sql IMMUTABLE STRICT AS $$
         FROM unnest(p_vector::real[]) WITH ORDINALITY AS e(number, place)) AS bytes
 $$;
 
--- Called by searches and by consolidation. Return a packed vector as a vector of the length 1.
+-- Called by searches and by consolidation. Unpack a vector, and scale the vector to length 1.
 CREATE OR REPLACE FUNCTION unpacked_vector(p_packed bytea) RETURNS halfvec
 LANGUAGE sql IMMUTABLE STRICT AS $$
     SELECT l2_normalize(ARRAY(
@@ -133,9 +133,9 @@ LANGUAGE sql IMMUTABLE STRICT AS $$
         FROM generate_series(0, octet_length(p_packed) - 1) AS place)::halfvec)
 $$;
 
--- Called by episode_candidates. Return ids of the episodes nearest to a vector. Aged episodes must
--- be within p_farthest. Walk the index if this is cheaper than measuring all the tenant's episodes.
--- If the walk finds too few, because other tenants' episodes are nearer, measure all episodes.
+-- Called by episode_candidates. Return the ids of the episodes nearest to a vector. Aged episodes
+-- must be within p_farthest. Search the vector index if that is cheaper than measuring all episodes
+-- of the tenant. If the index finds too few, as other tenants' episodes are nearer, measure all.
 CREATE OR REPLACE FUNCTION episode_nearest(
     p_tenant uuid, p_embedder text, p_vector halfvec, p_where text, p_further text,
     p_aged_before timestamptz, p_farthest double precision, p_most integer, p_rows double precision
@@ -155,7 +155,7 @@ DECLARE
         ' AND s.episode_id = v.episode_id' || p_further || ')' END;
     v_found uuid[];
 BEGIN
-    -- For fewer rows, the walk never pays: its estimates (plans) cost more than measuring.
+    -- For fewer rows, the cost estimates take longer than measuring.
     IF p_rows > 2 * 22 * p_most OR p_further <> '' THEN
         v_one_by_one := 5 * episode_estimate(p_tenant, p_where || p_further);
         v_each := least(v_one_by_one, p_rows);
@@ -163,7 +163,7 @@ BEGIN
             p_tenant, p_where || p_further || format(' AND at >= %L', p_aged_before));
     END IF;
     IF 2 * 22 * v_steps < v_each THEN
-        -- A larger index needs a wider search for the same quality of results.
+        -- In a larger index, only a wider search finds equally good results.
         PERFORM set_config('hnsw.iterative_scan', 'relaxed_order', true),
                 set_config('hnsw.ef_search', least(400, 160 + v_all / 16000)::integer::text, true),
                 set_config('hnsw.max_scan_tuples', '20000', true),
@@ -201,7 +201,7 @@ END $$;
 
 -- Called by every search. Return candidates for a query: the transaction's tenant's episodes within
 -- a scope that are nearest by vector or best by words. Each candidate has both measures, and the
--- positions (from 1) of its words in the query. Aged episodes must be close.
+-- positions (from 1) of its words in the query. Aged episodes must be close to the query's vector.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION episode_candidates(
     p_scope jsonb, p_words text[], p_vector halfvec, p_embedder text, p_by text, p_where jsonb,
@@ -243,7 +243,7 @@ BEGIN
     IF p_words <> '{}' THEN
         SELECT * INTO v_rare, v_rare_rows, v_known, v_weights, v_classes, v_telling
         FROM episode_words(v_tenant, p_words, v_rows, v_scope);
-        -- This expression equals episode_rank, but is faster for the many rows of the query below.
+        -- This expression has the value of episode_rank, but is faster for the many rows below.
         v_rank := (
             SELECT string_agg(format('%s * ts_rank(terms, %L::tsquery)', weight, words), ' + ')
             FROM unnest(v_weights, v_classes) AS c(weight, words));
@@ -252,7 +252,7 @@ BEGIN
     v_of := (SELECT ('''=' || v_tenant || '''')::tsquery FROM pg_class
              WHERE oid = 'episode_search'::regclass
                AND (reltuples <= 0 OR v_rows < reltuples / 2));
-    -- If the vectors found enough, a word of thousands of episodes is used only for the rank.
+    -- If the vectors found enough, a word of thousands of episodes only ranks episodes.
     FOREACH v_any IN ARRAY CASE WHEN cardinality(v_near) >= p_most AND v_rare_rows > 3000 THEN '{}'
         ELSE array_remove(ARRAY[v_rare, v_known], NULL) END
     LOOP
@@ -260,7 +260,6 @@ BEGIN
         -- time until it has found enough.
         PERFORM set_config('enable_indexscan', v_by_time, true);
         v_by_time := 'on';
-        -- setweight without words changes nothing: PostgreSQL then unpacks a long value only once.
         EXECUTE 'SELECT coalesce(array_agg(episode_id), ''{}'') FROM (
             SELECT episode_id, row_number() OVER (
                 PARTITION BY at < $3 ORDER BY ' || v_rank || ' DESC, episode_id) AS place
@@ -295,7 +294,7 @@ BEGIN
         SELECT v.task, v.result, v.whole FROM episode_vectors v
         WHERE v.tenant_id = v_tenant AND v.episode_id = found.id AND v.embedder = p_embedder
         LIMIT 1) AS v ON true
-    -- setweight only copies the value here, so that a long value is unpacked only once.
+    -- setweight only copies the value here, so that PostgreSQL unpacks a long value only once.
     LEFT JOIN LATERAL (
         WITH bare AS MATERIALIZED (SELECT setweight(s.terms, 'A', '{}') AS terms)
         SELECT array_agg(w.place::integer ORDER BY w.place) AS words
@@ -306,8 +305,8 @@ BEGIN
         THEN 1 - (v.task <=> p_vector) >= p_aged_cosine END;
 END $$;
 
--- Called by every search of a client or run. Do the same as episode_candidates in a transaction of
--- one statement, without a separate plan for each array of words and ids.
+-- Called by every search of a client or run. Do the same as episode_candidates, in a transaction of
+-- one statement. PostgreSQL then makes no separate plan for each array of words and ids.
 CREATE OR REPLACE FUNCTION search_episodes(
     p_scope jsonb, p_words text[], p_vector halfvec, p_embedder text, p_by text, p_where jsonb,
     p_aged_before timestamptz, p_aged_cosine double precision, p_most integer, p_tenant uuid

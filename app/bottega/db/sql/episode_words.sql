@@ -1,8 +1,8 @@
--- Choice of a query's words: words that find episodes, rank episodes, or mark a topic.
+-- Choice of a query's words: which words find episodes, rank episodes, or mark a topic.
 
 -- Called by episode_words. Return two shares of each word: its share in the tenant's stored sample;
--- and the maximum of this share and its share in a scope's newest 100 episodes. The shares count
--- ten more episodes, without words. So a word that occurs twice in a small memory is not common.
+-- and the maximum of this share and its share in a scope's newest 100 episodes. Ten episodes
+-- without words are added, so that a word that occurs twice in a small memory is not common.
 CREATE OR REPLACE FUNCTION episode_word_shares(
     p_tenant uuid, p_words text[], p_rows double precision, p_scope text
 ) RETURNS TABLE (
@@ -14,7 +14,7 @@ DECLARE
 BEGIN
     SELECT * INTO v_index FROM tenant_memory i
     WHERE i.tenant_id = p_tenant AND i.sampled_rows >= 200;
-    -- A scope with only one owner's episodes has other common words.
+    -- The common words of a scope with only one owner's episodes differ from those of the tenant.
     IF FOUND AND p_scope !~ ' = ' THEN
         RETURN QUERY
         SELECT w.word, s.share::double precision, v_index.sampled_rows::double precision,

@@ -1,7 +1,7 @@
 -- Episodes: store and read them.
 
--- Called by every function that finds or reads episodes. Return SQL conditions for a scope, for a
--- table with the columns user_id, session_id and agent. An unknown scope is an error.
+-- Called by every function that finds or reads episodes. Return SQL conditions that limit a table
+-- with the columns user_id, session_id and agent to a scope. An unknown scope is an error.
 CREATE OR REPLACE FUNCTION episode_scope(p_scope jsonb) RETURNS text
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
@@ -93,7 +93,6 @@ BEGIN
         INSERT INTO episode_work (tenant_id, episode_id, work) VALUES (p_tenant, e.id, 'embed');
     END IF;
     IF e.run_id IS NOT NULL AND coalesce(e.kind, 'episode') = 'episode' THEN
-        -- A run without patterns has nothing more to learn after its reflection.
         INSERT INTO run_learning (tenant_id, run_id, episode_id, status, result)
         SELECT p_tenant, e.run_id, e.id, CASE WHEN learnt THEN 'done' ELSE 'pending' END,
                CASE WHEN learnt THEN jsonb_build_object(
@@ -105,7 +104,7 @@ BEGIN
     RETURN e.id;
 END $$;
 
--- Called by the functions below. Return the ids of those given episodes that are in the scope.
+-- Called by the functions below. Return those of the given ids whose episodes are in the scope.
 CREATE OR REPLACE FUNCTION episodes_within(p_scope jsonb, p_ids uuid[]) RETURNS uuid[]
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -143,8 +142,8 @@ BEGIN
              '[]')
          FROM episode_bodies b WHERE b.tenant_id = v_tenant AND b.episode_id = e.id),
         s.label, s.label_source, s.verdict
-    -- Here and below, a subquery with LIMIT reads each row by its key. In a join, the planner may
-    -- expect only one row of a tenant, and read all rows for each row.
+    -- Here and below, a subquery with LIMIT reads each row by its key. For a join, the planner may
+    -- expect only one row of a tenant, and then read all the tenant's rows for each row.
     FROM (SELECT DISTINCT unnest(v_ids)) AS wanted(id)
     CROSS JOIN LATERAL (
         SELECT * FROM episodes e WHERE e.tenant_id = v_tenant AND e.id = wanted.id LIMIT 1) AS e
@@ -168,8 +167,8 @@ LANGUAGE sql STABLE AS $$
     WHERE l.tenant_id = p_tenant AND l.episode_id = p_episode AND l.state = 'active'
 $$;
 
--- Return the scope's episodes, without their bodies. No separate plan is made for each array of
--- ids, because plans would raise the cost by half.
+-- Return the scope's episodes, without their bodies. PostgreSQL makes no separate plan for each
+-- array of ids, because plans would raise the cost by half.
 CREATE OR REPLACE FUNCTION read_episodes(
     p_scope jsonb, p_ids uuid[], p_tenant uuid DEFAULT NULL
 ) RETURNS TABLE (
@@ -210,7 +209,7 @@ BEGIN
         WHERE x.tenant_id = v_tenant AND x.episode_id = s.id LIMIT 1) AS x ON true;
 END $$;
 
--- Return the bodies and parts of an episode in the scope; for a body in the object store, the key.
+-- Return the bodies and parts of an episode in the scope. A body in the object store is its key.
 CREATE OR REPLACE FUNCTION read_episode_bodies(p_scope jsonb, p_id uuid) RETURNS TABLE (
     part text, content jsonb, object_key text
 ) LANGUAGE plpgsql STABLE AS $$
@@ -239,7 +238,7 @@ LANGUAGE sql IMMUTABLE AS $$
     WHERE key IN ('domain', 'task_type', 'session_id', 'outcomes', 'after', 'before')
 $$;
 
--- Return SQL conditions on columns that only episode_search (alias s) has.
+-- Return SQL conditions on the columns that only episode_search (alias s) has.
 CREATE OR REPLACE FUNCTION episode_further_conditions(p_where jsonb) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(string_agg(CASE key
@@ -257,8 +256,8 @@ LANGUAGE sql IMMUTABLE AS $$
     FROM jsonb_each(p_where) WHERE key IN ('failure_signature', 'part', 'min_trust', 'tags')
 $$;
 
--- Called by the list of episodes. Return ids of a scope's episodes that meet the conditions, sorted
--- by time, after a position. Row-level security applies.
+-- Called by the list of episodes. Return the ids of a scope's episodes that meet the conditions and
+-- follow a position, sorted by time. Row-level security applies.
 CREATE OR REPLACE FUNCTION episode_list(
     p_scope jsonb, p_where jsonb, p_at timestamptz, p_id uuid, p_descending boolean, p_most integer
 ) RETURNS SETOF uuid LANGUAGE plpgsql AS $$
@@ -311,15 +310,15 @@ END $$;
 CREATE OR REPLACE TRIGGER make_lessons AFTER INSERT ON episode_reflections
 FOR EACH ROW EXECUTE FUNCTION make_lessons();
 
--- Return the verdict of people who denied or edited a run's calls, or NULL. It has no outcome.
+-- Return the verdict of people who denied or edited a run's tool calls, or NULL. It has no outcome.
 CREATE OR REPLACE FUNCTION decision_in(p_metadata jsonb) RETURNS jsonb LANGUAGE sql IMMUTABLE AS $$
     SELECT jsonb_build_object('reason', p_metadata #> '{approval,reason}', 'by', 'approval')
     WHERE p_metadata ? 'approval'
 $$;
 
--- Called when an episode has a new verdict. Make one lesson of a verdict that is no success.
--- Withdraw an earlier verdict's lesson, unless a person has edited, pinned or removed this lesson.
--- p_for_all: the reason's text comes from the agent, so the lesson is for all users of the agent.
+-- Called when an episode has a new verdict. If the verdict is no success, make a lesson of it.
+-- Withdraw the lesson of an earlier verdict, unless a person has edited, pinned or removed that
+-- lesson. p_for_all: the reason comes from the agent, so the lesson is for all the agent's users.
 CREATE OR REPLACE FUNCTION learn_from_verdict(
     p_tenant uuid, p_episode uuid, p_verdict jsonb, p_for_all boolean DEFAULT false
 ) RETURNS void LANGUAGE plpgsql AS $$
@@ -341,8 +340,8 @@ BEGIN
         WHERE tenant_id = p_tenant AND episode_id = p_episode AND reason = v_text);
 END $$;
 
--- Called at a run's start. Return the scope's latest pinned lessons (null: no lessons), and the
--- latest texts for all runs that begin with the agent.
+-- Called at a run's start. Return the scope's latest pinned lessons (null: none), and the latest
+-- lessons for all runs whose root agent is the agent.
 CREATE OR REPLACE FUNCTION pinned_lessons(p_tenant uuid, p_scope jsonb, p_agent text)
 RETURNS TABLE (id uuid, text text, episode_id uuid, pinned boolean) LANGUAGE plpgsql STABLE AS $$
 BEGIN

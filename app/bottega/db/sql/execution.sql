@@ -1,6 +1,7 @@
--- Functions that begin the attempts of claimed runs, and return the worker's data.
+-- Functions that begin the attempts of claimed runs, and return the data that workers need.
 
--- Called by claim with the runs locked. Begin an attempt of each run: write row, head and event.
+-- Called by claim with the runs locked. Begin an attempt of each run: change the run's row, and
+-- write the run head and an event.
 CREATE OR REPLACE FUNCTION begin_attempts(p_worker uuid, p_tenants uuid[], p_runs uuid[])
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -29,7 +30,7 @@ BEGIN
             turn = coalesce(r.turn, CASE WHEN r.conversation_id IS NOT NULL THEN (
                 SELECT jsonb_build_object('base', o.last_run) FROM conversations o
                 WHERE o.tenant_id = r.tenant_id AND o.id = r.conversation_id) END),
-            -- A child run and its wait in the queue end at the parent's deadline at the latest.
+            -- A child run and its wait in the queue end with the parent's deadline.
             deadline = coalesce(r.deadline, least(
                 v_now + make_interval(secs => r.timeout_s),
                 CASE WHEN r.parent_run_id IS NOT NULL
@@ -94,7 +95,7 @@ BEGIN
             jsonb_path_query_array(r.attempts, '$[*] ? (@.cause == "crash")')));
 END $$;
 
--- Called by a worker. Return definitions in the order of the arguments. p_kinds: agent, graph,
+-- Called by a worker. Return definitions in the order of the arguments. A kind is agent, graph,
 -- provider or mcp_server.
 CREATE OR REPLACE FUNCTION pinned_definitions(
     p_tenants uuid[], p_kinds text[], p_names text[], p_versions integer[]

@@ -1,9 +1,9 @@
--- Files of users. A file's bytes are pieces in the object store. See episode_lifecycle.sql for the
--- deletion of objects that belong to no row.
+-- Files of users. A file's bytes are in the object store, in pieces. See episode_lifecycle.sql for
+-- the deletion of objects that belong to no row.
 
--- Called after the upload of a file's pieces, whose keys were claimed. Insert the file's row and
--- return null; or return the limit that the file would exceed, or user_erasing if the session's
--- user is being erased. Uploads of one tenant wait for each other.
+-- Called after the upload of a file's pieces. The pieces' keys were registered before. Insert the
+-- file's row and return null. Or return the limit that the file would exceed, or user_erasing if
+-- the session's user is being erased. Uploads of one tenant wait for each other.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION add_file(p_file jsonb, p_most_bytes bigint, p_most_files bigint)
 RETURNS text
@@ -30,7 +30,7 @@ BEGIN
         RETURN 'user_erasing';
     END IF;
     IF v_user IS NOT NULL THEN
-        -- The session cannot be deleted before the file is visible. So both are deleted together.
+        -- Nobody can delete the session before the file is visible. So both are deleted together.
         PERFORM FROM sessions s WHERE hold_user(v_tenant, v_user)
             AND s.tenant_id = v_tenant AND s.id = p_file->>'session_id' FOR KEY SHARE;
         IF NOT FOUND THEN
@@ -56,8 +56,9 @@ BEGIN
 END $$;
 
 -- Return true if a run (NULL: a new run) of a user and a session (NULL: none) may use a file. The
--- file's first owner decides: its user (the user's runs), its session (the session's runs and their
--- forks), or its run (the run and its repetitions). All runs may use a file without an owner.
+-- file's first owner decides which runs may use the file: a user (the user's runs), else a session
+-- (the session's runs and their forks), else a run (the run and its repetitions). Without an owner,
+-- all runs may use the file.
 CREATE OR REPLACE FUNCTION file_serves(f files, p_user text, p_session text, p_run uuid)
 RETURNS boolean
 LANGUAGE sql STABLE AS $$
@@ -100,8 +101,8 @@ END $$;
 CREATE OR REPLACE TRIGGER note_deleted_files AFTER DELETE ON files
 REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION note_deleted_files();
 
--- Called by workers. Return files of all tenants without a session and without a use since
--- p_before: at most p_most files, sorted by time and id, after a given time and id.
+-- Called by workers. Return at most p_most files, of all tenants, that belong to no session and
+-- were not used since p_before, sorted by time and id, after a given time and id.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION unused_files(
     p_before timestamptz, p_after timestamptz, p_after_id uuid, p_most integer

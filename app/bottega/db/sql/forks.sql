@@ -1,5 +1,5 @@
--- Sessions that begin with the turns of another session. No turn is copied: rows of forked_turns
--- refer to the turns' runs. A run belongs to one session. Other sessions may refer to the run.
+-- Forked sessions: they begin with the turns of an older session. No turn is copied: rows of
+-- forked_turns refer to the turns' runs. A run belongs to one session. Others may refer to it.
 
 -- Return the runs that a session shows: its own runs, and the runs of its forked turns.
 CREATE OR REPLACE FUNCTION runs_of_session(p_tenant uuid, p_session text) RETURNS SETOF runs
@@ -11,8 +11,8 @@ LANGUAGE sql STABLE AS $$
     WHERE t.tenant_id = p_tenant AND t.session_id = p_session
 $$;
 
--- Give a new session the conversations of another session, as they are now or were after a run.
--- Return NULL, or the reason of a refusal: unknown_run, not_final, not_completed.
+-- Give a new session the conversations of an old session, as they are now or as they were after a
+-- run. Return NULL, or why this is refused: unknown_run, not_final, not_completed.
 CREATE OR REPLACE FUNCTION fork_session(
     p_tenant uuid, p_session text, p_run uuid, p_fork text
 ) RETURNS text LANGUAGE plpgsql AS $$
@@ -45,15 +45,15 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Called by fork_session. Lock and return runs and all earlier turns. A removal of the runs waits
--- for the end of the fork, and then gives the runs to the new session.
+-- Called by fork_session. Lock and return runs and all earlier turns. If somebody removes the runs
+-- now, the removal waits until the fork has ended, and then gives the runs to the new session.
 CREATE OR REPLACE FUNCTION turns_until(p_tenant uuid, p_last uuid[]) RETURNS uuid[]
 LANGUAGE plpgsql AS $$
 DECLARE
     v_turns uuid[] := '{}';
     v_next uuid;
 BEGIN
-    -- Use a loop, because the planner guesses the rows of a recursive query, with a bad plan.
+    -- Use a loop: for a recursive query, the planner would guess the rows and plan badly.
     FOREACH v_next IN ARRAY p_last LOOP
         WHILE v_next IS NOT NULL LOOP
             v_turns := v_turns || v_next;
@@ -65,8 +65,8 @@ BEGIN
                  ORDER BY id FOR KEY SHARE);
 END $$;
 
--- Called by fork_session. Copy the publications that the first run after p_run saw. If there was no
--- such run, copy the session's present publications.
+-- Called by fork_session. Copy the publications that the first run after p_run read. If no run
+-- followed, copy the session's present publications.
 CREATE OR REPLACE FUNCTION fork_memory(p_tenant uuid, p_session text, p_run uuid, p_fork text)
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -88,12 +88,12 @@ BEGIN
         published_at timestamptz);
 END $$;
 
--- Called at a session's removal, for some of its runs, which are locked. If another session began
--- with a run, give the run and its files to this session. Return the runs that were given away.
+-- Called when a session is removed, with some of the session's runs, which are locked. If a forked
+-- session begins with a run, give the run and the run's files to the forked session. Return them.
 CREATE OR REPLACE FUNCTION give_turns_away(p_tenant uuid, p_session text, p_runs uuid[])
 RETURNS SETOF uuid LANGUAGE plpgsql AS $$
 BEGIN
-    -- A removal of the other sessions waits for this transaction, and then finds their new runs.
+    -- A removal of a forked session waits for this transaction, and then finds the new runs.
     PERFORM FROM sessions WHERE tenant_id = p_tenant AND id IN (
         SELECT session_id FROM forked_turns WHERE tenant_id = p_tenant AND run_id = ANY (p_runs))
     ORDER BY id FOR KEY SHARE;

@@ -1,4 +1,4 @@
--- Tool calls that wait for people. The run's row is locked before its interrupts.
+-- Tool calls that wait for people. A run's row is locked before the run's interrupts.
 
 -- Store a decision on an interrupt. p_status: resolved or expired. Return {"interrupt", "run"}, or
 -- {"refused": "unknown" | "resolved" | "expired" | "cancelled"}.
@@ -28,8 +28,8 @@ BEGIN
     RETURN jsonb_build_object('interrupt', to_jsonb(i), 'run', v_run);
 END $$;
 
--- Called by do_upkeep. Deny at most p_most interrupts without a decision in time. Interrupts of
--- locked runs wait for the next call.
+-- Called by do_upkeep. Deny at most p_most interrupts whose time for a decision has passed. Runs
+-- that a different transaction has locked are skipped. The next call handles their interrupts.
 CREATE OR REPLACE FUNCTION expire_interrupts(p_most integer) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     i record;
@@ -51,7 +51,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Called by a worker. Return the decisions on interrupts of the worker's runs.
+-- Called by a worker. Return people's decisions on the interrupts of runs that the worker executes.
 CREATE OR REPLACE FUNCTION decided_interrupts(p_tenants uuid[], p_runs uuid[])
 RETURNS TABLE (run_id uuid, id uuid, decided jsonb) LANGUAGE plpgsql AS $$
 BEGIN

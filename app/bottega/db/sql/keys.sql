@@ -1,7 +1,7 @@
--- API keys and tokens. All functions read all tenants' rows, because a request has no tenant yet.
+-- API keys and tokens. The functions read all tenants' rows, because a request has no tenant yet.
 
 -- Trigger on api_keys. Record that a key was created, and notify all API processes. From now on,
--- requests without a key are refused.
+-- requests need keys.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION announce_keys() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -35,7 +35,7 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
     WHERE k.key_hash = p_hash AND k.revoked_at IS NULL
 $$;
 
--- Called by API processes every few seconds. Return those of the given keys that are not revoked.
+-- Called by API processes every few seconds. Return the given keys that are not revoked.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION live_keys(p_tenants uuid[], p_ids uuid[])
 RETURNS TABLE (tenant_id uuid, id uuid, prefix text, scopes text[], expires_at timestamptz,
@@ -46,8 +46,8 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
     WHERE k.revoked_at IS NULL
 $$;
 
--- Called by API processes. Set last_used_at of the given keys, at most once a minute. Locked rows
--- are skipped, because another process sets the same value.
+-- Called by API processes. Set last_used_at of the given keys, at most once a minute. Skip locked
+-- rows.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION note_key_use(p_tenants uuid[], p_ids uuid[]) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -58,7 +58,7 @@ LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
         FOR NO KEY UPDATE OF k SKIP LOCKED)
 $$;
 
--- Called by API processes for a signed-in person's token. Return the id of a tenant.
+-- Called by API processes for the token of a signed-in person. Return the named tenant's id.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION find_tenant(p_name text) RETURNS uuid
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -72,7 +72,7 @@ CREATE OR REPLACE FUNCTION token_state(p_new bytea, p_since timestamptz)
 RETURNS TABLE (kind text, tenant_id uuid, name text, secret bytea, at timestamptz)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 DECLARE
-    -- A revocation with a late commit has an earlier time, so read one minute more.
+    -- A revocation may be committed some time after its time, so read one minute more.
     v_since timestamptz := coalesce(
         p_since - interval '1 minute', now() - interval '1 day 1 minute');
 BEGIN

@@ -52,7 +52,7 @@ BEGIN
     );
 END $$;
 
--- Return p_pages divided by the number of a table's pages, at most 1.
+-- Return p_pages divided by the table's number of pages; at most 1.
 CREATE OR REPLACE FUNCTION sample_share(p_table regclass, p_pages integer) RETURNS double precision
 LANGUAGE sql STABLE AS $$
     SELECT least(1, p_pages * current_setting('block_size')::double precision

@@ -1,7 +1,7 @@
--- Leased work: rows of several tables that become due. Tenants take turns.
+-- Leased work: rows of several tables become due, and workers lease due rows. Tenants take turns.
 
--- Called by claim_due and next_due_s. Return, for a kind of work: the table; its key columns after
--- the tenant; the condition for waiting rows o; and a claim's changes besides the lease.
+-- Called by claim_due and next_due_s. Return for a kind of work: the table, the table's key columns
+-- after the tenant, the condition for waiting rows (alias o), and a claim's other changes.
 CREATE OR REPLACE FUNCTION leased_rows(
     p_work text, OUT of_table text, OUT key text[], OUT waits text, OUT changes text
 ) LANGUAGE sql IMMUTABLE AS $$
@@ -23,8 +23,8 @@ CREATE OR REPLACE FUNCTION leased_rows(
 $$;
 
 -- Called by all processes. Lease at most p_most due rows and return p_columns. A tenant may have at
--- most p_each rows, including the caller's rows under way (p_busy: the tenant of each row). Tenants
--- with more rows under way have later turns. Tenants in p_out have no turn.
+-- most p_each rows, including the rows on which the caller already works (p_busy: the tenant of
+-- each such row). Tenants with more such rows have later turns. Tenants in p_out have no turn.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION claim_due(
     p_work text, p_columns text[], p_lease_s double precision, p_most integer, p_each integer,
@@ -70,7 +70,7 @@ BEGIN
 END $$;
 
 -- Called by all processes. Return the seconds until the next row of a kind of work is due, without
--- the tenants in p_out. The cost is one index step for each tenant.
+-- the tenants in p_out. The query costs one step in an index for each tenant.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION next_due_s(p_work text, p_out uuid[]) RETURNS double precision
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$

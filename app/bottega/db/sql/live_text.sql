@@ -1,8 +1,8 @@
 -- Live text of open model calls, and progress of tool calls. The functions loop over runs, because
 -- a join with the arrays may read all rows of a tenant.
 
--- Called by workers. Store pieces of text for runs of several tenants. Skip runs that another
--- worker executes, because such a run may be deleted.
+-- Called by workers. Store pieces of text for runs of several tenants. Skip runs that the caller
+-- does not execute any more, because somebody may have deleted such a run.
 CREATE OR REPLACE FUNCTION write_live_text(
     p_tenants uuid[], p_runs uuid[], p_tasks uuid[], p_parents uuid[], p_agents text[],
     p_calls integer[], p_attempts integer[], p_at integer[], p_texts text[], p_tools text[]

@@ -1,8 +1,8 @@
 -- The load of the service: queued and running runs, and the live workers.
 
--- Return, in the form of the API, a tenant's queued runs by priority, waiting runs by reason and
--- agent (at most 10,000 runs, with the error of one run's last failed model call), quotas and
--- storage. Costs are in billionths of a dollar.
+-- Return a tenant's queued runs by priority, waiting runs by reason and agent (at most 10,000 runs,
+-- with the error of the last failed model call of one run), quotas and storage, in the form of the
+-- API. Costs are in billionths of a dollar.
 CREATE OR REPLACE FUNCTION tenant_load(p_tenant uuid) RETURNS jsonb LANGUAGE sql STABLE AS $$
     SELECT jsonb_build_object(
         'runs', (
@@ -34,7 +34,7 @@ CREATE OR REPLACE FUNCTION tenant_load(p_tenant uuid) RETURNS jsonb LANGUAGE sql
                 'used', count_running(p_tenant)),
             jsonb_build_object(
                 'name', 'queued_runs', 'limit', bottega_limit('queued_runs', 1000),
-                -- Do not count runs that concurrent_runs permits now: they wait for no other run.
+                -- Do not count runs that concurrent_runs permits now: they wait for no run.
                 'used', greatest(0, (
                     SELECT count(*) FROM run_queue
                     WHERE is_due IN (true, false) AND tenant_id = p_tenant AND NOT is_child
@@ -53,15 +53,15 @@ CREATE OR REPLACE FUNCTION tenant_load(p_tenant uuid) RETURNS jsonb LANGUAGE sql
                     WHERE s.tenant_id = p_tenant))
 $$;
 
--- Return the number of a tenant's runs that count for concurrent_runs: runs that workers execute,
--- and runs that wait for their child runs.
+-- Return the number of a tenant's runs that count towards concurrent_runs: runs that workers
+-- execute, and runs that wait for their child runs.
 CREATE OR REPLACE FUNCTION count_running(p_tenant uuid) RETURNS bigint LANGUAGE sql STABLE AS $$
     SELECT (SELECT count(*) FROM run_heads WHERE tenant_id = p_tenant AND NOT is_child)
         + (SELECT count(*) FROM run_waits
            WHERE tenant_id = p_tenant AND reason = 'children' AND NOT is_child)
 $$;
 
--- Return the live workers, sorted from old to new. state has only the transaction's tenant's part.
+-- Return the live workers, sorted from old to new. state has only the tenant's own load.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION live_workers()
 RETURNS TABLE (id uuid, started_at timestamptz, seen_at timestamptz, version text, pool jsonb,

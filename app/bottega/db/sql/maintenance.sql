@@ -1,6 +1,6 @@
--- Background work across tenants. The functions return only ids or counts.
+-- Background work across tenants. The functions in this file return only ids or numbers of rows.
 
--- Called by workers. Return tenants that have vectors of another embedder.
+-- Called by workers. Return tenants that have vectors of a different embedder than p_embedder.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION tenants_of_other_embedders(p_embedder text, p_most integer)
 RETURNS SETOF uuid
@@ -9,13 +9,12 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
     ORDER BY tenant_id LIMIT p_most
 $$;
 
--- Called by the process that has swept the queue. Release or cancel runs that would wait forever,
--- and delete expired keys, tickets, metrics, live text and workers: one page of each.
+-- Called by the process that has swept the queue. Release or cancel runs that would wait for ever,
+-- and delete expired keys, tickets, metrics, live text and workers, at most one page of each.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION do_upkeep() RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 BEGIN
-    -- Cancel child runs that outlive their parent.
     PERFORM request_cancel(o.tenant_id, array_agg(o.id)) FROM (
         SELECT l.tenant_id, l.id FROM runs l
         LEFT JOIN runs p ON p.tenant_id = l.tenant_id AND p.id = l.parent_run_id
@@ -23,9 +22,9 @@ BEGIN
           AND (p.id IS NULL OR p.ended_at IS NOT NULL)
         LIMIT 1000) AS o
     GROUP BY o.tenant_id;
-    -- Release blocked runs that are next because the run before was deleted.
+    -- Release blocked runs whose turn has come, because the run before them was deleted.
     PERFORM release_run(q.tenant_id, q.run_id) FROM run_queue q
-    -- Look up runs one by one: a join may call the function for all runs.
+    -- Look up runs one by one, because a join may call the function for all runs.
     WHERE NOT q.is_due AND q.run_id = (
         SELECT unfinished_in(b.tenant_id, b.conversation_id) FROM runs b
         WHERE b.tenant_id = q.tenant_id AND b.id = q.run_id AND b.conversation_id IS NOT NULL)
@@ -43,7 +42,6 @@ BEGIN
         WHERE span = 'hour' AND at < now() - interval '366 days' LIMIT 2000));
     DELETE FROM live_text WHERE ctid = ANY (ARRAY(
         SELECT l.ctid FROM live_text l
-        -- Look up runs one by one: a join may read all runs.
         WHERE (SELECT r.status FROM runs r WHERE r.tenant_id = l.tenant_id AND r.id = l.run_id)
               IS DISTINCT FROM 'running'
         LIMIT 1000 FOR UPDATE SKIP LOCKED));
@@ -55,8 +53,8 @@ BEGIN
         ORDER BY expires_at LIMIT 5000 FOR UPDATE SKIP LOCKED);
 END $$;
 
--- Called by workers. Create a missing index for vectors of this length. Only a table's owner may
--- create an index, so the function acts as the login that migrated.
+-- Called by workers. Create a missing index for vectors of this length. Only the owner of a table
+-- may create an index, so that the function acts as the login that migrated.
 -- owner: migrator, execute: bottega_app
 CREATE OR REPLACE FUNCTION ensure_vector_index(p_dimension integer) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -74,7 +72,7 @@ BEGIN
     END IF;
 END $$;
 
--- Called by maintenance of indexes, as the login that migrated. Drop the invalid indexes of a
+-- Called by the maintenance of indexes, as the login that migrated. Drop the invalid indexes of a
 -- killed rebuild. Return the number of dropped indexes. A locked index is being built and is not
 -- dropped.
 -- owner: migrator, execute: bottega_maintenance

@@ -1,8 +1,8 @@
--- Messages of users to the root agent of a run under way. Storing a message and ending the run lock
--- the run's row, so that a message is either refused or read before the end.
+-- Messages of users to the root agent of an unfinished run. Storing a message and ending the run
+-- lock the run's row, so that a message is either refused or read before the end.
 
--- Called when a message is sent. Store the message, once for each p_id. The run's worker is
--- notified and records the message. Return {"id"}, or {"refused"}: unknown, final, no_root,
+-- Called when somebody sends a message. Store the message, once for each p_id. The run's worker
+-- gets a signal and records the message. Return {"id"}, or {"refused"}: unknown, final, no_root,
 -- too_many_messages, message_too_large.
 CREATE OR REPLACE FUNCTION send_message(
     p_tenant uuid, p_run uuid, p_content jsonb, p_principal text, p_files uuid[],

@@ -1,6 +1,6 @@
--- Lists of runs and sessions by metadata from clients.
+-- Lists of runs and sessions by the metadata that clients have set.
 
--- Return a query's conditions as SQL with literals, so that the planner can estimate their rows.
+-- Return a query's conditions as SQL with literals, so that the planner can estimate rows.
 CREATE OR REPLACE FUNCTION metadata_conditions(p_conditions jsonb[]) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(string_agg(' AND (' || (
@@ -9,7 +9,7 @@ LANGUAGE sql IMMUTABLE AS $$
 $$;
 
 -- Called by the list of runs. Return ids of the tenant's runs by metadata. One alternative of each
--- condition must be true. SECURITY DEFINER, because with a policy @> could not use its index.
+-- condition must hold. SECURITY DEFINER, because with a policy @> could not use an index.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION runs_by_metadata(
     p_conditions jsonb[], p_status text, p_agent text, p_session text, p_user text,

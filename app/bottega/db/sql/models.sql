@@ -1,4 +1,4 @@
--- Limits of model servers, which all workers share: concurrent calls, requests and tokens per
+-- Limits of model servers for all workers together: concurrent calls, and requests and tokens per
 -- minute. A server has the name of its provider, and belongs to a tenant or, with is_operators, to
 -- the operator. Each worker has a row (a share) for each server that it calls: calls under way, and
 -- requests and tokens of the last minute. The sums of all shares never exceed a limit.
@@ -13,9 +13,9 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
         p_seen_at < clock_timestamp() - interval '15 seconds')
 $$;
 
--- Called by workers, with shares in the order of locks. Tenants with few calls under way come
--- first, and then tenants with a long wait. Return the new amounts of each share and, while other
--- shares wait, the share's part of the limit: the number of calls that the worker may keep.
+-- Called by workers, with shares in the order of locks. Tenants with fewer running calls come
+-- first. Among equals, the tenant that has waited longest comes first. Return the new amounts of
+-- each share. While other shares wait, also return how many calls of the limit the worker may keep.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION claim_shares(p_worker uuid, p_shares jsonb)
 RETURNS TABLE (may_hold bigint[], calls_kept bigint)
@@ -71,7 +71,7 @@ BEGIN
         INTO v_fit FROM generate_series(1, 3) AS i WHERE n.limits[i] IS NOT NULL;
         may_hold := ARRAY(SELECT n.held[i] + CASE
                 WHEN n.limits[i] IS NULL THEN 0
-                -- Grant more than needed, so that the next calls need not ask the database.
+                -- Grant more than the share needs, so that the next calls need no query.
                 WHEN v.rivals = 0 AND v_fit > 0 AND v_fit = n.waiting
                 THEN greatest(v_fit * n.needs[i], least(v.free[i], n.limits[i] / 8))
                 ELSE v_fit * n.needs[i] END
@@ -85,7 +85,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Called by the sweep. Delete shares of dead workers. The next sweep deletes locked rows.
+-- Called by the sweep. Delete shares of dead workers. A later sweep deletes locked rows.
 CREATE OR REPLACE FUNCTION forget_model_traffic() RETURNS void LANGUAGE sql AS $$
     DELETE FROM model_shares WHERE ctid = ANY (ARRAY(
         SELECT ctid FROM model_shares WHERE is_share_lost(worker_id, seen_at)

@@ -66,9 +66,9 @@ BEGIN
     END LOOP;
 END $$;
 
--- Rows of end users: a transaction for a user sees only this user's rows. In a table without the
--- user's name, the row's run or session decides. bottega.sessions may have the only permitted
--- sessions, as a JSON array. A transaction of this role without a user sees no rows.
+-- Rows of end users: a transaction for a user sees only this user's rows. In a table without a user
+-- column, the row's run or session decides. bottega.sessions may list the permitted sessions, as a
+-- JSON array. A transaction of this role without a user sees no rows.
 DO $$
 DECLARE
     v_table text;
@@ -120,7 +120,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Rollups of metrics include all users, so that no user may read rollups.
+-- Rollups of metrics include all users, so that no end user may read them.
 DROP POLICY IF EXISTS of_user ON metric_rollups;
 CREATE POLICY of_user ON metric_rollups AS RESTRICTIVE TO bottega_user USING (false);
 

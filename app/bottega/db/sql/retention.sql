@@ -2,8 +2,8 @@
 -- for the transaction's tenant, skip locked rows, and remove one page.
 
 -- Called by workers and by `bottega prune`. Return tenants with too old data: tenant, kind, and the
--- time before which data is too old. p_tenant: only this tenant. p_days: number of days for each
--- kind. p_own: a tenant's own number of days replaces this number.
+-- time before which data are too old. p_tenant: only this tenant. p_days: days for each kind.
+-- p_own: a tenant's own days replace p_days.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION due_retention(p_days jsonb, p_tenant text, p_own boolean)
 RETURNS TABLE (tenant_id uuid, name text, kind text, before timestamptz)
@@ -51,15 +51,14 @@ LANGUAGE sql STABLE AS $$
     SELECT conversation_id FROM runs
     WHERE tenant_id = p_tenant AND id = ANY (p_runs) AND conversation_id IS NOT NULL
     UNION
-    -- Read each conversation by its key: a join may read all conversations of the tenant.
+    -- Read each conversation by its key: a join may read all of the tenant's conversations.
     SELECT unnest(ARRAY(SELECT c.id FROM conversations c
                         WHERE c.tenant_id = p_tenant AND c.session_id = t.session_id))
     FROM forked_turns t WHERE t.tenant_id = p_tenant AND t.run_id = ANY (p_runs)
 $$;
 
--- Lock and return a page of removable runs that ended before a time, with all child runs below.
--- Also return the position of the page's last run among all runs that ended before this time. The
--- next page begins after this position.
+-- Lock and return a page of removable runs that ended before a time, with all their child runs.
+-- Also return the position of the page's last run, after which the next page begins.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION lock_expired_runs(
     p_before timestamptz, p_after timestamptz, p_after_id uuid, p_most integer,
@@ -78,8 +77,8 @@ BEGIN
         WHERE r.tenant_id = v_tenant AND r.ended_at < p_before AND r.parent_run_id IS NULL
           AND (r.ended_at, r.id) > (p_after, p_after_id)
         ORDER BY r.ended_at, r.id LIMIT p_most FOR UPDATE SKIP LOCKED) AS p;
-    -- While a conversation is locked, the conversation accepts no run. A conversation that another
-    -- transaction has locked may get a run, so that its turns are not removed now.
+    -- While a conversation is locked, it accepts no run. If a different transaction has locked a
+    -- conversation, it may get a run, so that its turns are not removed now.
     v_conversations := ARRAY(
         SELECT id FROM conversations
         WHERE tenant_id = v_tenant AND id IN (SELECT conversations_of(v_tenant, v_page))

@@ -10,7 +10,7 @@ LANGUAGE sql IMMUTABLE STRICT AS $$
 $$;
 
 -- Return the quantile p_share of the times with a name: the middle of the quantile's bucket, or
--- NULL without times. A bucket's middle differs from each time in it by less than a tenth.
+-- NULL without times. The middle differs from each time in the bucket by less than a tenth.
 CREATE OR REPLACE FUNCTION bucket_quantile(p_sums jsonb, p_name text, p_share double precision)
 RETURNS double precision LANGUAGE sql IMMUTABLE AS $$
     SELECT 2 ^ ((bucket - 0.5) / 4) FROM (
@@ -60,7 +60,7 @@ LANGUAGE sql AS $$
             UNION ALL SELECT 'errors', 1 WHERE r.status IN ('failed', 'timeout')
             UNION ALL SELECT 'run_cost', (r.usage #>> '{cost,amount}')::numeric
             UNION ALL
-            -- Waits for people do not count, because they postpone the deadline by their length.
+            -- Waits for people do not count, because a wait postpones the deadline by its length.
             SELECT 'duration:' || time_bucket(extract(epoch FROM ended_at - started_at - greatest(
                 interval '0', deadline - started_at - make_interval(secs => timeout_s)))), 1
             UNION ALL

@@ -1,8 +1,8 @@
 -- Reading a run's log.
 
--- Called by streams. Return the steps of watched runs with events after the given seqs. The step
--- that exceeds p_most events or p_bytes is a run's last step here. The step that exceeds p_total
--- bytes is the last step of all. n: the run's position in the arrays. No events: a deleted run.
+-- Called by streams. Return the steps of watched runs with events after the given seqs. A run's
+-- last returned step is the one that exceeds p_most events or p_bytes. The last step of all is the
+-- one that exceeds p_total bytes. n: the run's position in the arrays. No events: a deleted run.
 CREATE OR REPLACE FUNCTION read_logs(
     p_tenants uuid[], p_runs uuid[], p_after bigint[], p_most integer, p_bytes bigint,
     p_total bigint
@@ -27,7 +27,7 @@ BEGIN
         FOR first_seq, v_last, at, events IN
             SELECT o.first_seq, o.last_seq, o.at, o.events FROM run_steps o
             WHERE o.tenant_id = v_tenant AND o.run_id = v_run AND o.last_seq > v_after
-              -- A row has at most 100 events. Without this condition, all rows may be sorted.
+              -- A row has at most 100 events. Without this condition, PostgreSQL may sort all rows.
               AND o.last_seq <= v_after + p_most + 100
             ORDER BY o.last_seq
         LOOP
@@ -106,7 +106,7 @@ LANGUAGE sql STABLE AS $$
                   ORDER BY last_seq LIMIT 1)
 $$;
 
--- Return the text of the answer in an event, or in the event to which it refers.
+-- Return the text of an event's answer: from the event, or from the event to which it refers.
 CREATE OR REPLACE FUNCTION answer_in(p_tenant uuid, p_run uuid, p_data jsonb) RETURNS text
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -115,7 +115,7 @@ BEGIN
             p_tenant, p_run, (p_data ->> 'answer_seq')::bigint)) END);
 END $$;
 
--- Return an event's data as JSON. If the data refers to an answer, "output" is the answer's text.
+-- Return an event's data as JSON. If the data refer to an answer, "output" is the answer's text.
 -- See bottega.events.reader.
 CREATE OR REPLACE FUNCTION with_answer(p_tenant uuid, p_run uuid, p_type text, p_body text)
 RETURNS text LANGUAGE plpgsql STABLE AS $$
@@ -139,8 +139,8 @@ BEGIN
     FROM unnest(p_runs, p_seqs) AS n(run_id, seq);
 END $$;
 
--- Called by the list of runs. Return true if the last model call of a run failed, and another try
--- follows. Only the last 1,000 events of the log are read.
+-- Called by the list of runs. Return true if a run's last model call failed and will be tried
+-- again. Only the last 1,000 events of the log are read.
 -- execute: bottega_app
 CREATE OR REPLACE FUNCTION is_retrying(p_tenant uuid, p_run uuid) RETURNS boolean
 LANGUAGE sql STABLE AS $$
@@ -151,7 +151,7 @@ LANGUAGE sql STABLE AS $$
     ORDER BY step DESC, seq DESC LIMIT 1
 $$;
 
--- Called by the list of runs. Return a text without differences of case, accents and form.
+-- Called by the list of runs. Return a text in lower case, without accents and in one Unicode form.
 -- execute: bottega_app
 CREATE OR REPLACE FUNCTION folded(p_text text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN octet_length(p_text) = length(p_text) THEN lower(p_text) -- ASCII

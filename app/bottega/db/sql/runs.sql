@@ -1,8 +1,9 @@
 -- Functions for clients' requests about runs, and for the end of a run that no worker executes.
 
 -- Called when a run is submitted. Store the run with the steps copied from a repeated run, and
--- queue the run. If its conversation has an unfinished run, the new run is not due yet. Return the
--- row, or {"refused": reason}: a limit, another user's session, or a busy conversation.
+-- queue the run. If the run's conversation has an unfinished run, the new run is not due yet.
+-- Return the row, or {"refused": reason}: a limit, a different user's session, or a busy
+-- conversation.
 CREATE OR REPLACE FUNCTION accept_run(
     p_tenant uuid, p_new jsonb, p_carried jsonb, p_tasks jsonb
 ) RETURNS jsonb LANGUAGE plpgsql AS $$
@@ -68,7 +69,7 @@ BEGIN
            v_conversation, n.turn, CASE WHEN v_blocker IS NULL AND n.mode <> 'batch' THEN now() END,
            n.batch, n.traceparent,
            n.tracestate,
-           -- The size of session_base is added at the run's end: most runs get it at the claim.
+           -- session_base's size is added at the run's end: most runs get it at the claim.
            pg_column_size(p_new - 'session_base') + pg_column_size(p_carried)
     FROM jsonb_to_record(p_new) AS n(
         mode text, agent text, graph text, session_id text, session_base jsonb, input jsonb,
@@ -126,7 +127,7 @@ CREATE OR REPLACE FUNCTION shown_run(r runs) RETURNS jsonb LANGUAGE sql STABLE A
 $$;
 
 -- Called when a run is submitted. Accept the run once per Idempotency-Key (NULL: always). If the
--- epoch of the tenant's definitions is newer than the run's versions, return {"refused": "stale"}.
+-- tenant's definitions changed after the run's versions were read, return {"refused": "stale"}.
 CREATE OR REPLACE FUNCTION submit_run(
     p_tenant uuid, p_new jsonb, p_epoch uuid, p_key text, p_hash bytea
 ) RETURNS jsonb LANGUAGE plpgsql AS $$
@@ -152,8 +153,8 @@ BEGIN
     RETURN v_answer;
 END $$;
 
--- Called by accept_run. Return the limit that refuses a tenant's run, and the seconds until another
--- try makes sense; NULL if the run is accepted. A run that calls only the tenant's own model
+-- Called by accept_run. Return the limit that refuses a tenant's run, and the seconds after which a
+-- retry makes sense; NULL if the run is accepted. A run that calls only the tenant's own model
 -- servers costs nothing of the daily budgets of the tenant and of the key (the payer).
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION refuse_run(p_tenant uuid, p_pinned jsonb) RETURNS jsonb
@@ -192,7 +193,7 @@ BEGIN
         RETURN jsonb_build_object('refused', v_limited, 'limit', v_limit, 'retry_after_s',
             extract(epoch FROM (v_today + 1)::timestamp AT TIME ZONE 'UTC' - now()));
     END IF;
-    -- The runs are counted only if those accepted since the last count could reach the limit.
+    -- Count the runs only if those accepted since the last count could reach the limit.
     SELECT c.counted + v_number - c.accepted INTO v_waiting FROM queue_counts c
     WHERE c.tenant_id = p_tenant;
     IF v_waiting < v_queued THEN
@@ -212,8 +213,8 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Called by the API. End a run that waits or has a dead worker. If a worker executes the run, store
--- the request for this worker. Return NULL for an unknown run and 'final' for an ended run.
+-- Called by the API. If a live worker executes the run, store the request for the worker. Otherwise
+-- end the run. Return NULL for an unknown run and 'final' for an ended run.
 CREATE OR REPLACE FUNCTION cancel_run(p_tenant uuid, p_run uuid)
 RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
@@ -242,7 +243,7 @@ END $$;
 
 -- Called by cancel_run, hand_back and sweep with the run's row locked. End a run that no worker
 -- executes: end tasks, write the final event, delete the row in the queue. No episode is stored. A
--- notice (RAISE NOTICE) goes to the calling process, which counts and logs the end.
+-- notice (RAISE NOTICE) tells the calling process, which counts and logs the end.
 CREATE OR REPLACE FUNCTION end_unclaimed(
     p_tenant uuid, p_run uuid, p_status text, p_error jsonb
 ) RETURNS void LANGUAGE plpgsql AS $$

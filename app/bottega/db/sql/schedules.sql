@@ -1,7 +1,7 @@
 -- Schedules that submit runs.
 
--- Called by each worker. Return due schedules: first one of each tenant, then each tenant's second
--- one, and so on. Begin with the tenant after p_after, so that no tenant is always last. No rows
+-- Called by each worker. Return due schedules: first one of each tenant, then a second one of each
+-- tenant, and so on. Begin with the tenant after p_after, so that no tenant is always last. No rows
 -- are locked, so that the caller must check each schedule again.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION due_schedules(p_after uuid, p_most integer)

@@ -1,6 +1,6 @@
 -- Signals: hints for other processes (see bottega.db.signals).
 
--- Give a signal to the calling process, which sends a NOTIFY after the transaction (see
+-- Hand a signal to the calling process, which sends a NOTIFY after the transaction (see
 -- bottega.db.signals). A NOTIFY in this transaction would lock the whole cluster during the commit.
 CREATE OR REPLACE FUNCTION send_signal(p_channel text, p_payload text DEFAULT '') RETURNS void
 LANGUAGE plpgsql AS $$
@@ -9,8 +9,8 @@ BEGIN
 END $$;
 
 -- Return at most four workers that get the next runs, in order. A worker fills half of its places
--- (by its last report) before the next worker gets runs, because a worker stores steps of its runs
--- together. Other idle workers do not listen: each NOTIFY wakes all listening sessions.
+-- (by its last report) before the next worker gets runs, because a worker stores its runs' steps
+-- together. Other idle workers do not listen, because each NOTIFY wakes all listening sessions.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION next_workers(p_except uuid DEFAULT NULL)
 RETURNS TABLE (id uuid, is_common boolean)

@@ -1,9 +1,9 @@
--- Statistics of the tables for the planner.
+-- Settings for the statistics that the planner has of the tables.
 
 -- The planner gets no statistics about tenants. With statistics, the planner would expect only one
 -- row of a tenant that is newer than the last ANALYZE, and read all the tenant's rows for each row
 -- of a join. Without statistics, the planner expects 1/200 of a table. Two tables have statistics
--- about tenants, because the search for episodes needs estimates of these tables.
+-- about tenants, because the search for episodes needs estimates of them.
 DO $$
 DECLARE
     v_table text;

@@ -26,7 +26,7 @@ CREATE OR REPLACE FUNCTION put_events(
 $$;
 
 -- Store one step of each of several runs. Return for each: stored; due (stored, and the tenant has
--- due runs); repeated (stored before); refused (another attempt, or an ended run); busy (locked:
+-- due runs); repeated (stored before); refused (a newer attempt, or an ended run); busy (locked:
 -- send it alone); pending (would end a run with an unread message or a requested cancellation).
 CREATE OR REPLACE FUNCTION append_steps(
     p_tenants uuid[], p_runs uuid[], p_attempts integer[], p_after bigint[], p_counts integer[],
@@ -46,8 +46,8 @@ DECLARE
     v_outcomes jsonb[] := CASE WHEN num_nonnulls(VARIADIC p_outcomes) > 0 THEN p_outcomes END;
     i integer;
 BEGIN
-    -- With the setting above, the groups of steps of all tenants share a plan. Steps lock rows in
-    -- one order: ending runs, heads, sessions, the tenants' tokens. No step delays others for long.
+    -- With the setting above, all calls of this function share one plan. All steps lock ending
+    -- runs, heads, sessions, the tenants' tokens in this order. No step delays others for long.
     PERFORM set_config('lock_timeout', CASE v_all WHEN 1 THEN '1s' ELSE '100ms' END, true);
     FOR v_tenant, v_places IN
         SELECT t, array_agg(n::integer ORDER BY n) FROM unnest(p_tenants) WITH ORDINALITY AS u(t, n)
@@ -165,9 +165,9 @@ BEGIN
     RETURN v_answers;
 END $$;
 
--- Called by append_steps. Store events of a tenant's steps if the run has an unlocked head with the
--- caller's attempt and seq. The row of an ending run must be unlocked, too. Return p_places of the
--- stored steps.
+-- Called by append_steps. Store the events of a tenant's steps if the run's head is unlocked and
+-- has the caller's attempt and seq. The row of an ending run must be unlocked, too. Return the
+-- p_places of the stored steps.
 CREATE OR REPLACE FUNCTION store_steps(
     p_tenant uuid, p_places integer[], p_runs uuid[], p_attempts integer[], p_after bigint[],
     p_counts integer[], p_events text[], p_outcomes jsonb[], p_now timestamptz
@@ -178,7 +178,7 @@ DECLARE
     v_stored integer[];
     i integer;
 BEGIN
-    -- Each row is read by its key: a join might read all of the tenant's runs.
+    -- Read each row by its key: a join might read all of the tenant's runs.
     IF p_outcomes IS NOT NULL THEN
         v_ending := ARRAY(
             SELECT r.id FROM (SELECT n FROM unnest(p_places) AS n ORDER BY p_runs[n]) AS n
@@ -218,7 +218,7 @@ END $$;
 
 -- Called by append_steps and end_unclaimed, with the run's row locked. Store the outcome of a run
 -- whose final event is stored. Cancel tasks, pending interrupts and unlocked child runs (the sweep
--- finds locked ones). Order the webhook, tell the parent, and make the conversation's next run due.
+-- finds locked ones). Queue the webhook, tell the parent, and make the conversation's next run due.
 CREATE OR REPLACE FUNCTION end_run(
     p_tenant uuid, p_run uuid, p_last bigint, p_outcome jsonb, p_now timestamptz
 ) RETURNS void LANGUAGE plpgsql AS $$
@@ -278,7 +278,7 @@ BEGIN
         PERFORM FROM conversations WHERE tenant_id = p_tenant AND id = r.conversation_id FOR UPDATE;
         UPDATE conversations SET last_run = p_run
         WHERE tenant_id = p_tenant AND id = r.conversation_id AND r.status = 'completed';
-        -- A locked next run is being cancelled: its end makes the following run due.
+        -- A locked next run is being cancelled. Its end makes the following run due.
         PERFORM release_run(p_tenant, unfinished_in(p_tenant, r.conversation_id));
     END IF;
 END $$;

@@ -1,8 +1,8 @@
--- The size in bytes of tenants' definitions, episodes, files, runs and sessions, without indexes. A
+-- Sizes in bytes of tenants' definitions, episodes, files, runs and sessions, without indexes. A
 -- change adds a row to storage_changes, without a lock of other rows. Every few seconds, a process
--- adds up these rows. So the sums are some seconds late, and no run waits for another run's count.
--- A row about a run's end, or about usage that is not in the run's log, has the run's id; the same
--- process adds such rows to the rollups of metrics.
+-- adds up these rows. So the sums are some seconds late, and no run waits for a count. A row about
+-- a run's end, or about usage that is not in the run's log, has the run's id; the same process adds
+-- such rows to the rollups of metrics.
 
 -- Trigger on tables with counted bytes. Store the change. The argument is the data's kind.
 CREATE OR REPLACE FUNCTION count_storage() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -89,7 +89,7 @@ BEGIN
     RETURN false;
 END $$;
 
--- Return the limit of a tenant's bytes if the tenant has used it up, and otherwise NULL.
+-- Return the limit of a tenant's bytes if the tenant has used up the limit, otherwise NULL.
 CREATE OR REPLACE FUNCTION storage_exceeded(p_tenant uuid) RETURNS bigint LANGUAGE sql STABLE AS $$
     SELECT l.most FROM (SELECT bottega_limit('storage_bytes', NULL) AS most) AS l
     WHERE l.most > 0 AND l.most <= (

@@ -1,8 +1,8 @@
 -- Tasks of runs.
 
 -- Called by put_tasks and accept_run. Return rows for the tasks in a step. A new task that ends in
--- the step also began in the step, unless it was cancelled. Times differ by a microsecond, so that
--- the order of the tasks is kept.
+-- the step also began in the step, unless it was cancelled. The tasks' times differ by a
+-- microsecond, so that the times keep the order of the tasks.
 CREATE OR REPLACE FUNCTION task_rows(p_tasks jsonb, p_now timestamptz) RETURNS TABLE (
     id uuid, parent_id uuid, agent text, depth smallint, status text, mode text,
     priority smallint, timeout_ms integer, attempt integer, answer_seq bigint,
@@ -27,8 +27,8 @@ CREATE OR REPLACE FUNCTION task_rows(p_tasks jsonb, p_now timestamptz) RETURNS T
 $$;
 
 -- Called by append_steps with the run's head locked, so that nobody else adds tasks of the run.
--- Store new tasks and changes of stored tasks; a null does not change a field. Tasks are stored one
--- by one: a join may read all the tenant's tasks, and ON CONFLICT would write more to the WAL.
+-- Store new tasks and changes of stored tasks; a null does not change a field. Store tasks one by
+-- one: a join may read all the tenant's tasks, and ON CONFLICT would write more to the WAL.
 CREATE OR REPLACE FUNCTION put_tasks(
     p_tenant uuid, p_run uuid, p_tasks jsonb, p_now timestamptz
 ) RETURNS void LANGUAGE plpgsql AS $$
@@ -66,9 +66,9 @@ BEGIN
     END LOOP;
 END $$;
 
--- Called by the API. Request the end of a task and all tasks below: notify the run's worker,
--- continue a run that waits for people, and cancel these tasks' interrupts. Return each task, with
--- true if it was already over; no rows if the run has no such task.
+-- Called by the API. Request the end of a task and its sub-tasks: notify the run's worker, continue
+-- a run that waits for people, and cancel the tasks' interrupts. Return each task, with true if it
+-- was already over.
 CREATE OR REPLACE FUNCTION cancel_task(p_tenant uuid, p_run uuid, p_task uuid)
 RETURNS TABLE (id uuid, was_over boolean) LANGUAGE plpgsql AS $$
 DECLARE
@@ -114,12 +114,11 @@ LANGUAGE sql STABLE AS $$
           AND tool_call_id IS NULL
     )
     SELECT right(string_agg(text, '' ORDER BY id), 10000) FROM pieces
-    -- A repeated try of the call begins its text again at 0.
     WHERE place = 1 AND id >= (SELECT max(id) FROM pieces WHERE place = 1 AND at = 0)
 $$;
 
--- Called by the API. Count the dispatched tasks of a run by state. Estimate, from the time of ended
--- tasks, the milliseconds until all tasks have ended. NULL: there are no tasks.
+-- Called by the API. Count the dispatched tasks of a run by state. Estimate from the durations of
+-- ended tasks how many milliseconds remain until all tasks have ended. NULL: there are no tasks.
 CREATE OR REPLACE FUNCTION progress_of_tasks(p_tenant uuid, p_run uuid) RETURNS jsonb
 LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN c.waiting + c.running + c.done + c.failed > 0 THEN jsonb_build_object(

@@ -7,7 +7,7 @@ $$ SELECT coalesce(nullif(current_setting('bottega.' || p_name, true), '')::bigi
 
 -- Called when runs end, last in the transaction, because all ends of a tenant's runs lock these
 -- rows. Add p_spent (see runs.spent) to the tenant's spending of today, in tokens and billionths of
--- a US dollar. For a unit with a daily limit, draw_budget adds the spending instead.
+-- a US dollar. If a unit has a daily limit, draw_budget adds this spending instead.
 CREATE OR REPLACE FUNCTION count_spending(p_tenant uuid, p_spent jsonb) RETURNS void
 LANGUAGE sql AS $$
     INSERT INTO daily_spending AS d (tenant_id, day, unit, amount)

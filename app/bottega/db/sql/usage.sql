@@ -16,12 +16,11 @@ CREATE OR REPLACE FUNCTION sum_usage(p_parts jsonb[]) RETURNS jsonb LANGUAGE sql
 $$;
 
 -- Called when a run ends or is deleted. Return the spending of model calls in all attempts, by
--- agent and model, from the run's log. Calls that were copied from another run do not count.
+-- agent and model, from the run's log. Calls that were copied from a repeated run do not count.
 CREATE OR REPLACE FUNCTION spent_by(p_tenant uuid, p_run uuid) RETURNS jsonb
 LANGUAGE sql STABLE AS $$
     SELECT coalesce(jsonb_agg(to_jsonb(s) - 'usage' || s.usage), '[]') FROM (
         SELECT e.agent, coalesce(e.data ->> 'model', '') AS model,
-               -- own is true for the tenant's own model server.
                coalesce(r.pinned -> 'providers' ? (e.data ->> 'provider'), false) AS own,
                sum_usage(array_agg(e.data -> 'usage')) AS usage
         FROM run_events e JOIN runs r ON r.tenant_id = e.tenant_id AND r.id = e.run_id
@@ -30,8 +29,8 @@ LANGUAGE sql STABLE AS $$
         GROUP BY 1, 2, 3) s
 $$;
 
--- Called after model calls that do not come from a run's agent. Add the calls to the run, which may
--- be over, deleted or null, and to the tenant's day for each unit without a daily limit.
+-- Called after model calls that do not come from a run's agent. Add the calls to the run (which may
+-- be over, deleted or null), and to the tenant's day for units without a daily limit.
 CREATE OR REPLACE FUNCTION count_call(p_tenant uuid, p_run uuid, p_spent jsonb) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN

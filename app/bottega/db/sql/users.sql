@@ -1,5 +1,5 @@
--- Erasure of an end user's data. While user_erasures has a row for a user, new data of the user is
--- refused. The row is deleted after all data is erased.
+-- Erasure of an end user's data. While user_erasures has a row for a user, new data of the user are
+-- refused. The row is deleted after the erasure.
 
 -- Called before data of a user are stored. Return false if the user is being erased. Otherwise
 -- return true, and make an erasure of the user wait for this transaction.
@@ -19,8 +19,8 @@ CREATE OR REPLACE FUNCTION user_lock(p_tenant uuid, p_user text) RETURNS bigint
 LANGUAGE sql IMMUTABLE AS
 $$ SELECT hashtextextended(jsonb_build_array('user', p_tenant, p_user)::text, 0) $$;
 
--- Store a fact about a user once; return its id. Null: the user is being erased. Nil UUID: the user
--- has p_most facts. p_confirmed also confirms a stored fact.
+-- Store a fact about a user once. Return the fact's id. Null: the user is being erased. Nil UUID:
+-- the user has p_most facts. p_confirmed also confirms a stored fact.
 CREATE OR REPLACE FUNCTION add_user_fact(
     p_tenant uuid, p_user text, p_text text, p_kind text, p_run uuid, p_confirmed boolean,
     p_most integer
@@ -68,8 +68,8 @@ LANGUAGE sql STABLE AS $$
           AND o.user_id = p_user))
 $$;
 
--- Called at the end of an erasure. Return keys of the tenant's objects that belong to no row. An
--- object that a transaction is about to use is locked, so that its key is not returned.
+-- Called at the end of an erasure. Return keys of the tenant's objects that belong to no row. A
+-- transaction locks an object that it will use, so that the object's key is not returned.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION trash_of_tenant(p_most integer) RETURNS SETOF text
 LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$

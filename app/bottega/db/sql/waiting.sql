@@ -1,10 +1,10 @@
 -- Waiting runs, and arrivals for runs.
 --
--- A waiting run has no worker, no row in the queue and no head. The run's row of run_waits has the
--- reason and the end of the wait. A row of run_inbox is an arrival for a run, of the kind cancel,
+-- A waiting run has no worker, no row in run_queue and no run head. Its row in run_waits has the
+-- reason and the end of the wait. A row of run_inbox tells a run that something arrived: cancel,
 -- task (to cancel), message, decision or child (a child run has ended). A worker reads its runs'
 -- arrivals several times a second. Arrivals for other runs are processed at once, or by the sweep.
--- Arrivals are hints; a claim reads the facts from other tables.
+-- An arrival only says that something changed. A claim reads from other tables what changed.
 
 -- Return true if a wait is over: the end time has passed, enough child runs have ended, or all
 -- interrupts of a group (of one model message) are decided. An interrupt that was not stored counts
@@ -24,7 +24,7 @@ CREATE OR REPLACE FUNCTION is_over(w run_waits) RETURNS boolean LANGUAGE sql STA
 $$;
 
 -- Called by hand_back. Begin the run's wait and return true. Return false if the wait is over, or
--- if a task must be cancelled and the worker may not know it. p_wait: fields of run_waits, and
+-- if the worker may not know that a task must be cancelled. p_wait: fields of run_waits, and
 -- "until_s" in seconds from now. A wait for child runs ends at the run's deadline at the latest.
 CREATE OR REPLACE FUNCTION begin_wait(r runs, p_wait jsonb) RETURNS boolean
 LANGUAGE plpgsql AS $$
@@ -92,7 +92,7 @@ BEGIN
         JOIN interrupts n ON n.tenant_id = p_tenant AND n.id = a.subject
              AND n.id = ANY (ARRAY(SELECT subject FROM arrived))
         LEFT JOIN tasks t ON t.tenant_id = p_tenant AND t.run_id = p_run AND t.id = n.task_id
-        -- The run's worker, or the next worker, logs decisions that are assigned to a worker.
+        -- If a decision is assigned to a worker, the run's worker or the next worker logs it.
         WHERE a.kind = 'decision' AND a.worker_id IS NULL AND r.status = 'waiting'
         ORDER BY a.id
     LOOP
@@ -110,7 +110,7 @@ BEGIN
     DELETE FROM run_waits o WHERE o.tenant_id = p_tenant AND o.run_id = p_run
         AND (p_at_once OR is_over(o)) RETURNING * INTO w;
     IF FOUND THEN
-        -- Only waits for people postpone the run's deadline.
+        -- Only a wait for people postpones the run's deadline.
         UPDATE runs SET status = 'queued', queued_at = v_now, deadline = deadline + CASE
                 WHEN w.reason IN ('person', 'client') THEN v_now - w.since ELSE interval '0' END,
             attempts = jsonb_set(attempts, '{-1,waited}', to_jsonb(w.reason))
@@ -135,8 +135,8 @@ BEGIN
     END IF;
 END $$;
 
--- Cancel some of a tenant's runs and held child runs. The sweep cancels locked runs. A worker ends
--- the runs that it executes, and ends a queued run when it claims the run.
+-- Cancel some of a tenant's runs and held child runs. The sweep cancels locked runs. Workers end
+-- the runs that they execute or claim.
 CREATE OR REPLACE FUNCTION request_cancel(p_tenant uuid, p_runs uuid[]) RETURNS void
 LANGUAGE sql AS $$
     UPDATE run_children SET is_held = false, status = 'cancelled'
