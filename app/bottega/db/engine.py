@@ -362,7 +362,7 @@ async def _disposing(engine: AsyncEngine, idle_s: float) -> AsyncIterator[None]:
     finally:
         metrics.refreshers.pop(engine, None)
         closing.cancel()
-        await asyncio.wait([closing])  # the task must finish closing a connection
+        await asyncio.wait([closing])  # the cancelled task may be closing a connection
         await engine.dispose()
 
 

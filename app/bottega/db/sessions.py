@@ -167,8 +167,8 @@ class ListenSession(asyncpg.Connection):  # type: ignore[misc]
     ) -> tuple[list[asyncpg.Record], Any]:
         """Describe types, such as ``uuid[]``, that a connection uses for the first time.
 
-        The driver would query the types again on each connection, with three statements that cost
-        as much as a dozen usual ones. This process queries PostgreSQL's own types only once.
+        The driver would query the types on each connection, with three statements that cost as
+        much as a dozen usual ones. This process queries PostgreSQL's own types only once.
         """
         wanted = frozenset(numbers)
         if wanted in _known_types:

@@ -242,7 +242,7 @@ class ClaimReader:
         key = row["tenant"], row["run"], row["attempt"]
         try:
             return ClaimedRun.decoded(*key, row["claim"])
-        except Exception:  # a later claim could not be read either
+        except Exception:  # a different worker could not read this run either
             logger.exception("run.unreadable", run_id=str(row["run"]))
             await self._pool.execute(_GIVE_UP, *key, _UNREADABLE)
             return None

@@ -141,7 +141,7 @@ class Executor:
             entry.task.cancel()
 
     async def take(self, kind: str, run_ids: Collection[UUID]) -> set[UUID]:
-        """Deliver new messages or decisions to runs. Return the ids of the runs that received any.
+        """Deliver new messages or decisions to runs. Return the ids of the runs that received some.
 
         Args:
             kind: ``message`` or ``decision``.
@@ -269,7 +269,7 @@ class Executor:
         entry: ActiveRun,
         earlier: ActiveRun | None,
     ) -> None:
-        if earlier is not None:  # claimed again before this worker noticed the loss
+        if earlier is not None:  # this worker lost the run and claimed it again
             _lose(earlier)
             await asyncio.wait([earlier.task])
         if self.secrets is not None:

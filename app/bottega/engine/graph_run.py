@@ -453,7 +453,7 @@ class GraphRun:
     # Elements
 
     async def _for_each(self, name: str, work: _Work) -> AssistantResponse:
-        """Execute a node for each element of a list. The output is the list of all outputs."""
+        """Execute a node for each element of a list. The node's output lists all outputs."""
         if (known := self._known_list(name, work)) is not None:
             return known
         each = work.node["for_each"]

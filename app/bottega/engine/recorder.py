@@ -604,8 +604,8 @@ class JournalRecorder(Recorder):
         known = self.known_call(query, tool_call)
         self.tasks.add(query, EventType.TOOL_STARTED, {**about, "arguments": tool_call.arguments})
         if isinstance(tool, SubAgentWrapper):
-            # A sub-agent runs again with replayed calls. Its result is not replayed, so that it
-            # publishes again.
+            # A sub-agent runs again with replayed calls. The sub-agent's result is not replayed, so
+            # that the sub-agent publishes again.
             path = (*query.path, (number, call.index))
             answered = await self.tasks.cancellable(path, tool.agent, execute)
             result = answered or error_result(tool_call, CANCELLED["message"], CANCELLED["code"])

@@ -214,7 +214,7 @@ class NodeClock:
         return self._timer[0] - asyncio.get_running_loop().time()
 
     def stand(self, is_still: bool) -> None:
-        """Stop the clock, or start it again."""
+        """Stop the node's clock, or let the clock run again."""
         if not is_still and self._timer is None:
             loop, left_s = asyncio.get_running_loop(), max(0.0, self._left_s)
             self._timer = loop.time() + left_s, loop.call_later(left_s, self.expired.set)
@@ -255,7 +255,7 @@ class RunActivity:
 
     @contextmanager
     def admission(self, query: Query) -> Iterator[Callable[[], None]]:
-        """Record that a model call waits for budgets. Yield a function that ends the record."""
+        """Record that a model call waits for budgets. Yield a function that ends this wait."""
         self._admitted[query] += 1
         ended = False
 

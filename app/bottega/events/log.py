@@ -206,8 +206,8 @@ _READ = """
 SELECT first_seq, last_seq, at, events FROM run_steps
 WHERE tenant_id = $1 AND run_id = $2 AND last_seq > $3 AND last_seq <= $4 ORDER BY last_seq
 """
-# The column step is the last seq of the event's row. The value of step is at least the event's seq,
-# and less than the event's seq plus STEP_EVENTS.
+# The column step has the last seq of the row that contains the event. The value of step is at least
+# the event's seq, and less than the event's seq plus STEP_EVENTS.
 _PAGE = f"""
 SELECT e.seq, e.type, e.at, e.task_id, e.parent_task_id, e.agent,
        with_answer(e.tenant_id, e.run_id, e.type, e.body) AS data

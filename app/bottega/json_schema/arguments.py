@@ -22,7 +22,7 @@ class ArgumentSchema:
     Attributes:
         schema: the schema in the form that the model gets. A check refuses unknown arguments,
             unless the schema sets ``additionalProperties``.
-        patterns: the schema's unchecked patterns, by JSON Pointer.
+        patterns: patterns of the schema that were not checked yet, by JSON Pointer.
 
     Raises:
         InvalidInputError: the schema is invalid, or exceeds a bound.

@@ -27,7 +27,7 @@ class OutputSchema:
 
     Attributes:
         schema: the schema, unchanged.
-        patterns: the schema's unchecked patterns, by JSON Pointer.
+        patterns: patterns of the schema that were not checked yet, by JSON Pointer.
 
     Raises:
         InvalidInputError: the schema is invalid, or exceeds a bound.

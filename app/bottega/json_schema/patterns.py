@@ -1,4 +1,4 @@
-r"""Users' regular expressions. Their sizes are limited, and they match in linear time.
+r"""Users' regular expressions, whose sizes are limited and which match in linear time.
 
 The engine is Rust's ``regex``, in pydantic-core. The engine holds Python's global lock (GIL) while
 it compiles and matches, so that all threads wait. A limit on a pattern's expanded size limits the

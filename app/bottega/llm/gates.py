@@ -254,7 +254,7 @@ class ModelGate:
         Args:
             tokens: estimated number of the call's tokens.
             since: time when the call began to wait, by the monotonic clock.
-            wait_s: maximum wait in seconds. With 0, the call waits only for the database's answer.
+            wait_s: maximum wait in seconds; 0: the call waits only for the database's answer.
 
         Raises:
             HeldBackError: the breaker is open, or the server's limits have no room.

@@ -158,7 +158,7 @@ class Share:
 
         Args:
             since: time when the call began to wait, by the monotonic clock.
-            wait_s: maximum wait in seconds. With 0, the call waits only for the database's answer.
+            wait_s: maximum wait in seconds; 0: the call waits only for the database's answer.
         """
         permit: asyncio.Future[LimitPermit | None] = asyncio.get_running_loop().create_future()
         call = _WaitingCall(since, next(self._number), tokens, wait_s <= 0, permit)
@@ -278,7 +278,7 @@ class Shares:
         Args:
             tokens: estimate of the call's tokens.
             since: time when the call began to wait, by the monotonic clock.
-            wait_s: maximum wait in seconds. With 0, the call waits only for the database's answer.
+            wait_s: maximum wait in seconds; 0: the call waits only for the database's answer.
         """
         share = self._shares.get(key)
         if share is None:

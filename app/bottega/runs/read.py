@@ -905,8 +905,8 @@ async def usage_page(
 ) -> PageItems[dict[str, object]]:
     """List the summed usage of ended runs that were created from ``since`` to ``until``.
 
-    The sums are sorted by the name of the group, which is in the field with the name of the
-    grouping. The group ``None`` has the runs without a value, such as runs without a session.
+    Each sum has the group's name in a field that is named like the grouping. The sums are sorted by
+    this name. The group ``None`` has the runs without a value, such as runs without a session.
 
     Args:
         by: what the usage is grouped by: one of `USAGE_BY`, or ``metadata``.

@@ -87,8 +87,8 @@ async def due(
     """Return the kinds of data that must be removed, by tenant.
 
     Args:
-        days: days for which data is kept, by kind; ``None``: for ever. tenant: name of a tenant;
-            ``None``: all tenants.
+        days: number of days for which data are kept, by kind; ``None``: for ever. tenant: a
+            tenant's name; ``None``: all tenants.
         own: true if the tenants' own values replace ``days``.
     """
     found = await tx.execute(_DUE, {"days": dict(days), "tenant": tenant, "own": own})

@@ -3,7 +3,7 @@
 -- an object by name: runs, errors, tokens, cost, run_cost, and numbers of times by bucket, such as
 -- "duration:27". After a run's end, sum_storage calls roll_up, which adds the run.
 
--- Return the bucket of a time. Bucket b ends at 2 ^ (b / 4) seconds.
+-- Return the bucket of a duration. Bucket b ends at 2 ^ (b / 4) seconds.
 CREATE OR REPLACE FUNCTION time_bucket(p_seconds double precision) RETURNS integer
 LANGUAGE sql IMMUTABLE STRICT AS $$
     SELECT ceil(4 * log(2, greatest(1e-6, least(1e8, p_seconds))::numeric))::integer

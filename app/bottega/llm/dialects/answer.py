@@ -697,7 +697,7 @@ async def _drain(response: aiohttp.ClientResponse) -> None:
 
 
 class _Answer:
-    """Reader of an answer. Its first character shows if it is a stream of events or JSON.
+    """Reader of an answer. The answer's first character shows if the answer is a stream or JSON.
 
     The reader ignores the content type, because some servers label a stream as JSON, or JSON as a
     stream.

@@ -92,7 +92,7 @@ class _Object(dict[str, Any]):
 
 
 class _Items(list[Any]):
-    """A list that was merged from several pieces. A later piece may continue its newest items."""
+    """A list that was merged from several pieces. A later piece may continue newest items."""
 
     def __init__(self, items: list[Any]) -> None:
         super().__init__(items)

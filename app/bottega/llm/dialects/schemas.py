@@ -2,7 +2,8 @@
 
 - OpenAI: ``strict`` requires ``additionalProperties: false`` and every property in ``required``,
   and refuses many keywords (developers.openai.com/api/docs/guides/structured-outputs, "Supported
-  schemas"). Schemas that break these rules are sent without ``strict``. The root must be an object.
+  schemas"). Schemas that break these rules are sent without ``strict``. The schema's root must be
+  an object.
 - Anthropic refuses most keywords, and objects that may have other properties
   (platform.claude.com/docs/en/build-with-claude/structured-outputs, "JSON Schema limitations").
   This module moves refused keywords into descriptions, as Anthropic's SDK does.
@@ -85,7 +86,7 @@ class Output:
                 call.malformed if call.malformed is not None else to_json(call.arguments).decode()
             )
             changes: dict[str, Any] = {"content": said, "tool_calls": ()}
-            if message.metadata.get("finish_reason") != "length":  # length: the answer is cut off
+            if message.metadata.get("finish_reason") != "length":  # "length": the answer is cut off
                 changes["metadata"] = {**message.metadata, "finish_reason": "stop"}
             if not after_results:
                 changes["state"] = {}
