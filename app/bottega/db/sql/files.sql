@@ -57,8 +57,7 @@ END $$;
 
 -- Return true if a run (NULL: a new run) of a user and a session (NULL: none) may use a file. The
 -- file's first owner decides which runs may use the file: a user (the user's runs), else a session
--- (the session's runs and their forks), else a run (the run and its repetitions). Without an owner,
--- all runs may use the file.
+-- (its runs and their forks), else a run (the run and its repetitions), else all runs may use it.
 CREATE OR REPLACE FUNCTION file_serves(f files, p_user text, p_session text, p_run uuid)
 RETURNS boolean
 LANGUAGE sql STABLE AS $$

@@ -255,10 +255,9 @@ BEGIN
     PERFORM arrive(p_tenant, p_run);
 END $$;
 
--- Called by each process. Queue a page of runs without a worker again, end a page of runs after
--- their deadline, and process ended waits and left arrivals. Return the number of queued runs; NULL
--- if a different process sweeps or has just swept. If nobody swept for the length of a lease (the
--- database was down), all leases begin again, because no worker could report.
+-- Called by each process. Queue runs without a worker again, end runs after their deadline, process
+-- ended waits and left arrivals. Return the number of queued runs; NULL: another sweep runs, or has
+-- just run. After a time without a sweep (the database was down), all leases begin again.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION sweep(p_lease_s double precision) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$

@@ -2,8 +2,7 @@
 
 -- Called when a run is submitted. Store the run with the steps copied from a repeated run, and
 -- queue the run. If the run's conversation has an unfinished run, the new run is not due yet.
--- Return the row, or {"refused": reason}: a limit, a different user's session, or a busy
--- conversation.
+-- Return the row, or {"refused": reason}: a limit, another user's session, a busy conversation.
 CREATE OR REPLACE FUNCTION accept_run(
     p_tenant uuid, p_new jsonb, p_carried jsonb, p_tasks jsonb
 ) RETURNS jsonb LANGUAGE plpgsql AS $$
