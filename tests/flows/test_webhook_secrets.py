@@ -50,7 +50,6 @@ async def cancelled(client: httpx2.AsyncClient, url: str) -> str:
 
 
 def verifies(receiver: RawServer, secret: str, number: int = -1) -> bool:
-    """Return true if a delivery verifies with a secret."""
     request = receiver.requests[number]
     try:
         Webhook(secret).verify(request.body, request.headers)

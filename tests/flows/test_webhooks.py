@@ -42,7 +42,6 @@ async def arrived(receiver: RawServer, count: int = 1) -> None:
 
 
 async def settled(client: httpx2.AsyncClient, run_id: str) -> dict[str, Any]:
-    """Return the final state of a run's webhook."""
     return await until(
         lambda: webhook_of(client, run_id), lambda webhook: webhook["status"] != "pending"
     )
@@ -231,7 +230,6 @@ async def test_a_long_output_is_left_out(
 
 
 def scripted(receiver: RawServer, *answers: bytes) -> None:
-    """Let a receiver give these answers in turn."""
     waiting = list(answers)
 
     async def reply(writer: asyncio.StreamWriter) -> None:
@@ -509,3 +507,6 @@ async def test_a_run_that_begins_to_wait_is_told_once_each_time(
     assert len(set(ids)) == 2
     sent = [request.headers["webhook-id"] for request in receiver.requests]
     assert (len(set(sent)), sent[2]) == (3, run_id)
+    await worker.owner.execute("UPDATE webhooks SET seq = 1 WHERE seq = 0")  # of another event
+    listed = (await client.get("/v1/webhook-deliveries")).json()["items"]
+    assert [each["event"] for each in listed] == ["run.queued", "run.waiting", "run.waiting"]

@@ -812,19 +812,15 @@ Place = tuple[UUID, int]
 """Run and ``seq`` of a delivery: the position of the delivery in a list."""
 
 _same_run = and_(runs.c.tenant_id == webhooks.c.tenant_id, runs.c.id == webhooks.c.run_id)
-_run = lateral_rows(runs, _same_run, "mode", "status", "user_id")
-_end_of_batch = (  # a batch's final event is the last event of the event's step
+_run = lateral_rows(runs, _same_run, "status", "user_id")
+_event_type = (  # a delivery reports the last event of a step
     select(run_events.c.type)
     .where(*(run_events.c[name] == webhooks.c[name] for name in ("tenant_id", "run_id", "seq")))
     .where(run_events.c.step == webhooks.c.seq)
     .correlate(webhooks)
     .scalar_subquery()
 )
-_event = case(
-    (webhooks.c.seq == 0, func.concat("run.", _run.c.status)),
-    (_run.c.mode == "batch", _end_of_batch),
-    else_=EventType.RUN_WAITING.value,
-)
+_event = case((webhooks.c.seq == 0, func.concat("run.", _run.c.status)), else_=_event_type)
 
 
 async def deliveries_page(
