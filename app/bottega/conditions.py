@@ -148,7 +148,7 @@ def _true_of(found: Any, op: str, value: Any) -> bool:
 
 
 class ConditionCheck:
-    """Validator of conditions, which counts the tests in them.
+    """Validator of conditions, which limits the total number of tests.
 
     Args:
         feature: pattern for names of features; ``rule`` explains the pattern.

@@ -98,8 +98,8 @@ _Key = tuple[str, int, str]
 class RouteIndex:
     """Router that tries only routes whose method and path segments fit the request.
 
-    Starlette's router gets all other requests: other paths, methods that are not allowed, and all
-    requests while FastAPI traces them.
+    Starlette's router gets requests for unknown paths, requests with methods that are not allowed,
+    and all requests while FastAPI traces requests.
     """
 
     def __init__(self, router: Router) -> None:

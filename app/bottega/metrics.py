@@ -152,7 +152,7 @@ learning_jobs = _counter("learning_jobs", "Jobs of learning and maintenance of m
 
 for _mode in ("orchestrated", "dag"):
     for _status in ("completed", "failed", "cancelled", "timeout"):
-        # These metrics exist with value 0 from the start, so that Prometheus counts the first
+        # Create metrics of failures with value 0 at the start, so that Prometheus counts the first
         # failure as an increase.
         runs.labels(_status, _mode)
 for _direction in _DIRECTIONS:

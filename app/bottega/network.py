@@ -244,7 +244,7 @@ class _Protocol(ResponseHandler):
 
     def set_exception(self, exc: BaseException, *causes: BaseException) -> None:
         super().set_exception(exc, *causes)
-        # Otherwise the reader of a body would wait for ever after a broken chunk.
+        # Without this error, the reader of a body would wait for ever after a broken chunk.
         if self._payload is not None and isinstance(exc, HttpProcessingError):
             self._payload.set_exception(aiohttp.ClientPayloadError("the body is not valid HTTP"))
 

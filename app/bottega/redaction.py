@@ -79,7 +79,8 @@ def read_words() -> frozenset[str]:
     """Return the names and the one-word string literals in Bottega's source code.
 
     The source code contains all names in responses, events and log lines: statuses, event types,
-    roles, fields and columns. The first call takes 0.1 s; a service makes this call when it starts.
+    roles, fields and columns. The first call of this function takes 0.1 s; a service makes the
+    first call when it starts.
 
     Raises:
         UnavailableError: ``no_sources``: the source code is not installed.
@@ -152,9 +153,9 @@ class Redactor:
     def value(self, value: Any) -> Any:
         """Return JSON from outside without secrets; secrets are also removed from the JSON's keys.
 
-        Keys that would become equal get numbers, so that no entry is lost. The caller must bound
-        the depth. If the JSON contains no secret (the usual case), the method returns the same
-        object.
+        Keys that would become equal get numbers, so that no entry is lost. The caller must limit
+        the depth of the JSON. If the JSON contains no secret (the usual case), the method returns
+        the same object.
         """
         return self._cleaned(value) if self.knows_any and self._is_in(value) else value
 
@@ -191,8 +192,8 @@ class Redactor:
         """Return a record of this service without secrets in its texts.
 
         Keys, names, ids, times and words of Bottega are not changed. The caller must limit the
-        depth. If the record contains no secret (the usual case), the method returns the same
-        object.
+        depth of the record. If the record contains no secret (the usual case), the method returns
+        the same object.
         """
         return self._record(record, "") if self._is_in(record) else record
 

@@ -2,8 +2,8 @@
 
 The request stores a row in ``user_erasures``; while this row exists, the database refuses new data
 of the user. Rows are removed in pages; one transaction removes the rows of a page and stores their
-number. Then the objects in the object store are deleted, and caches are cleared. When no stored
-data belongs to the user, the last transaction removes the row in ``user_erasures``.
+number. After the rows, the objects in the object store are deleted, and caches are cleared. When no
+stored data belongs to the user, the last transaction removes the row in ``user_erasures``.
 
 All processes look for rows in ``user_erasures``, so if a process dies, another process continues
 the erasure.

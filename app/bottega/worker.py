@@ -1,4 +1,7 @@
-"""The worker process, which executes runs. It serves no API and never imports the web framework."""
+"""The worker process, which executes runs.
+
+The process serves no API and never imports the web framework.
+"""
 
 import asyncio
 import signal

@@ -94,7 +94,7 @@ class Principal:
 
     @property
     def is_local(self) -> bool:
-        """True while there are no keys; in this case the caller is on this machine."""
+        """True while there are no keys: then every caller is on this machine."""
         return self.key_id is None and self.person is None
 
     @property

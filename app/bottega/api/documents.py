@@ -1,8 +1,8 @@
 """The AsyncAPI document, and FastAPI's OpenAPI document with added problems and keys.
 
-Pydantic's schemas do not show rules between a body's fields, because validators check such rules.
+Pydantic's schemas do not show rules between a body's fields, because validators check these rules.
 This module replaces the schema of a body with rules by `oneOf`: one complete schema for each valid
-combination of fields. So a client generator makes a class for each combination.
+combination of fields. So a client generator makes a class for each combination of fields.
 """
 
 import functools
@@ -50,7 +50,7 @@ class Variant:
         name: name of the variant's schema.
         needs: fields that must be present and not null.
         lacks: fields that must be absent or null.
-        mode: allowed values of the field `mode`; empty if the body has no such field.
+        mode: allowed values of the field `mode`; empty if the body has no field `mode`.
         rules: JSON Schema keywords to add to the schemas of fields, by field name.
     """
 

@@ -191,8 +191,8 @@ def field_problem(error: Mapping[str, Any], body: Any = None) -> FieldProblem:
 
     Args:
         body: the body as the client sent it. If the error's path has a name that is not in the
-            body, this name is Pydantic's name for a member of a union. The problem's pointer leaves
-            out such a name.
+            body, this name is Pydantic's name for a member of a union. The problem's pointer does
+            not contain names of union members.
     """
     place, *path = error["loc"]
     if place == "body":

@@ -278,9 +278,9 @@ def prune(
     """Remove old finished runs with all their data.
 
     Without --older-than, the settings BOTTEGA_RETENTION_… and the command "tenants retain"
-    determine the age from which workers, too, remove runs. With --older-than, runs of a tenant with
-    an own retention time are kept for this time, unless --tenant names the tenant. Episodes stay.
-    If the command breaks off, run the command again.
+    determine the age from which workers, too, remove runs. --older-than does not apply to a tenant
+    with its own retention time, unless --tenant names the tenant. Episodes stay. If the command
+    breaks off, run the command again.
     """
     settings = start()
     from bottega.tenants import operator

@@ -225,8 +225,8 @@ def _end(work: AgentWork, event: Event) -> str | None:
 class Transcript:
     """Writer of a run's events.
 
-    If ``out`` is a terminal, ``out`` gets the words of the run's own agent when they arrive.
-    Otherwise ``out`` gets only the answer, so that a pipe contains only the answer.
+    If ``out`` is a terminal, ``out`` gets the words of the run's own agent when they arrive. If
+    ``out`` is a pipe or file, ``out`` gets only the answer.
 
     Attributes:
         notes: output for lines about tools, other agents and errors.

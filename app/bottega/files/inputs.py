@@ -218,7 +218,7 @@ class RunFiles:
     session_id: str | None
 
     async def load(self, file: str) -> FileContent:
-        """Load a file. The errors are those of :meth:`FileStore.load`."""
+        """Load a file. This function raises the errors of :meth:`FileStore.load`."""
         return await self.store.load(self.tenant_id, file)
 
     async def stored(self, call: ToolCall, result: ToolResult) -> ToolResult:

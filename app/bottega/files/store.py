@@ -117,7 +117,7 @@ class FileStore:
     async def add(self, tenant_id: UUID, data: bytes, origin: FileOrigin) -> dict[str, Any]:
         """Store a file that is in memory. Return the file's row.
 
-        The errors are those of :meth:`writing` and :meth:`FileWriter.finish`.
+        This method raises the errors of :meth:`writing` and :meth:`FileWriter.finish`.
         """
         async with self.writing(tenant_id) as writer:
             await writer.write(data)

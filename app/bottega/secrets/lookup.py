@@ -78,8 +78,8 @@ class SecretRules:
         environment: reads the operator's secrets from the environment.
         hosts: returns the hosts of an operator's secret, by tenant and name; ``None``: not set.
         allowed: returns the private hosts and networks that requests may reach.
-        is_open: returns true if the server has no API keys; in this case any host may get an
-            operator's secret for which no hosts are set.
+        is_open: returns true if the server has no API keys; then any host may get an operator's
+            secret for which no hosts are set.
     """
 
     keyring: Callable[[], Keyring | None]
@@ -139,8 +139,8 @@ class SecretLookup:
     def redactor(self, tenant_id: UUID) -> Redactor:
         """Return the redactor of the tenant's secrets that this process has read.
 
-        While a redactor is in use, it gets all changes of the tenant's secrets. It has no secrets
-        of other tenants.
+        While a redactor is in use, it gets all changes of the tenant's secrets. A redactor has no
+        secrets of other tenants.
         """
         return self._of(tenant_id)
 

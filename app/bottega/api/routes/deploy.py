@@ -144,7 +144,7 @@ Place = tuple[str, DefinitionKind, str]
 async def missing(caller: Caller, asked: Apply) -> list[tuple[str, str]]:
     """Return pointer and error text of each reference to a definition that does not exist.
 
-    The server would refuse runs of a definition with such a reference. Return at most 100.
+    The server would refuse runs of a definition with a missing reference. Return at most 100.
     """
     names: dict[str, set[str]] = defaultdict(set)
     places = list(_named(asked))
@@ -337,7 +337,7 @@ async def store_all(caller: Caller, asked: Apply) -> list[dict[str, Any]]:
 
 
 def _in_order(section: str, bodies: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-    """Yield a section's definitions with their indexes; definitions that others name come first.
+    """Yield a section's definitions with their indexes; a definition comes after the ones it names.
 
     Raises:
         InvalidInputError: two definitions have the same name.

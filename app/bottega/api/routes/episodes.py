@@ -60,10 +60,10 @@ _OF_USER = (
 def within(
     principal: Principal, user: str | None, session_id: str | None, scope: Within | None
 ) -> Scope:
-    """Return the scope of episodes that a request may read.
+    """Return the scope of the episodes that a request may read.
 
     Raises:
-        ForbiddenError: the request is for the whole tenant, and the caller lacks the scope
+        ForbiddenError: the request is for the whole tenant, but the caller lacks the scope
             ``admin``.
         UserRequiredError: the key requires an end user, but the request names no user.
     """
@@ -137,8 +137,8 @@ def imported(
     """Build an episode with the lowest trust from a client's body.
 
     Args:
-        principal: the caller that imports the episode.
-        now: the episode's end time if ``body`` has none.
+        principal: name of the caller that imports the episode.
+        now: the episode's end time if ``body`` has no time.
         pointer: JSON Pointer of the end time in the request.
 
     Raises:

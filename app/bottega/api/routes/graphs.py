@@ -566,7 +566,7 @@ async def plan_of(
     Raises:
         UnknownAgentError, InvalidInputError: see :func:`bottega.runs.submit.submit`.
     """
-    service.pins.forget(tenant_id, agent, graph)  # not cached pins, which may be old
+    service.pins.forget(tenant_id, agent, graph)  # cached pins may be old
     pins = await service.pins.find(service.database.pool, tenant_id, agent, graph)
     pins_needed = set(pins_of(tenant_id, pins.pinned))
     found = await PinnedDefinitions(service.database.pool).get(pins_needed)

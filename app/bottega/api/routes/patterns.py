@@ -80,7 +80,7 @@ Conditions = Annotated[list[Condition], Field(max_length=MAX_LIST)]
 
 
 class PatternApplicability(Body):
-    """Conditions of a pattern. All conditions must be true; an empty field is no condition."""
+    """Conditions of a pattern. All conditions must be true; an empty field has no condition."""
 
     problem_types: Terms = Field(default_factory=list)
     """Allowed values of the feature `task_type`."""
@@ -313,7 +313,7 @@ Features = Annotated[Object, Field(max_length=50), AfterValidator(_bounded)]
 
 
 class PatternsWanted(Body):
-    """A task, or a task's features, for which to find patterns."""
+    """A task for which to find patterns, or the features of a task."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -682,7 +682,7 @@ class PatternQuery(PageQuery):
 
 
 def tagged(pattern: memory.Pattern, response: Response) -> memory.Pattern:
-    """Return the pattern, and set the pattern's version as ETag of the response."""
+    """Return the pattern, and set the response's ETag to the pattern's version."""
     response.headers["ETag"] = f'"{pattern.version}"'
     return pattern
 
@@ -791,12 +791,12 @@ async def match(service: ServiceDep, tenant: ReadTenant, body: PatternsWanted) -
 
 
 def known_of(features: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the features that are not null."""
+    """Return those features that are not null."""
     return {name: value for name, value in features.items() if value is not None}
 
 
 def _features(body: PatternsWanted) -> dict[str, Any]:
-    """Return the features in the body, and further features from the words of the task."""
+    """Return the features in the body, and the features that the task's words have."""
     told = body.context if body.features is None else body.features
     known = known_of(told)
     if body.task is not None:

@@ -1,6 +1,6 @@
 """Routes for metrics over time: series for charts, totals of a period, and outcomes.
 
-Series and totals are read from rollups, which sum up each minute and each hour; see
+Series and totals come from rollups, which have sums for each minute and each hour; see
 ``rollups.sql``.
 """
 
@@ -85,7 +85,7 @@ _KEYS: Mapping[OutcomeGrouping, str] = {
     "memory": "CASE WHEN r.memory = 'off' OR r.memory_used LIKE 'none%' "
     "THEN 'without' ELSE 'with' END",
 }
-# The query begins with the labels, because most runs have no label. Ids of runs have the same order
+# The query first reads the labels, because most runs have no label. Ids of runs have the same order
 # as the runs' times.
 _OUTCOMES = """
     WITH judged AS MATERIALIZED (
@@ -204,7 +204,7 @@ class MetricSeries(Answer):
 
 
 class Total(Answer):
-    """Figures for the runs of one key, or for all runs."""
+    """Figures of the runs of one key, or of all runs."""
 
     key: Annotated[str, Field(examples=["clerk@2"])]
     """Name of the agent, version, model or code, as in a time series."""
@@ -268,7 +268,7 @@ class Outcomes(Answer):
 
 
 class Judged(Answer):
-    """Number of applications of patterns, and number of those that went well."""
+    """Number of applications of patterns, and number of successful applications."""
 
     good: int
     """Number of applications that went well."""
@@ -293,7 +293,7 @@ class Comparison(Answer):
 
 
 class PatternEffect(Comparison):
-    """The effect of a version of a pattern, on trial or validated."""
+    """The effect of a version of a pattern, as a candidate or as a validated pattern."""
 
     pattern_id: UUID
     name: str
@@ -552,7 +552,7 @@ async def _judged_span(
 
 
 async def _now(tx: AsyncConnection) -> datetime:
-    """Return the current time; make the transaction read rollups by index, without sorting."""
+    """Return the current time, and make the transaction read rollups in the order of an index."""
     by_index = func.set_config("enable_sort", "off", True)
     now: datetime = (await tx.execute(select(func.now(), by_index))).one()[0]
     return now
@@ -564,7 +564,7 @@ async def _read_series(
     """Return the series of a metric: ``key``, and ``points`` with ``at`` and ``value``.
 
     The first point is for the step that contains ``since``. A value is ``None`` if a quantile has
-    no data, or if the rollups were deleted or do not exist yet.
+    no data, or if the rollups of its time were deleted or do not exist yet.
 
     Raises:
         InvalidInputError: ``until`` is before ``since``, or there are too many points.
@@ -643,7 +643,7 @@ def _rounded(value: float | None) -> float | None:
 async def _read_totals(
     tx: AsyncConnection, tenant_id: UUID, query: TotalsQuery
 ) -> list[dict[str, Any]]:
-    """Return all figures of a period by key; keys with most runs, then with most tokens, are first.
+    """Return a period's figures by key; keys with the most runs (then: most tokens) are first.
 
     Raises:
         InvalidInputError: ``until`` is before ``since``, or the period has too many rollups.

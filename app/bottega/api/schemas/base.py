@@ -149,8 +149,9 @@ class Page(Answer, Generic[T]):
 def check_storable(value: Any, most_depth: int = 16) -> None:
     """Refuse values that the database cannot store, or that are too large to read.
 
-    This check delays the event loop. So the check handles all values of one depth together, which
-    takes a third of the time of single checks if there are thousands of small values.
+    The check of a body delays the event loop. So the check handles all values of one depth
+    together, which takes a third of the time of single checks if there are thousands of small
+    values.
 
     Raises:
         PydanticCustomError: a value has NUL characters, lone surrogates, NaN or infinity, is nested

@@ -290,7 +290,7 @@ class EpisodeSearch(EpisodeReader):
     def _fits_its_mode(self) -> Self:
         if (self.query is None) == (self.mode in ("semantic", "hybrid")):
             raise PydanticCustomError(
-                "mode", "send a query in mode 'semantic' or 'hybrid', and none in another mode"
+                "mode", "send a query in mode 'semantic' or 'hybrid', and no query in other modes"
             )
         asked = [self.failure is not None, self.filters.failure_signature is not None]
         if self.mode == "failures" and sum(asked) != 1:

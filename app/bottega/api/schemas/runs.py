@@ -98,7 +98,7 @@ class AgentUsage(Usage):
 
 
 class UsageSum(Usage):
-    """Sum of the spending of runs. Of the key fields, only the field that `by` names is set."""
+    """Sum of the spending of runs. Only the key field of the grouping `by` is set."""
 
     agent: str | None = None
     """Name of the agent; null: the sum is by another field."""

@@ -117,7 +117,7 @@ class Shown:
     Attributes:
         output: schema of the body of a single definition.
         show: a function that returns the body of a single definition.
-        others: a function that returns the list's items that the tenant did not define.
+        others: a function that returns those items of the list that the tenant did not define.
     """
 
     output: type[BaseModel]

@@ -168,8 +168,8 @@ def merged(
     """Add the items of another source to a page, in the order of names. Pure.
 
     Args:
-        others: items from another source than the page's items. If both sources have an item with
-            the same name, the result has the page's item.
+        others: items that come from a different source than the page's items. If both sources have
+            an item with the same name, the result has the page's item.
         order: names of all items, in the order of the list.
     """
     place = {name: number for number, name in enumerate(order)}

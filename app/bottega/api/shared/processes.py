@@ -21,7 +21,7 @@ class TenantLimit:
 
     Args:
         most: maximum number of unfinished requests.
-        what: name of such requests in error texts.
+        what: name of the limited requests in error texts.
         code: error code.
     """
 

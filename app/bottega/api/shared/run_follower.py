@@ -205,8 +205,8 @@ async def while_connected(
     """Await an answer and return it as JSON; cancel the run if the client disconnects earlier.
 
     Args:
-        answer: awaitable of the answer. A :class:`Response` is returned unchanged; in this case the
-            response must cancel the run.
+        answer: awaitable of the answer. A :class:`Response` is returned unchanged, and must itself
+            cancel the run.
         stay: true: the run continues if the client disconnects.
         headers: headers of the JSON response.
     """

@@ -395,7 +395,7 @@ def failed(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def waiting(run: Mapping[str, Any], pending: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the result of a tool call whose run waits for people; the client cannot ask them."""
+    """Return the result of a tool call whose run waits for people, for a client without forms."""
     waits = [
         f"- {each['kind']} {each['id']} (tool {each['tool']}): "
         f"POST /v1/interrupts/{each['id']}/resolve"
@@ -410,7 +410,7 @@ def waiting(run: Mapping[str, Any], pending: Sequence[Mapping[str, Any]]) -> dic
 
 
 def refused(text: str) -> dict[str, Any]:
-    """Return the result for wrong arguments of a tool call; the client's model can correct them."""
+    """Return the result of a tool call with wrong arguments, which the model can correct."""
     return {"content": [{"type": "text", "text": text}], "isError": True}
 
 

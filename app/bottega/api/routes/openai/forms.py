@@ -89,7 +89,7 @@ class ChatRequest(Request):
     seed: int | None = None
     stop: str | list[str] | None = None
     prediction: JsonValue = None
-    # These parameters are not supported: the server accepts only the value that changes nothing.
+    # Unsupported parameters: the server accepts only the values that have no effect.
     n: Literal[1] | None = None
     logprobs: Literal[False] | None = None
     presence_penalty: Nothing | None = None
@@ -135,7 +135,7 @@ class ResponsesRequest(Request):
     max_output_tokens: int | None = None
     include: list[str] | None = None
     stream_options: JsonValue = None
-    # These parameters are not supported: the server accepts only the value that changes nothing.
+    # Unsupported parameters: the server accepts only the values that have no effect.
     max_tool_calls: None = None
     truncation: Literal["disabled", "auto"] | None = None
 

@@ -169,7 +169,7 @@ def waits_for(call: ClientCall, acting: Acting) -> bool:
 
 
 def _answered(waiting: Waiting, tail: Sequence[HistoryMessage], place: Place) -> Waiting:
-    """Return the pending calls of the run that a request answers; empty: there is no such run.
+    """Return the pending calls of the run that a request answers; empty: it answers no run.
 
     Args:
         tail: the request's messages after the assistant's last message. A request answers a run
