@@ -55,8 +55,8 @@ BEGIN
     FROM claimed c;
 END $$;
 
--- Called by a worker with its claim. Return the data that the worker needs for a run, without the
--- agents' definitions, which the worker may already have.
+-- Called by a worker with its claim. Return the run's row, and what else the worker needs of the
+-- run, without the agents' definitions, which the worker may already have.
 CREATE OR REPLACE FUNCTION claimed_run(p_tenant uuid, p_run uuid) RETURNS jsonb
 LANGUAGE plpgsql STRICT AS $$
 DECLARE
@@ -64,31 +64,20 @@ DECLARE
 BEGIN
     PERFORM set_config('bottega.tenant', p_tenant::text, true);
     SELECT * INTO r FROM runs WHERE tenant_id = p_tenant AND id = p_run;
-    RETURN jsonb_build_object(
-        'tenant', (SELECT t.name FROM tenants t WHERE t.id = r.tenant_id),
-        'mode', r.mode, 'memory', r.memory,
-        'assigned_as', coalesce(r.assigned_as, r.id),
-        'salt', (SELECT salt FROM tenants WHERE id = r.tenant_id),
-        'principal', r.principal, 'pinned', r.pinned, 'traceparent', r.traceparent,
-        'tracestate', r.tracestate,
-        'overrides', r.overrides, 'output_schema', r.output_schema, 'goals', r.goals,
-        'constraints', r.constraints, 'success_criteria', r.success_criteria,
-        'metadata', r.metadata, 'graph_name', r.graph, 'agent', r.agent, 'input', r.input,
-        'last_seq', r.last_seq, 'started_at', r.started_at,
+    RETURN to_jsonb(r) - '{attempts,turn,question}'::text[] || jsonb_build_object(
+        'tenant', (SELECT name FROM tenants WHERE id = p_tenant),
+        'salt', (SELECT salt FROM tenants WHERE id = p_tenant),
+        'assigned_as', coalesce(r.assigned_as, r.id), 'task_root', coalesce(r.task_root, r.id),
+        'graph_name', r.graph, 'user', r.user_id, 'parent_task', r.parent_task - 'written',
+        'in_conversation', r.turn IS NOT NULL, 'base', r.turn -> 'base',
+        'is_cancelled', r.cancel_requested_at IS NOT NULL,
         'quiet_s', CASE r.attempt WHEN 1 THEN extract(epoch FROM clock_timestamp() - r.created_at)
             END,
-        'is_cancelled', r.cancel_requested_at IS NOT NULL,
-        'session_id', r.session_id, 'user', r.user_id, 'session_base', r.session_base,
-        'in_conversation', r.turn IS NOT NULL, 'base', r.turn -> 'base',
         'remaining_s', extract(epoch FROM r.deadline - clock_timestamp()),
-        'timeout_s', r.timeout_s, 'token_budget', r.token_budget, 'cost_budget', r.cost_budget,
-        'messages', r.messages, 'parent_task', r.parent_task - 'written',
-        'task_root', coalesce(r.task_root, r.id), 'carried_seq', r.carried_seq,
-        'given', r.given,
         'cancelled_tasks', CASE WHEN r.attempt = 1 AND r.carried_seq = 0
             THEN '[]' ELSE (
             SELECT coalesce(jsonb_agg(t.id), '[]') FROM tasks t
-            WHERE t.tenant_id = r.tenant_id AND t.run_id = r.id
+            WHERE t.tenant_id = p_tenant AND t.run_id = p_run
               AND t.cancel_requested_at IS NOT NULL
               AND (t.ended_at IS NULL OR t.status = 'cancelled')) END,
         'crashes', jsonb_array_length(

@@ -67,13 +67,12 @@ LANGUAGE sql STABLE AS $$
                         WHERE r.tenant_id = f.tenant_id AND r.id = p_run))
         ELSE f.run_id IS NULL OR f.run_id IN (
             WITH RECURSIVE tried AS (
-                SELECT r.id, repeated_run(r) AS of FROM runs r
-                WHERE r.tenant_id = f.tenant_id AND r.id = p_run
+                SELECT p_run AS id
                 UNION
-                SELECT r.id, repeated_run(r) FROM tried t
-                JOIN runs r ON r.tenant_id = f.tenant_id AND r.id = t.of
+                SELECT coalesce(r.retry_of, (r.fork_of ->> 'run_id')::uuid) FROM tried t
+                JOIN runs r ON r.tenant_id = f.tenant_id AND r.id = t.id
             )
-            SELECT id FROM tried
+            SELECT id FROM tried WHERE id IS NOT NULL
         ) END
     FROM file_owner(f) AS o
 $$;

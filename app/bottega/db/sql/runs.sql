@@ -70,15 +70,7 @@ BEGIN
            n.tracestate,
            -- session_base's size is added at the run's end: most runs get it at the claim.
            pg_column_size(p_new - 'session_base') + pg_column_size(p_carried)
-    FROM jsonb_to_record(p_new) AS n(
-        mode text, agent text, graph text, session_id text, session_base jsonb, input jsonb,
-        pinned jsonb, priority smallint, timeout_s double precision,
-        queue_timeout_s double precision, token_budget bigint, cost_budget jsonb,
-        webhook_url text, overrides jsonb, output_schema jsonb, goals jsonb, constraints jsonb,
-        success_criteria jsonb, metadata jsonb, retry_of uuid, fork_of jsonb, given jsonb,
-        task_root uuid, memory text,
-        memory_used text, principal text, turn jsonb, batch jsonb, traceparent text,
-        tracestate text)
+    FROM jsonb_populate_record(NULL::runs, p_new) AS n
     LEFT JOIN runs o ON o.tenant_id = p_tenant AND o.id = v_repeated
     RETURNING * INTO r;
     IF jsonb_typeof(p_new -> 'made_files') = 'array' THEN
@@ -100,22 +92,14 @@ BEGIN
                               (e.value ->> 'depth')::smallint)
             FROM jsonb_array_elements(p_carried) WITH ORDINALITY AS e(value, position)
             ORDER BY e.position));
-        INSERT INTO tasks (
-            tenant_id, run_id, id, parent_id, agent, depth, status, mode, priority, timeout_ms,
-            attempt, answer_seq, dispatch_seq, error, usage, duration_ms, metadata, created_at,
-            started_at, ended_at, cancel_requested_at)
-        SELECT p_tenant, r.id, t.*, CASE WHEN t.status = 'cancelled' THEN t.ended_at END
-        FROM task_rows(p_tasks, r.created_at) t;
+        PERFORM put_tasks(p_tenant, r.id, p_tasks, r.created_at);
+        UPDATE tasks SET cancel_requested_at = ended_at
+        WHERE tenant_id = p_tenant AND run_id = r.id AND status = 'cancelled';
     END IF;
     PERFORM enqueue_run(p_tenant, r.id, r.queued_at IS NOT NULL);
     RETURN shown_run(r) || CASE WHEN v_blocker IS NULL THEN '{}'
         ELSE jsonb_build_object('blocked_by', blocked_by(p_tenant, v_blocker)) END;
 END $$;
-
--- Return the id of the run that a retry or fork repeats, or NULL.
-CREATE OR REPLACE FUNCTION repeated_run(r runs) RETURNS uuid LANGUAGE sql IMMUTABLE AS $$
-    SELECT coalesce(r.retry_of, (r.fork_of ->> 'run_id')::uuid)
-$$;
 
 -- Return a run's row as JSON, without the columns that the API does not show.
 CREATE OR REPLACE FUNCTION shown_run(r runs) RETURNS jsonb LANGUAGE sql STABLE AS $$
@@ -166,28 +150,20 @@ DECLARE
     v_today date := (now() AT TIME ZONE 'UTC')::date;
     v_limited text;
     v_limit bigint;
-    v_payer jsonb := p_pinned -> 'payer';
-    v_is_own boolean := p_pinned -> 'operators' = '[]';
     v_storage bigint := storage_exceeded(p_tenant);
 BEGIN
     IF v_storage IS NOT NULL THEN
         RETURN jsonb_build_object(
             'refused', 'storage_quota', 'limit', v_storage, 'retry_after_s', 60);
     END IF;
-    IF v_is_own IS NOT TRUE AND (
-        bottega_limit('tokens_per_day', NULL) > 0 OR bottega_limit('cost_per_day', NULL) > 0)
-    THEN
-        SELECT unit || '_per_day', bottega_limit(unit || '_per_day', NULL)
-        INTO v_limited, v_limit FROM daily_spending
-        WHERE tenant_id = p_tenant AND day = v_today
-          AND amount >= bottega_limit(unit || '_per_day', NULL) LIMIT 1;
-    END IF;
-    IF v_limited IS NULL AND v_is_own IS NOT TRUE AND v_payer IS NOT NULL THEN
-        SELECT 'key_tokens_per_day', (v_payer -> 'tokens_per_day')::bigint
-        INTO v_limited, v_limit FROM daily_spending
-        WHERE tenant_id = p_tenant AND day = v_today AND unit = 'tokens:' || (v_payer ->> 'key')
-          AND amount >= (v_payer -> 'tokens_per_day')::bigint;
-    END IF;
+    SELECT l.name, l.most INTO v_limited, v_limit FROM (VALUES
+        ('tokens', 'tokens_per_day', bottega_limit('tokens_per_day', NULL)),
+        ('cost', 'cost_per_day', bottega_limit('cost_per_day', NULL)),
+        ('tokens:' || (p_pinned #>> '{payer,key}'), 'key_tokens_per_day',
+         (p_pinned #> '{payer,tokens_per_day}')::bigint)) AS l(unit, name, most)
+    WHERE l.most > 0 AND p_pinned -> 'operators' IS DISTINCT FROM '[]' AND l.most <= (
+        SELECT amount FROM daily_spending
+        WHERE tenant_id = p_tenant AND day = v_today AND unit = l.unit) LIMIT 1;
     IF v_limited IS NOT NULL THEN
         RETURN jsonb_build_object('refused', v_limited, 'limit', v_limit, 'retry_after_s',
             extract(epoch FROM (v_today + 1)::timestamp AT TIME ZONE 'UTC' - now()));

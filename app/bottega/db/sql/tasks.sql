@@ -1,68 +1,54 @@
 -- Tasks of runs.
 
--- Called by put_tasks and accept_run. Return rows for the tasks in a step. A new task that ends in
--- the step also began in the step, unless it was cancelled. The tasks' times differ by a
--- microsecond, so that the times keep the order of the tasks.
-CREATE OR REPLACE FUNCTION task_rows(p_tasks jsonb, p_now timestamptz) RETURNS TABLE (
-    id uuid, parent_id uuid, agent text, depth smallint, status text, mode text,
-    priority smallint, timeout_ms integer, attempt integer, answer_seq bigint,
-    dispatch_seq bigint, error jsonb, usage jsonb, duration_ms bigint, metadata jsonb,
-    created_at timestamptz, started_at timestamptz, ended_at timestamptz
-) LANGUAGE sql STABLE AS $$
-    SELECT t.id, t.parent_id, t.agent, t.depth, t.status, coalesce(t.mode, 'sync'), t.priority,
-           t.timeout_ms, t.attempt, t.answer_seq, t.dispatch_seq, t.error, t.usage,
-           t.duration_ms, t.metadata,
-           t.at, CASE WHEN t.began OR t.status NOT IN ('queued', 'cancelled') THEN t.at END,
-           CASE WHEN t.status NOT IN ('queued', 'running', 'streaming', 'waiting') THEN t.at END
-    FROM (
-        SELECT *, p_now + (position - 1) * interval '1 microsecond' AS at
-        FROM ROWS FROM (jsonb_to_recordset(p_tasks) AS (
-            id uuid, parent_id uuid, agent text, depth smallint, status text, began boolean,
-            mode text, priority smallint, timeout_ms integer, attempt integer,
-            answer_seq bigint, dispatch_seq bigint, error jsonb, usage jsonb, duration_ms bigint,
-            metadata jsonb))
-        WITH ORDINALITY AS e(
-            id, parent_id, agent, depth, status, began, mode, priority, timeout_ms, attempt,
-            answer_seq, dispatch_seq, error, usage, duration_ms, metadata, position)) t
-$$;
-
--- Called by append_steps with the run's head locked, so that nobody else adds tasks of the run.
--- Store new tasks and changes of stored tasks; a null does not change a field. Store tasks one by
--- one: a join may read all the tenant's tasks, and ON CONFLICT would write more to the WAL.
+-- Called by accept_run, and by append_steps with the run's head locked, so that nobody else adds
+-- tasks of the run. Store new and changed tasks one by one: a join may read all the tenant's tasks,
+-- and ON CONFLICT would write more to the WAL. A null does not change a field.
 CREATE OR REPLACE FUNCTION put_tasks(
     p_tenant uuid, p_run uuid, p_tasks jsonb, p_now timestamptz
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    v_new record;
+    v_at timestamptz := p_now;
+    v_started timestamptz;
+    v_ended timestamptz;
+    t record;
 BEGIN
-    FOR v_new IN SELECT * FROM task_rows(p_tasks, p_now) LOOP
+    FOR t IN SELECT * FROM jsonb_to_recordset(p_tasks) AS t(
+        id uuid, parent_id uuid, agent text, depth smallint, status text, began boolean, mode text,
+        priority smallint, timeout_ms integer, attempt integer, answer_seq bigint,
+        dispatch_seq bigint, error jsonb, usage jsonb, duration_ms bigint, metadata jsonb)
+    LOOP
+        -- A new task that ends in the step also began in the step, unless it was cancelled.
+        v_started := CASE WHEN t.began OR t.status NOT IN ('queued', 'cancelled') THEN v_at END;
+        v_ended := CASE
+            WHEN t.status NOT IN ('queued', 'running', 'streaming', 'waiting') THEN v_at END;
         UPDATE tasks o SET
-            status = v_new.status,
+            status = t.status,
             status_changed_at = CASE
-                WHEN o.status = v_new.status THEN o.status_changed_at ELSE v_new.created_at END,
-            priority = coalesce(v_new.priority, o.priority),
-            timeout_ms = coalesce(v_new.timeout_ms, o.timeout_ms),
-            attempt = coalesce(v_new.attempt, o.attempt),
-            answer_seq = coalesce(v_new.answer_seq, o.answer_seq),
-            dispatch_seq = coalesce(v_new.dispatch_seq, o.dispatch_seq),
-            error = coalesce(v_new.error, o.error),
-            usage = coalesce(v_new.usage, o.usage),
-            duration_ms = coalesce(v_new.duration_ms, o.duration_ms),
-            metadata = coalesce(v_new.metadata, o.metadata),
-            started_at = coalesce(o.started_at, v_new.started_at),
-            ended_at = v_new.ended_at
-        WHERE o.tenant_id = p_tenant AND o.run_id = p_run AND o.id = v_new.id;
+                WHEN o.status = t.status THEN o.status_changed_at ELSE v_at END,
+            priority = coalesce(t.priority, o.priority),
+            timeout_ms = coalesce(t.timeout_ms, o.timeout_ms),
+            attempt = coalesce(t.attempt, o.attempt),
+            answer_seq = coalesce(t.answer_seq, o.answer_seq),
+            dispatch_seq = coalesce(t.dispatch_seq, o.dispatch_seq),
+            error = coalesce(t.error, o.error),
+            usage = coalesce(t.usage, o.usage),
+            duration_ms = coalesce(t.duration_ms, o.duration_ms),
+            metadata = coalesce(t.metadata, o.metadata),
+            started_at = coalesce(o.started_at, v_started),
+            ended_at = v_ended
+        WHERE o.tenant_id = p_tenant AND o.run_id = p_run AND o.id = t.id;
         IF NOT FOUND THEN
             INSERT INTO tasks (
                 tenant_id, run_id, id, parent_id, agent, depth, status, mode, priority, timeout_ms,
                 attempt, answer_seq, dispatch_seq, error, usage, duration_ms, metadata, created_at,
                 started_at, ended_at, status_changed_at)
             VALUES (
-                p_tenant, p_run, v_new.id, v_new.parent_id, v_new.agent, v_new.depth, v_new.status,
-                v_new.mode, v_new.priority, v_new.timeout_ms, v_new.attempt, v_new.answer_seq,
-                v_new.dispatch_seq, v_new.error, v_new.usage, v_new.duration_ms, v_new.metadata,
-                v_new.created_at, v_new.started_at, v_new.ended_at, v_new.created_at);
+                p_tenant, p_run, t.id, t.parent_id, t.agent, t.depth, t.status,
+                coalesce(t.mode, 'sync'), t.priority, t.timeout_ms, t.attempt, t.answer_seq,
+                t.dispatch_seq, t.error, t.usage, t.duration_ms, t.metadata, v_at, v_started,
+                v_ended, v_at);
         END IF;
+        v_at := v_at + interval '1 microsecond';  -- so that the order of the tasks is kept
     END LOOP;
 END $$;
 

@@ -174,10 +174,11 @@ WHERE n.version BETWEEN 1 AND p.version AND (n.episode_id IS NULL OR (
         'patterns', jsonb_build_array(jsonb_build_object('id', n.pattern_id))))
     AND NOT EXISTS (
         WITH RECURSIVE earlier AS (
-            SELECT repeated_run(r) AS run_id FROM runs r WHERE r.tenant_id = $1 AND r.id = e.run_id
+            SELECT coalesce(r.retry_of, (r.fork_of ->> 'run_id')::uuid) AS run_id FROM runs r
+            WHERE r.tenant_id = $1 AND r.id = e.run_id
             UNION
             SELECT r.of FROM earlier t CROSS JOIN LATERAL (
-                SELECT repeated_run(r) AS of FROM runs r
+                SELECT coalesce(r.retry_of, (r.fork_of ->> 'run_id')::uuid) AS of FROM runs r
                 WHERE r.tenant_id = $1 AND r.id = t.run_id LIMIT 1) AS r)
         SELECT FROM earlier t CROSS JOIN LATERAL unnest(ARRAY(
             SELECT e.id FROM episodes e WHERE e.tenant_id = $1 AND e.run_id = t.run_id)) AS o(id)
