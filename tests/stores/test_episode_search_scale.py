@@ -78,7 +78,7 @@ async def test_a_tenant_finds_all_its_episodes(loaded: Loaded, tenant: int, name
 
 ALL = """'{"reach": "everything"}'"""
 BY_VECTOR = f"""
-SELECT * FROM episode_candidates(
+SELECT * FROM search_episodes(
     {ALL}, '{{}}', $1::real[]::halfvec, $2, 'task', '{{}}', $3, 0.8, $4)
 """
 AGED_BEFORE = NOW - timedelta(days=180)
@@ -98,7 +98,7 @@ async def test_search_by_vector_uses_the_index_and_finds_enough(
 
 LISTED = f"SELECT episode_list({ALL}, $1::jsonb, NULL, NULL, true, 20)"
 FOUND = f"""
-SELECT * FROM episode_candidates(
+SELECT * FROM search_episodes(
     {ALL}, ARRAY[$1::text], NULL, NULL, 'task', '{{}}', '-infinity', 0.8, 20)
 """
 

@@ -119,7 +119,7 @@ async def test_search_by_words_stays_within_the_scope(
     async with acting_as(database.pool, DEFAULT_TENANT) as connection:
         for scope in SCOPES[:-2]:
             rows = await connection.fetch(
-                "SELECT episode_id FROM episode_candidates($1::jsonb, '{invoice,card}', NULL,"
+                "SELECT episode_id FROM search_episodes($1::jsonb, '{invoice,card}', NULL,"
                 " NULL, 'task', '{}', $2, 0.8, 99)",
                 scope.document,
                 day(-1),
@@ -151,8 +151,8 @@ async def test_no_function_returns_episodes_without_a_scope(
 ) -> None:
     found = [row for row in await owner.fetch(READERS) if row["name"] not in NOT_READERS]
     assert {row["name"] for row in found} == {
-        *("episode_candidates", "episode_list", "episodes_within"),
-        *("read_episodes", "read_episode_states", "read_episode_bodies"),
+        *("search_episodes", "episode_list", "episodes_within"),
+        *("read_episodes", "read_episode_bodies"),
     }
     for row in found:
         assert row["names"][0] == "p_scope", row["name"]

@@ -201,8 +201,10 @@ CREATE OR REPLACE FUNCTION hold_episodes(p_ids uuid[]) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 DECLARE
     v_tenant uuid := current_setting('bottega.tenant')::uuid;
-    v_ids uuid[] := p_ids || ARRAY(
-        SELECT DISTINCT s.consolidated_into FROM states_of(v_tenant, p_ids) s
+    v_ids uuid[] := p_ids || ARRAY(  -- read one by one: the planner may expect few of a tenant
+        SELECT DISTINCT s.consolidated_into FROM unnest(p_ids) AS n(id) CROSS JOIN LATERAL (
+            SELECT o.consolidated_into FROM episode_state o
+            WHERE o.tenant_id = v_tenant AND o.episode_id = n.id LIMIT 1) AS s
         WHERE s.consolidated_into IS NOT NULL);
 BEGIN
     v_ids := v_ids || ARRAY(
@@ -215,16 +217,8 @@ BEGIN
         WHERE s.tenant_id = v_tenant AND s.episode_id = n.id FOR UPDATE) AS held;
 END $$;
 
--- Return states of episodes, read one by one: the planner may expect few episodes of a tenant.
-CREATE OR REPLACE FUNCTION states_of(p_tenant uuid, p_ids uuid[]) RETURNS SETOF episode_state
-LANGUAGE sql STABLE AS $$
-    SELECT s.* FROM unnest(p_ids) AS n(id) CROSS JOIN LATERAL (
-        SELECT * FROM episode_state o
-        WHERE o.tenant_id = p_tenant AND o.episode_id = n.id LIMIT 1) AS s
-$$;
-
--- Called when an episode that was consolidated is deleted or changed. Delete the consolidated
--- episode and make its source episodes active again. A later consolidation may combine the rest.
+-- Called when a part of a consolidated episode is deleted or changed. Delete consolidated episodes
+-- and make their parts active again. The next consolidation may combine the remaining parts.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION dissolve_episodes(p_gone uuid[]) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -244,8 +238,7 @@ BEGIN
                                 user_id, agent, failure_signature, trust, terms)
     SELECT v_tenant, e.id, e.at, coalesce(s.label, e.outcome), e.domain, e.task_type,
            e.session_id, e.user_id, e.agent, e.failure_signature, e.trust,
-           episode_terms(v_tenant, judged_summary(
-               e.summary, coalesce(s.verdict, decision_in(e.metadata))))
+           episode_terms(v_tenant, e.summary, coalesce(s.verdict, decision_in(e.metadata)))
     FROM episodes e
     JOIN episode_state s ON s.tenant_id = v_tenant AND s.episode_id = e.id
     WHERE e.tenant_id = v_tenant AND e.id = ANY (v_ids)
@@ -310,7 +303,7 @@ BEGIN
     IF v_id IS NULL THEN
         RETURN;
     END IF;
-    v_terms := episode_terms(p_tenant, judged_summary(v_summary, v_verdict));
+    v_terms := episode_terms(p_tenant, v_summary, v_verdict);
     PERFORM learn_from_verdict(p_tenant, v_id, v_verdict, v_is_own IS TRUE);
     DELETE FROM episode_failures
     WHERE tenant_id = p_tenant AND episode_id = v_id AND starts_with(signature, 'check:')

@@ -1,6 +1,6 @@
--- Search for episodes by words and by vectors. Under row-level security, operators that are not
--- leakproof (distances, matches of words) cannot use their indexes. So episode_candidates is
--- SECURITY DEFINER, and each of its statements names the tenant.
+-- Search for episodes by words and by vectors. Under a policy, operators that are not leakproof
+-- (distances, matches of words) cannot use their indexes. So search_episodes is SECURITY DEFINER
+-- and has the tenant as a condition in each statement.
 
 -- Called for stored texts and for queries. Fold a text: remove accents and, in a text that is not
 -- ASCII, use lower case. In scripts without spaces, each pair of neighbouring characters is a word.
@@ -57,21 +57,18 @@ CREATE OR REPLACE FUNCTION quoted_lexeme(p_lexeme text) RETURNS text LANGUAGE sq
     SELECT '''' || replace(replace(p_lexeme, '\', '\\'), '''', '''''') || ''''
 $$;
 
--- Return the texts of an episode that searches read. The errors include the verdict's reason.
-CREATE OR REPLACE FUNCTION judged_summary(p_summary jsonb, p_verdict jsonb) RETURNS jsonb
-LANGUAGE sql IMMUTABLE AS $$
-    SELECT p_summary || jsonb_build_object('errors', concat_ws(
-        E'\n', nullif(p_summary ->> 'errors', ''), p_verdict ->> 'reason'))
-$$;
-
--- Called when an episode is stored. Return the episode's searchable words, weighted by section, and
--- a word that only its tenant has, so that an index scan never visits other tenants' episodes.
-CREATE OR REPLACE FUNCTION episode_terms(p_tenant uuid, p_summary jsonb) RETURNS tsvector
-LANGUAGE plpgsql IMMUTABLE AS $$
+-- Called when an episode is stored or has a new verdict. Return the episode's searchable words (the
+-- verdict's reason is an error), weighted by section, and a word that only its tenant has, so that
+-- an index scan never visits other tenants' episodes.
+CREATE OR REPLACE FUNCTION episode_terms(
+    p_tenant uuid, p_summary jsonb, p_verdict jsonb DEFAULT NULL
+) RETURNS tsvector LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     v_part text[];
     v_terms tsvector := '';
 BEGIN
+    p_summary := p_summary || jsonb_build_object('errors', concat_ws(
+        E'\n', nullif(p_summary ->> 'errors', ''), p_verdict ->> 'reason'));
     FOREACH v_part SLICE 1 IN ARRAY ARRAY[
         ['task', 'A'], ['result', 'B'], ['errors', 'C'], ['steps', 'D']]
     LOOP
@@ -80,14 +77,6 @@ BEGIN
     END LOOP;
     RETURN array_to_tsvector(ARRAY['=' || p_tenant]) || episode_stems(v_terms);
 END $$;
-
--- Return a number: how well an episode's words fit a query's classes of words (see episode_words).
-CREATE OR REPLACE FUNCTION episode_rank(
-    p_terms tsvector, p_weights double precision[], p_classes tsquery[]
-) RETURNS double precision LANGUAGE sql IMMUTABLE AS $$
-    SELECT sum(weight * ts_rank(p_terms, words))
-    FROM unnest(p_weights, p_classes) AS c(weight, words)
-$$;
 
 -- Return the planner's estimate of the rows of episode_search that meet the conditions. Return at
 -- least 1, because the planner's estimate is 0 for conditions that exclude each other.
@@ -100,18 +89,6 @@ BEGIN
     EXECUTE format('EXPLAIN (FORMAT JSON) SELECT FROM episode_search s WHERE s.tenant_id = %L',
                    p_tenant) || p_conditions INTO v_plan;
     RETURN greatest((v_plan -> 0 -> 'Plan' ->> 'Plan Rows')::double precision, 1);
-END $$;
-
--- Called by episode_candidates. Return a tenant's number of episodes: below 1,000 the exact number
--- (counting costs less than the planner's estimate), otherwise the planner's estimate.
-CREATE OR REPLACE FUNCTION episode_rows(p_tenant uuid) RETURNS double precision
-LANGUAGE plpgsql STABLE AS $$
-DECLARE
-    v_rows double precision := (SELECT count(*) FROM (
-        SELECT FROM episode_search s WHERE s.tenant_id = p_tenant LIMIT 1000) few);
-BEGIN
-    RETURN CASE WHEN v_rows < 1000 THEN v_rows
-        ELSE greatest(v_rows, episode_estimate(p_tenant, '')) END;
 END $$;
 
 -- Called by consolidation. Return a vector with one byte per number: 128 + 127 * number / largest
@@ -133,9 +110,9 @@ LANGUAGE sql IMMUTABLE STRICT AS $$
         FROM generate_series(0, octet_length(p_packed) - 1) AS place)::halfvec)
 $$;
 
--- Called by episode_candidates. Return the ids of the episodes nearest to a vector. Aged episodes
--- must be within p_farthest. Search the vector index if that is cheaper than measuring all episodes
--- of the tenant. If the index finds too few, as other tenants' episodes are nearer, measure all.
+-- Called by search_episodes. Return ids of the episodes nearest to a vector. Aged episodes must
+-- be within p_farthest. Walk the index if this is cheaper than measuring all the tenant's episodes.
+-- If the walk finds too few, because other tenants' episodes are nearer, measure all episodes.
 CREATE OR REPLACE FUNCTION episode_nearest(
     p_tenant uuid, p_embedder text, p_vector halfvec, p_where text, p_further text,
     p_aged_before timestamptz, p_farthest double precision, p_most integer, p_rows double precision
@@ -199,24 +176,27 @@ BEGIN
     RETURN v_found;
 END $$;
 
--- Called by every search. Return candidates for a query: the transaction's tenant's episodes within
--- a scope that are nearest by vector or best by words. Each candidate has both measures, and the
--- positions (from 1) of its words in the query. Aged episodes must be close to the query's vector.
+-- Return candidates for a query: the tenant's episodes within a scope that are nearest by vector or
+-- best by words. Each candidate has both measures, and the positions (from 1) of its words in the
+-- query. Aged episodes must be close. No separate plan is made for each array of words and ids.
 -- owner: bottega_system, execute: bottega_app
-CREATE OR REPLACE FUNCTION episode_candidates(
+CREATE OR REPLACE FUNCTION search_episodes(
     p_scope jsonb, p_words text[], p_vector halfvec, p_embedder text, p_by text, p_where jsonb,
-    p_aged_before timestamptz, p_aged_cosine double precision, p_most integer
+    p_aged_before timestamptz, p_aged_cosine double precision, p_most integer,
+    p_tenant uuid DEFAULT NULL
 ) RETURNS TABLE (
     episode_id uuid, at timestamptz, outcome text, domain text, access_count integer,
     cosine double precision, lexical real, words integer[]
-) LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+) LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp
+SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
-    v_tenant uuid := current_setting('bottega.tenant')::uuid;
+    v_tenant uuid := coalesce(p_tenant, current_setting('bottega.tenant')::uuid);
     v_scope text := episode_scope(p_scope);
     v_where text := v_scope;
     v_further text := '';
-    v_rows double precision := episode_rows(v_tenant);
+    v_rows double precision := (SELECT count(*) FROM (  -- of the tenant
+        SELECT FROM episode_search s WHERE s.tenant_id = v_tenant LIMIT 1000) AS few);
     v_rare tsquery;
     v_rare_rows double precision;
     v_known tsquery;
@@ -232,6 +212,9 @@ DECLARE
     v_by_time text := 'off';
 BEGIN
     PERFORM set_config('jit', 'off', true);
+    IF v_rows = 1000 THEN  -- for fewer episodes, counting costs less than asking the planner
+        v_rows := greatest(v_rows, episode_estimate(v_tenant, ''));
+    END IF;
     IF p_where <> '{}' THEN
         v_where := v_where || episode_conditions(p_where);
         v_further := episode_further_conditions(p_where);
@@ -243,7 +226,7 @@ BEGIN
     IF p_words <> '{}' THEN
         SELECT * INTO v_rare, v_rare_rows, v_known, v_weights, v_classes, v_telling
         FROM episode_words(v_tenant, p_words, v_rows, v_scope);
-        -- This expression has the value of episode_rank, but is faster for the many rows below.
+        -- This text equals the sum in the last query, but is faster for the many rows of this one.
         v_rank := (
             SELECT string_agg(format('%s * ts_rank(terms, %L::tsquery)', weight, words), ' + ')
             FROM unnest(v_weights, v_classes) AS c(weight, words));
@@ -280,7 +263,8 @@ BEGIN
                WHEN 'result' THEN unpacked_vector(v.result)
                WHEN 'whole' THEN unpacked_vector(v.whole) ELSE v.task END <=> p_vector)
            END,
-           episode_rank(s.terms, v_weights, v_classes)::real,
+           (SELECT sum(weight * ts_rank(s.terms, c.words))
+            FROM unnest(v_weights, v_classes) AS c(weight, words))::real,
            shared.words
     -- Read each row by its key, because the planner may expect a single row of a tenant.
     FROM (SELECT DISTINCT unnest(v_near || v_named)) AS found(id)
@@ -303,22 +287,4 @@ BEGIN
     ) AS shared ON s.terms @@ v_known
     WHERE s.at >= p_aged_before OR CASE WHEN vector_dims(v.task) = vector_dims(p_vector)
         THEN 1 - (v.task <=> p_vector) >= p_aged_cosine END;
-END $$;
-
--- Called by every search of a client or run. Do the same as episode_candidates, in a transaction of
--- one statement. PostgreSQL then makes no separate plan for each array of words and ids.
-CREATE OR REPLACE FUNCTION search_episodes(
-    p_scope jsonb, p_words text[], p_vector halfvec, p_embedder text, p_by text, p_where jsonb,
-    p_aged_before timestamptz, p_aged_cosine double precision, p_most integer, p_tenant uuid
-) RETURNS TABLE (
-    episode_id uuid, at timestamptz, outcome text, domain text, access_count integer,
-    cosine double precision, lexical real, words integer[]
-) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
-BEGIN
-    IF p_tenant IS NOT NULL THEN
-        PERFORM set_config('bottega.tenant', p_tenant::text, true);
-    END IF;
-    RETURN QUERY SELECT * FROM episode_candidates(
-        p_scope, p_words, p_vector, p_embedder, p_by, p_where, p_aged_before, p_aged_cosine,
-        p_most);
 END $$;

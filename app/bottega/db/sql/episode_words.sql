@@ -40,7 +40,7 @@ BEGIN
     USING p_tenant, p_words, p_rows, v_index.common, v_index.shares, p_scope ~ ' = ';
 END $$;
 
--- Called by episode_candidates. Choose a query's words. Rare words find about 1,000 episodes (or
+-- Called by search_episodes. Choose a query's words. Rare words find about 1,000 episodes (or
 -- the rarest word's rare_rows, if more). Known words (16 of the sample, 16 others) rank episodes in
 -- classes. telling: a query for each word; null: a fifth of 200 or more episodes have the word.
 CREATE OR REPLACE FUNCTION episode_words(

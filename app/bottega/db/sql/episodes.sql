@@ -89,7 +89,7 @@ BEGIN
                                     instances, terms)
         VALUES (p_tenant, e.id, e.at, e.outcome, e.domain, e.task_type, e.session_id, e.user_id,
                 e.agent, e.failure_signature, coalesce(e.trust, 1), coalesce(e.instances, 1),
-                episode_terms(p_tenant, judged_summary(e.summary, decision_in(e.metadata))));
+                episode_terms(p_tenant, e.summary, decision_in(e.metadata)));
         INSERT INTO episode_work (tenant_id, episode_id, work) VALUES (p_tenant, e.id, 'embed');
     END IF;
     IF e.run_id IS NOT NULL AND coalesce(e.kind, 'episode') = 'episode' THEN
@@ -120,54 +120,8 @@ BEGIN
     RETURN v_ids;
 END $$;
 
--- Return the states, feedback, labels and stored parts of the scope's episodes. Unknown and deleted
--- episodes are not returned.
-CREATE OR REPLACE FUNCTION read_episode_states(p_scope jsonb, p_ids uuid[]) RETURNS TABLE (
-    id uuid, state text, access_count integer, last_access timestamptz, consolidated_into uuid,
-    deleted_at timestamptz, feedback jsonb, bodies jsonb, label text, label_source text,
-    verdict jsonb
-) LANGUAGE plpgsql STABLE ROWS 5 AS $$
-#variable_conflict use_column
-DECLARE
-    v_tenant uuid := current_setting('bottega.tenant')::uuid;
-    v_ids uuid[] := episodes_within(p_scope, p_ids);
-BEGIN
-    RETURN QUERY
-    SELECT e.id, s.state, s.access_count, s.last_access, s.consolidated_into, s.deleted_at,
-        CASE WHEN f.run_id IS NOT NULL THEN jsonb_build_object(
-            'outcome', f.outcome, 'score', f.score, 'comment', f.comment, 'by', f.by, 'at', f.at)
-        END,
-        (SELECT coalesce(jsonb_agg(jsonb_build_object('part', b.part, 'bytes', b.bytes, 'storage',
-             CASE WHEN b.object_key IS NULL THEN 'database' ELSE 'objects' END) ORDER BY b.part),
-             '[]')
-         FROM episode_bodies b WHERE b.tenant_id = v_tenant AND b.episode_id = e.id),
-        s.label, s.label_source, s.verdict
-    -- Here and below, a subquery with LIMIT reads each row by its key. For a join, the planner may
-    -- expect only one row of a tenant, and then read all the tenant's rows for each row.
-    FROM (SELECT DISTINCT unnest(v_ids)) AS wanted(id)
-    CROSS JOIN LATERAL (
-        SELECT * FROM episodes e WHERE e.tenant_id = v_tenant AND e.id = wanted.id LIMIT 1) AS e
-    CROSS JOIN LATERAL (
-        SELECT * FROM episode_state s
-        WHERE s.tenant_id = v_tenant AND s.episode_id = wanted.id LIMIT 1) AS s
-    LEFT JOIN LATERAL (
-        SELECT * FROM episode_feedback f
-        WHERE f.tenant_id = v_tenant AND f.run_id = e.run_id LIMIT 1) AS f ON true
-    WHERE s.state <> 'deleted';
-END $$;
-
--- Return an episode's present insights: {"insights"}, with people's changes, sorted from old to
--- new. "by" is set if an insight is not by the reflection's author.
-CREATE OR REPLACE FUNCTION lessons_of(p_tenant uuid, p_episode uuid, p_by text) RETURNS jsonb
-LANGUAGE sql STABLE AS $$
-    SELECT jsonb_build_object('insights', coalesce(jsonb_agg(l.text ORDER BY l.id), '[]'))
-        || CASE WHEN bool_and(l."by" = coalesce(p_by, 'import')) IS FALSE
-               THEN '{"by": "several"}'::jsonb ELSE '{}' END
-    FROM lessons l
-    WHERE l.tenant_id = p_tenant AND l.episode_id = p_episode AND l.state = 'active'
-$$;
-
--- Return the scope's episodes, without their bodies. PostgreSQL makes no separate plan for each
+-- Return the scope's episodes, without their bodies. Unknown and deleted episodes are not returned.
+-- The reflection has the present insights, with people's changes. No separate plan is made for each
 -- array of ids, because plans would raise the cost by half.
 CREATE OR REPLACE FUNCTION read_episodes(
     p_scope jsonb, p_ids uuid[], p_tenant uuid DEFAULT NULL
@@ -183,30 +137,51 @@ CREATE OR REPLACE FUNCTION read_episodes(
 #variable_conflict use_column
 DECLARE
     v_tenant uuid := coalesce(p_tenant, current_setting('bottega.tenant')::uuid);
+    v_ids uuid[] := episodes_within(p_scope, p_ids);
 BEGIN
-    PERFORM episode_scope(p_scope);  -- an unknown scope is an error, even if nothing is read
     RETURN QUERY
     SELECT e.id, e.kind, e.run_id, e.session_id, e.user_id, e.agent, e.at, e.outcome, e.domain,
         e.task_type, e.failure_signature,
         ARRAY(SELECT f.signature FROM episode_failures f
               WHERE f.tenant_id = v_tenant AND f.episode_id = e.id
               ORDER BY f.signature <> e.failure_signature, f.signature),
-        e.trust, e.origin, e.task, e.execution, e.result,
-        e.metadata, e.summary, r.reflection || lessons_of(v_tenant, s.id, r.reflection ->> 'by'),
+        e.trust, e.origin, e.task, e.execution, e.result, e.metadata, e.summary,
+        r.reflection || (
+            SELECT jsonb_build_object('insights', coalesce(jsonb_agg(l.text ORDER BY l.id), '[]'))
+                || CASE WHEN bool_and(l."by" = coalesce(r.reflection ->> 'by', 'import')) IS FALSE
+                       THEN '{"by": "several"}'::jsonb ELSE '{}' END
+            FROM lessons l
+            WHERE l.tenant_id = v_tenant AND l.episode_id = e.id AND l.state = 'active'),
         coalesce(x.instances, (e.metadata #>> ARRAY['consolidated', 'instances'])::integer, 1),
         ARRAY(SELECT t.tag FROM episode_tags t
               WHERE t.tenant_id = v_tenant AND t.episode_id = e.id ORDER BY t.tag),
-        s.state, s.access_count, s.last_access, s.consolidated_into, s.deleted_at, s.feedback,
-        s.bodies, s.label, s.label_source, s.verdict
-    FROM read_episode_states(p_scope, p_ids) s
+        s.state, s.access_count, s.last_access, s.consolidated_into, s.deleted_at,
+        CASE WHEN f.run_id IS NOT NULL THEN jsonb_build_object(
+            'outcome', f.outcome, 'score', f.score, 'comment', f.comment, 'by', f.by, 'at', f.at)
+        END,
+        (SELECT coalesce(jsonb_agg(jsonb_build_object('part', b.part, 'bytes', b.bytes, 'storage',
+             CASE WHEN b.object_key IS NULL THEN 'database' ELSE 'objects' END) ORDER BY b.part),
+             '[]')
+         FROM episode_bodies b WHERE b.tenant_id = v_tenant AND b.episode_id = e.id),
+        s.label, s.label_source, s.verdict
+    -- A subquery with LIMIT reads each row by its key. In a join, the planner may expect only one
+    -- row of a tenant, and read all rows for each row.
+    FROM (SELECT DISTINCT unnest(v_ids)) AS wanted(id)
     CROSS JOIN LATERAL (
-        SELECT * FROM episodes e WHERE e.tenant_id = v_tenant AND e.id = s.id LIMIT 1) AS e
+        SELECT * FROM episodes e WHERE e.tenant_id = v_tenant AND e.id = wanted.id LIMIT 1) AS e
+    CROSS JOIN LATERAL (
+        SELECT * FROM episode_state s
+        WHERE s.tenant_id = v_tenant AND s.episode_id = wanted.id LIMIT 1) AS s
+    LEFT JOIN LATERAL (
+        SELECT * FROM episode_feedback f
+        WHERE f.tenant_id = v_tenant AND f.run_id = e.run_id LIMIT 1) AS f ON true
     LEFT JOIN LATERAL (
         SELECT r.reflection FROM episode_reflections r
-        WHERE r.tenant_id = v_tenant AND r.episode_id = s.id LIMIT 1) AS r ON true
+        WHERE r.tenant_id = v_tenant AND r.episode_id = wanted.id LIMIT 1) AS r ON true
     LEFT JOIN LATERAL (
         SELECT x.instances FROM episode_search x
-        WHERE x.tenant_id = v_tenant AND x.episode_id = s.id LIMIT 1) AS x ON true;
+        WHERE x.tenant_id = v_tenant AND x.episode_id = wanted.id LIMIT 1) AS x ON true
+    WHERE s.state <> 'deleted';
 END $$;
 
 -- Return the bodies and parts of an episode in the scope. A body in the object store is its key.
