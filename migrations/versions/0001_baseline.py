@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bottega.db.migrate import apply_script
 
-revision = "0001_405a33671c58"
+revision = "0001_58dd20bd14e0"
 down_revision = None
 branch_labels = None
 depends_on = None

@@ -9,8 +9,6 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from uuid import UUID
 
-import asyncpg
-from pydantic_core import from_json
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -42,7 +40,12 @@ JOIN agents a ON a.tenant_id = :tenant AND a.name = reached.name AND a.deleted_a
 JOIN agent_versions v ON v.tenant_id = :tenant AND v.name = a.name AND v.version = a.version
 """)
 
-_EXPOSED = "SELECT exposed_input($1, $2, $3)::text AS schema"
+EXPOSED = """
+SELECT (v.definition -> 'input_schema')::text AS schema FROM agents a
+JOIN agent_versions v ON v.tenant_id = $1 AND v.name = a.name AND v.version = a.version
+WHERE a.tenant_id = $1 AND a.name = $2 AND a.deleted_at IS NULL AND v.definition -> 'expose' ? $3
+"""
+"""Reads the ``input_schema`` of an agent: tenant, name, and the façade that must offer it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,14 +141,6 @@ def circle(edges: Mapping[str, Iterable[str]], start: str) -> list[str] | None:
                 came_from[child] = node
                 waiting.append(child)
     return None
-
-
-async def exposed_inputs(
-    driver: asyncpg.Pool, tenant_id: UUID, agent: str, way: str
-) -> Sequence[Any]:
-    """Return ``[input_schema]`` of an agent, or ``[]`` if its ``expose`` does not have ``way``."""
-    rows = await driver.fetch(_EXPOSED, tenant_id, agent, way)
-    return [None if row["schema"] is None else from_json(row["schema"]) for row in rows]
 
 
 OVERRIDABLE = ("system_message", "model", "max_iterations")

@@ -22,6 +22,7 @@ from bottega.agents.messages import ToolCall, ToolResult
 from bottega.agents.query import CurrentCall, current_call
 from bottega.agents.tools import ToolBase
 from bottega.clock import monotonic
+from bottega.db.engine import acting_as
 from bottega.db.failures import is_transient
 from bottega.engine.claim import ClaimedRun
 from bottega.engine.journal import Journal, Tasks, name_of
@@ -164,7 +165,14 @@ logger = structlog.get_logger(__name__)
 _CLOSE_S = 10.0
 _NO_CONNECTIONS = McpConnections(Egress())
 _LONGEST_QUESTION = 10_000
-_STALE = "SELECT note_stale_tools($1, $2, $3)"
+_STALE = """
+UPDATE mcp_server_versions v SET definition = v.definition || '{"stale": true}'
+FROM mcp_servers m
+WHERE m.tenant_id = $1 AND m.name = $2 AND m.deleted_at IS NULL
+  AND v.tenant_id = $1 AND v.name = $2 AND v.version = m.version
+  AND v.definition ->> 'url' IS NOT DISTINCT FROM $3
+  AND v.definition -> 'tools' <> 'null' AND NOT v.definition @> '{"stale": true}'
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +230,8 @@ class McpSessions:
     async def _changed(self, tenant_id: UUID, server: McpServer) -> None:
         """Mark a server's stored tools as stale. If that fails, a later run does it."""
         try:
-            of_server = tenant_id, server.name, server.url
-            await self.pool.execute(_STALE, *of_server, timeout=3.0)
+            async with acting_as(self.pool, tenant_id) as connection:
+                await connection.execute(_STALE, tenant_id, server.name, server.url, timeout=3.0)
         except Exception as error:
             log = logger.warning if is_transient(error) else logger.exception
             log("mcp.stale_not_noted", server=server.name)

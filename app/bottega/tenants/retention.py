@@ -44,6 +44,12 @@ _OWN_DAYS = text("SELECT kind, days FROM retention WHERE tenant_id = :tenant")
 _DUE = _DUE.bindparams(bindparam("days", type_=JSONB))
 _DUE_NOW = "SELECT tenant_id, name, kind, before FROM due_retention($1::jsonb, NULL, true)"
 _LOCK = text("SELECT ids, last_at, last_id FROM lock_expired_runs(:before, :at, :id, :most)")
+# If a conversation loses its last turn, the next run begins without earlier turns.
+_FORGET_TURNS = text("""
+UPDATE conversations SET last_run = NULL
+WHERE tenant_id = :tenant AND last_run = ANY (:runs)
+  AND id IN (SELECT conversations_of(:tenant, :runs))
+""").bindparams(bindparam("tenant", type_=Uuid), bindparam("runs", type_=ARRAY(Uuid)))
 _FORGOTTEN = text(f"SELECT send_signal('{erase.CHANNEL}', :tenant)")
 
 log = structlog.get_logger(__name__)
@@ -140,8 +146,7 @@ async def _runs(
             stored = erase.answers_with(what.tenant_id, ids)
             await erase.count_rows(tx, idempotency_keys, stored, page)
     elif ids:
-        named = bindparam("ids", ids, ARRAY(Uuid))
-        await tx.execute(select(func.forget_turns(what.tenant_id, named)))
+        await tx.execute(_FORGET_TURNS, {"tenant": what.tenant_id, "runs": ids})
         await erase.remove_runs(tx, what.tenant_id, ids, page)
         if answers:
             await erase.forget_answers(tx, what.tenant_id, ids, page)

@@ -15,41 +15,22 @@ BEGIN
     RETURN NULL;
 END $$;
 
-CREATE OR REPLACE TRIGGER change_definitions_in AFTER INSERT ON agents
-REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
-
-CREATE OR REPLACE TRIGGER change_definitions_change AFTER UPDATE ON agents
-REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
-
-CREATE OR REPLACE TRIGGER change_definitions_out AFTER DELETE ON agents
-REFERENCING OLD TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
-
-CREATE OR REPLACE TRIGGER change_definitions_in AFTER INSERT ON graphs
-REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
-
-CREATE OR REPLACE TRIGGER change_definitions_change AFTER UPDATE ON graphs
-REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
-
-CREATE OR REPLACE TRIGGER change_definitions_out AFTER DELETE ON graphs
-REFERENCING OLD TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
-
-CREATE OR REPLACE TRIGGER change_definitions_in AFTER INSERT ON providers
-REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
-
-CREATE OR REPLACE TRIGGER change_definitions_change AFTER UPDATE ON providers
-REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
-
-CREATE OR REPLACE TRIGGER change_definitions_out AFTER DELETE ON providers
-REFERENCING OLD TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
-
-CREATE OR REPLACE TRIGGER change_definitions_in AFTER INSERT ON mcp_servers
-REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
-
-CREATE OR REPLACE TRIGGER change_definitions_change AFTER UPDATE ON mcp_servers
-REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
-
-CREATE OR REPLACE TRIGGER change_definitions_out AFTER DELETE ON mcp_servers
-REFERENCING OLD TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION change_definitions();
+DO $$
+DECLARE
+    v_table text;
+    v_end text;
+BEGIN
+    FOREACH v_table IN ARRAY ARRAY['agents', 'graphs', 'providers', 'mcp_servers'] LOOP
+        v_end := format('ON %I REFERENCING %%s TABLE AS changed FOR EACH STATEMENT '
+                        'EXECUTE FUNCTION change_definitions()', v_table);
+        EXECUTE 'CREATE OR REPLACE TRIGGER change_definitions_in AFTER INSERT '
+            || format(v_end, 'NEW');
+        EXECUTE 'CREATE OR REPLACE TRIGGER change_definitions_change AFTER UPDATE '
+            || format(v_end, 'NEW');
+        EXECUTE 'CREATE OR REPLACE TRIGGER change_definitions_out AFTER DELETE '
+            || format(v_end, 'OLD');
+    END LOOP;
+END $$;
 
 -- Called for a run whose versions are not cached. Return the epoch and the pinned definitions: the
 -- graph, the reachable agents, and the tenant's providers and MCP servers that these agents may
@@ -166,30 +147,4 @@ BEGIN
                         SELECT jsonb_path_query(definition, 'lax $.success_check[*].model')
                     ) AS named(value)
                     CROSS JOIN LATERAL (SELECT named.value #>> '{}') AS text(model)))));
-END $$;
-
--- Return the schema of an agent's arguments (null: no schema), or no row if the façade p_way (mcp
--- or openai) does not offer the agent.
-CREATE OR REPLACE FUNCTION exposed_input(p_tenant uuid, p_agent text, p_way text)
-RETURNS SETOF jsonb LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM set_config('bottega.tenant', p_tenant::text, true);
-    RETURN QUERY SELECT v.definition -> 'input_schema' FROM agents a JOIN agent_versions v
-      ON v.tenant_id = a.tenant_id AND v.name = a.name AND v.version = a.version
-    WHERE a.tenant_id = p_tenant AND a.name = p_agent AND a.deleted_at IS NULL
-      AND v.definition -> 'expose' ? p_way;
-END
-$$;
-
--- Called by a worker when an MCP server reports changed tools. Mark the stored tools as stale.
-CREATE OR REPLACE FUNCTION note_stale_tools(p_tenant uuid, p_name text, p_url text)
-RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM set_config('bottega.tenant', p_tenant::text, true);
-    UPDATE mcp_server_versions v SET definition = v.definition || '{"stale": true}'
-    FROM mcp_servers m
-    WHERE m.tenant_id = p_tenant AND m.name = p_name AND m.deleted_at IS NULL
-      AND v.tenant_id = p_tenant AND v.name = m.name AND v.version = m.version
-      AND v.definition ->> 'url' IS NOT DISTINCT FROM p_url
-      AND v.definition -> 'tools' <> 'null' AND NOT v.definition @> '{"stale": true}';
 END $$;

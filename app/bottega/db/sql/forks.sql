@@ -19,6 +19,13 @@ CREATE OR REPLACE FUNCTION fork_session(
 DECLARE
     v_refusal text;
     v_last uuid[];
+    v_turns uuid[] := '{}';
+    v_next uuid;
+    v_seen jsonb := (  -- the publications that the first run after p_run saw
+        SELECT session_base FROM runs_of_session(p_tenant, p_session)
+        WHERE id > p_run AND carried_seq = 0 AND started_at >= (
+            SELECT ended_at FROM runs WHERE tenant_id = p_tenant AND id = p_run)
+        ORDER BY id LIMIT 1);
 BEGIN
     IF p_run IS NULL THEN
         v_last := ARRAY(SELECT last_run FROM conversations WHERE tenant_id = p_tenant
@@ -39,53 +46,30 @@ BEGIN
     INSERT INTO conversations (tenant_id, session_id, mode, graph, agent, last_run)
     SELECT p_tenant, p_fork, mode, coalesce(graph, ''), coalesce(agent, ''), id
     FROM runs WHERE tenant_id = p_tenant AND id = ANY (v_last);
-    INSERT INTO forked_turns (tenant_id, session_id, run_id)
-    SELECT p_tenant, p_fork, t FROM unnest(turns_until(p_tenant, v_last)) AS t;
-    PERFORM fork_memory(p_tenant, p_session, p_run, p_fork);
-    RETURN NULL;
-END $$;
-
--- Called by fork_session. Lock and return runs and all earlier turns. If somebody removes the runs
--- now, the removal waits until the fork has ended, and then gives the runs to the new session.
-CREATE OR REPLACE FUNCTION turns_until(p_tenant uuid, p_last uuid[]) RETURNS uuid[]
-LANGUAGE plpgsql AS $$
-DECLARE
-    v_turns uuid[] := '{}';
-    v_next uuid;
-BEGIN
-    -- Use a loop: for a recursive query, the planner would guess the rows and plan badly.
-    FOREACH v_next IN ARRAY p_last LOOP
+    -- Use a loop, because the planner guesses the rows of a recursive query, with a bad plan.
+    FOREACH v_next IN ARRAY v_last LOOP
         WHILE v_next IS NOT NULL LOOP
             v_turns := v_turns || v_next;
             v_next := (SELECT (turn ->> 'base')::uuid FROM runs
                        WHERE tenant_id = p_tenant AND id = v_next);
         END LOOP;
     END LOOP;
-    RETURN ARRAY(SELECT id FROM runs WHERE tenant_id = p_tenant AND id = ANY (v_turns)
-                 ORDER BY id FOR KEY SHARE);
-END $$;
-
--- Called by fork_session. Copy the publications that the first run after p_run read. If no run
--- followed, copy the session's present publications.
-CREATE OR REPLACE FUNCTION fork_memory(p_tenant uuid, p_session text, p_run uuid, p_fork text)
-RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    v_seen jsonb := (
-        SELECT session_base FROM runs_of_session(p_tenant, p_session)
-        WHERE id > p_run AND carried_seq = 0 AND started_at >= (
-            SELECT ended_at FROM runs WHERE tenant_id = p_tenant AND id = p_run)
-        ORDER BY id LIMIT 1);
-BEGIN
+    -- A removal of the turns waits for these locks, and then gives the turns to the new session.
+    INSERT INTO forked_turns (tenant_id, session_id, run_id)
+    SELECT p_tenant, p_fork, id FROM (
+        SELECT id FROM runs WHERE tenant_id = p_tenant AND id = ANY (v_turns)
+        ORDER BY id FOR KEY SHARE) AS locked;
     INSERT INTO session_memory (
         tenant_id, session_id, agent, version, content, details, run_id, published_at)
     SELECT p_tenant, p_fork, agent, version, content, details, run_id, published_at
-    FROM session_memory
+    FROM session_memory  -- without a later run, the present publications
     WHERE tenant_id = p_tenant AND session_id = p_session AND v_seen IS NULL
     UNION ALL
     SELECT p_tenant, p_fork, agent, version, content, details, run_id, published_at
     FROM jsonb_to_recordset(v_seen) AS m(
         agent text, version integer, content text, details jsonb, run_id uuid,
         published_at timestamptz);
+    RETURN NULL;
 END $$;
 
 -- Called when a session is removed, with some of the session's runs, which are locked. If a forked

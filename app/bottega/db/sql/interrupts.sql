@@ -28,30 +28,7 @@ BEGIN
     RETURN jsonb_build_object('interrupt', to_jsonb(i), 'run', v_run);
 END $$;
 
--- Called by do_upkeep. Deny at most p_most interrupts whose time for a decision has passed. Runs
--- that a different transaction has locked are skipped. The next call handles their interrupts.
-CREATE OR REPLACE FUNCTION expire_interrupts(p_most integer) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    i record;
-BEGIN
-    FOR i IN
-        SELECT n.tenant_id, n.id FROM interrupts n
-        CROSS JOIN LATERAL (
-            SELECT FROM runs r WHERE r.tenant_id = n.tenant_id AND r.id = n.run_id
-            FOR NO KEY UPDATE SKIP LOCKED) held
-        WHERE n.status = 'pending' AND n.expires_at < clock_timestamp()
-        ORDER BY n.expires_at LIMIT p_most
-    LOOP
-        BEGIN
-            PERFORM resolve_interrupt(i.tenant_id, i.id, 'expired',
-                                      '{"decision": "deny", "reason": "expired"}', NULL);
-        EXCEPTION WHEN OTHERS THEN  -- an error of one run must not stop the sweep of the others
-            RAISE WARNING 'interrupt % could not expire: %', i.id, SQLERRM;
-        END;
-    END LOOP;
-END $$;
-
--- Called by a worker. Return people's decisions on the interrupts of runs that the worker executes.
+-- Called by a worker. Return the decisions on interrupts of the worker's runs.
 CREATE OR REPLACE FUNCTION decided_interrupts(p_tenants uuid[], p_runs uuid[])
 RETURNS TABLE (run_id uuid, id uuid, decided jsonb) LANGUAGE plpgsql AS $$
 BEGIN

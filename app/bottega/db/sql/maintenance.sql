@@ -9,11 +9,14 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
     ORDER BY tenant_id LIMIT p_most
 $$;
 
--- Called by the process that has swept the queue. Release or cancel runs that would wait for ever,
--- and delete expired keys, tickets, metrics, live text and workers, at most one page of each.
+-- Called by the process that has swept the queue. Release or cancel runs that would wait forever,
+-- deny expired interrupts, and delete old keys, tickets, metrics, shares of model servers, live
+-- text and workers: one page of each.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION do_upkeep() RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+DECLARE
+    i record;
 BEGIN
     PERFORM request_cancel(o.tenant_id, array_agg(o.id)) FROM (
         SELECT l.tenant_id, l.id FROM runs l
@@ -29,11 +32,27 @@ BEGIN
         SELECT unfinished_in(b.tenant_id, b.conversation_id) FROM runs b
         WHERE b.tenant_id = q.tenant_id AND b.id = q.run_id AND b.conversation_id IS NOT NULL)
     LIMIT 1000;
-    PERFORM expire_interrupts(500);
+    FOR i IN  -- deny interrupts without a decision in time
+        SELECT n.tenant_id, n.id FROM interrupts n
+        CROSS JOIN LATERAL (
+            SELECT FROM runs r WHERE r.tenant_id = n.tenant_id AND r.id = n.run_id
+            FOR NO KEY UPDATE SKIP LOCKED) held
+        WHERE n.status = 'pending' AND n.expires_at < clock_timestamp()
+        ORDER BY n.expires_at LIMIT 500
+    LOOP
+        BEGIN
+            PERFORM resolve_interrupt(i.tenant_id, i.id, 'expired',
+                                      '{"decision": "deny", "reason": "expired"}', NULL);
+        EXCEPTION WHEN OTHERS THEN  -- an error of one run must not stop the upkeep of the others
+            RAISE WARNING 'interrupt % could not expire: %', i.id, SQLERRM;
+        END;
+    END LOOP;
     DELETE FROM workers WHERE id IN (
         SELECT id FROM workers
         WHERE leased_until < now() - interval '30 seconds' FOR UPDATE SKIP LOCKED);
-    PERFORM forget_model_traffic();
+    DELETE FROM model_shares WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM model_shares WHERE is_share_lost(worker_id, seen_at)
+        LIMIT 5000 FOR UPDATE SKIP LOCKED));
     DELETE FROM metric_rollups WHERE ctid = ANY (ARRAY(
         SELECT ctid FROM metric_rollups
         WHERE span = 'minute' AND at < now() - interval '30 days' LIMIT 2000));

@@ -3,7 +3,7 @@
 -- the operator. Each worker has a row (a share) for each server that it calls: calls under way, and
 -- requests and tokens of the last minute. The sums of all shares never exceed a limit.
 
--- Called by claim_shares and the sweep. Return true if the worker of a share may be dead: its lease
+-- Called by claim_shares and do_upkeep. Return true if the worker of a share may be dead: its lease
 -- has expired, or it has no lease and was silent for 15 s.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION is_share_lost(p_worker uuid, p_seen_at timestamptz) RETURNS boolean
@@ -84,10 +84,3 @@ BEGIN
         RETURN NEXT;
     END LOOP;
 END $$;
-
--- Called by the sweep. Delete shares of dead workers. A later sweep deletes locked rows.
-CREATE OR REPLACE FUNCTION forget_model_traffic() RETURNS void LANGUAGE sql AS $$
-    DELETE FROM model_shares WHERE ctid = ANY (ARRAY(
-        SELECT ctid FROM model_shares WHERE is_share_lost(worker_id, seen_at)
-        LIMIT 5000 FOR UPDATE SKIP LOCKED));
-$$;

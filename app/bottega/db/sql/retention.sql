@@ -28,22 +28,6 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
     ORDER BY t.name, k.kind
 $$;
 
--- Return true if a finished run must not be removed yet: it has a pending webhook or check,
--- unfinished child runs or recently used files, or its conversation has an unfinished run.
-CREATE OR REPLACE FUNCTION run_in_use(r runs, p_before timestamptz) RETURNS boolean
-LANGUAGE sql STABLE AS $$
-    SELECT EXISTS (SELECT FROM webhooks w WHERE w.tenant_id = r.tenant_id AND w.run_id = r.id
-                   AND w.status = 'pending')
-        OR EXISTS (SELECT FROM run_checks c WHERE c.tenant_id = r.tenant_id AND c.run_id = r.id
-                   AND c.status = 'pending')
-        OR EXISTS (SELECT FROM files f WHERE f.tenant_id = r.tenant_id AND f.run_id = r.id
-                   AND f.used_at >= p_before)
-        OR EXISTS (SELECT FROM runs c WHERE c.tenant_id = r.tenant_id AND c.root_run_id = r.id
-                   AND c.ended_at IS NULL)
-        OR EXISTS (SELECT FROM conversations_of(r.tenant_id, ARRAY[r.id]) AS c(id)
-                   WHERE unfinished_in(r.tenant_id, c.id) IS NOT NULL)
-$$;
-
 -- Return the conversations that may have the runs p_runs as turns in prompts: the runs' own
 -- conversations, and the conversations of sessions that began with the runs.
 CREATE OR REPLACE FUNCTION conversations_of(p_tenant uuid, p_runs uuid[]) RETURNS SETOF uuid
@@ -57,8 +41,9 @@ LANGUAGE sql STABLE AS $$
     FROM forked_turns t WHERE t.tenant_id = p_tenant AND t.run_id = ANY (p_runs)
 $$;
 
--- Lock and return a page of removable runs that ended before a time, with all their child runs.
--- Also return the position of the page's last run, after which the next page begins.
+-- Lock and return a page of runs that ended before a time, with all child runs below, and the
+-- position after which the next page begins. Runs stay that have a pending webhook or check, an
+-- unfinished child run, a recently used file or a conversation with an unfinished run.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION lock_expired_runs(
     p_before timestamptz, p_after timestamptz, p_after_id uuid, p_most integer,
@@ -85,24 +70,24 @@ BEGIN
         ORDER BY id FOR UPDATE SKIP LOCKED);
     ids := ARRAY(
         SELECT r.id FROM runs r
-        WHERE r.tenant_id = v_tenant AND r.id = ANY (v_page) AND NOT run_in_use(r, p_before)
+        WHERE r.tenant_id = v_tenant AND r.id = ANY (v_page)
+          AND NOT EXISTS (SELECT FROM webhooks w WHERE w.tenant_id = v_tenant AND w.run_id = r.id
+                          AND w.status = 'pending')
+          AND NOT EXISTS (SELECT FROM run_checks c WHERE c.tenant_id = v_tenant AND c.run_id = r.id
+                          AND c.status = 'pending')
+          AND NOT EXISTS (SELECT FROM files f WHERE f.tenant_id = v_tenant AND f.run_id = r.id
+                          AND f.used_at >= p_before)
+          AND NOT EXISTS (SELECT FROM runs c WHERE c.tenant_id = v_tenant AND c.root_run_id = r.id
+                          AND c.ended_at IS NULL)
           AND NOT EXISTS (
             SELECT FROM conversations_of(v_tenant, ARRAY[r.id]) AS c(id)
-            WHERE c.id <> ALL (v_conversations)
-              AND (SELECT o.id FROM conversations o
-                   WHERE o.tenant_id = v_tenant AND o.id = c.id) IS NOT NULL)
+            WHERE unfinished_in(v_tenant, c.id) IS NOT NULL
+               OR c.id <> ALL (v_conversations)
+                  AND (SELECT o.id FROM conversations o
+                       WHERE o.tenant_id = v_tenant AND o.id = c.id) IS NOT NULL)
         ORDER BY r.id);
     ids := ids || ARRAY(SELECT id FROM runs WHERE tenant_id = v_tenant AND root_run_id = ANY (ids));
 END $$;
-
--- Called before a removal of runs, with the runs' conversations locked. If a conversation loses its
--- last turn, the next run begins without earlier turns.
-CREATE OR REPLACE FUNCTION forget_turns(p_tenant uuid, p_runs uuid[]) RETURNS void
-LANGUAGE sql AS $$
-    UPDATE conversations SET last_run = NULL
-    WHERE tenant_id = p_tenant AND last_run = ANY (p_runs)
-      AND id IN (SELECT conversations_of(p_tenant, p_runs))
-$$;
 
 -- Remove a page of the audit log's rows from before a time, or only count all. Return the number.
 -- owner: bottega_system, execute: bottega_app

@@ -52,8 +52,9 @@ from bottega.api.shared.run_follower import (
 )
 from bottega.clock import monotonic
 from bottega.container import Service
+from bottega.db.engine import acting_as
 from bottega.definitions import store
-from bottega.definitions.agents import exposed_inputs
+from bottega.definitions.agents import EXPOSED
 from bottega.definitions.store import AGENTS, Definition
 from bottega.errors import (
     BottegaError,
@@ -607,8 +608,10 @@ async def _schemas(service: Service, principal: Principal, name: str) -> Sequenc
     if not is_id(name):
         return []
     tenant = principal.tenant_id
-    async with service.database.turn(tenant):
-        return await exposed_inputs(service.database.pool, tenant, name, CHANNEL)
+    database = service.database
+    async with database.turn(tenant), acting_as(database.pool, tenant) as connection:
+        rows = await connection.fetch(EXPOSED, tenant, name, CHANNEL)
+    return [None if row["schema"] is None else from_json(row["schema"]) for row in rows]
 
 
 def _run_of(message: McpMessage, user: str | None, agent: str, text: str) -> dict[str, Any]:
