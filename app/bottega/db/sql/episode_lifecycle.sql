@@ -217,8 +217,8 @@ BEGIN
         WHERE s.tenant_id = v_tenant AND s.episode_id = n.id FOR UPDATE) AS held;
 END $$;
 
--- Called when a part of a consolidated episode is deleted or changed. Delete consolidated episodes
--- and make their parts active again. The next consolidation may combine the remaining parts.
+-- Called when an episode that was consolidated is deleted or changed. Delete the consolidated
+-- episode and make its source episodes active again. A later consolidation may combine the rest.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION dissolve_episodes(p_gone uuid[]) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$

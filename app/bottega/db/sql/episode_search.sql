@@ -110,9 +110,9 @@ LANGUAGE sql IMMUTABLE STRICT AS $$
         FROM generate_series(0, octet_length(p_packed) - 1) AS place)::halfvec)
 $$;
 
--- Called by search_episodes. Return ids of the episodes nearest to a vector. Aged episodes must
--- be within p_farthest. Walk the index if this is cheaper than measuring all the tenant's episodes.
--- If the walk finds too few, because other tenants' episodes are nearer, measure all episodes.
+-- Called by search_episodes. Return the ids of the episodes nearest to a vector. Aged episodes must
+-- be within p_farthest. Search the vector index if that is cheaper than measuring all episodes of
+-- the tenant. If the index finds too few, as other tenants' episodes are nearer, measure all.
 CREATE OR REPLACE FUNCTION episode_nearest(
     p_tenant uuid, p_embedder text, p_vector halfvec, p_where text, p_further text,
     p_aged_before timestamptz, p_farthest double precision, p_most integer, p_rows double precision

@@ -28,7 +28,7 @@ BEGIN
     RETURN jsonb_build_object('interrupt', to_jsonb(i), 'run', v_run);
 END $$;
 
--- Called by a worker. Return the decisions on interrupts of the worker's runs.
+-- Called by a worker. Return people's decisions on the interrupts of runs that the worker executes.
 CREATE OR REPLACE FUNCTION decided_interrupts(p_tenants uuid[], p_runs uuid[])
 RETURNS TABLE (run_id uuid, id uuid, decided jsonb) LANGUAGE plpgsql AS $$
 BEGIN
