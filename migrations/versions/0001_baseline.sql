@@ -608,6 +608,7 @@ CREATE INDEX ix_runs_of_sessions ON runs (tenant_id, id)
     WHERE session_id IS NOT NULL AND parent_run_id IS NULL;
 CREATE INDEX ix_runs_user ON runs (tenant_id, user_id, id) WHERE user_id IS NOT NULL;
 CREATE INDEX ix_runs_ended ON runs (tenant_id, ended_at, id) WHERE ended_at IS NOT NULL;
+CREATE INDEX ix_runs_error ON runs (tenant_id, id) WHERE error IS NOT NULL;
 CREATE INDEX ix_runs_conversation ON runs (tenant_id, conversation_id, id)
     WHERE ended_at IS NULL AND conversation_id IS NOT NULL;
 CREATE INDEX ix_runs_parent ON runs (tenant_id, parent_run_id, id)

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 from tests.api.test_patterns import add
-from tests.fake_model import FakeModel, text
+from tests.fake_model import FakeModel, http_error, text
 from tests.flows.test_episodes import judge
 from tests.flows.test_learning import define, done
 from tests.service import Running
@@ -43,12 +43,32 @@ async def test_outcomes_are_told_by_who_judged_the_runs(bottega: Running, model:
     async def by_version() -> dict[tuple[str, str], tuple[int, int, int]]:
         return await outcomes(bottega, by="version", agent="a")
 
-    found = await until(by_version, lambda each: len(each) == 3)
+    await until(by_version, lambda each: len(each) == 3)
+    model.script(http_error(400))
+    body = {"agent": "a", "input": "?", "memory": "off"}
+    failed = (await bottega.client.post("/v1/runs?wait=30", json=body)).json()
+    found = await until(by_version, lambda each: len(each) == 4)
     assert found == {
         ("a@1", "feedback"): (1, 1, 0),
         ("a@2", "check"): (1, 0, 1),
         ("a@3", "judge"): (1, 0, 0),
+        ("a@3", "status"): (0, 0, 1),
     }
+    for source, good, bad in (
+        ("feedback", 1, 0),
+        ("check", 1, 1),
+        ("judge", 1, 0),
+        ("status", 0, 1),
+    ):
+        for outcome, number in (("SUCCESS", good), ("FAILURE", bad)):
+            query = {"judged_by": source, "outcome": outcome}
+            listed = (await bottega.client.get("/v1/runs", params=query)).json()["items"]
+            assert [each["judged_by"]["source"] for each in listed] == [source] * number, query
+    (rated,) = (await bottega.client.get("/v1/runs?outcome=PARTIAL")).json()["items"]
+    assert rated["judged_by"] == {"source": "feedback", "author": "local"}
+    assert failed["judged_by"] == {"source": "status", "author": None}
+    await judge(bottega.client, failed["id"], outcome="PARTIAL")
+    assert ("a@3", "status") not in await by_version(), "a person's outcome replaces the status"
     assert await outcomes(bottega, agent="b") == {}
     by_memory = await outcomes(bottega, by="memory")
     assert by_memory[("without", "check")] == (1, 0, 1)
@@ -136,6 +156,21 @@ async def test_the_effect_of_memory_is_told_for_each_version_of_an_agent(
     assert (found["patterns"], found["difference"]) == (1, 0.5)
     (one,) = found["by_pattern"]
     assert (one["given"], one["without"]) == ({"good": 2, "runs": 2}, {"good": 1, "runs": 2})
+    for draw, numbers in (("with", {0, 2}), ("without", {1, 3})):
+        listed = (await bottega.client.get("/v1/runs", params={"memory_draw": draw})).json()[
+            "items"
+        ]
+        assert {(each["id"], each["memory_draw"]) for each in listed} == {
+            (ran[number], draw) for number in numbers
+        }
+    for run in ran[:2]:
+        await judge(bottega.client, run, outcome="SUCCESS")
+    query = {"agent": "a", "judged_by": "feedback"}
+    narrow = (await bottega.client.get("/v1/metrics/memory-effect", params=query)).json()
+    assert [(each["version"], each["given"]["runs"]) for each in narrow["by_version"]] == [(1, 1)]
+    query["judged_by"] = "judge"
+    narrow = (await bottega.client.get("/v1/metrics/memory-effect", params=query)).json()
+    assert narrow["patterns"] == 0
 
 
 async def _episode_of(bottega: Running, run: str) -> Any:

@@ -123,8 +123,8 @@ async def test_runs_are_found_by_who_judged_them_and_why(
     await until(judged)
     rating = {"outcome": "PARTIAL", "comment": "Wrong colour, très sombre"}
     assert (await guest.client.post(f"/v1/runs/{run['id']}/feedback", json=rating)).is_success
-    assert await found(guest, outcome_source="check") == ["checked", "also checked"]
-    assert await found(guest, outcome_source="feedback") == ["rated"]
+    assert await found(guest, judged_by="check") == ["checked", "also checked"]
+    assert await found(guest, judged_by="feedback") == ["rated"]
     assert await found(guest, outcome_reason="BLUE") == ["checked", "also checked"]
     assert await found(guest, outcome_reason="tres sombre") == ["rated"]
     assert await found(guest, outcome_reason="nothing") == []

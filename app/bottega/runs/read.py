@@ -34,8 +34,7 @@ from sqlalchemy import (
     exists,
     false,
     func,
-    literal,
-    not_,
+    literal_column,
     select,
     text,
     true,
@@ -172,24 +171,51 @@ async def feedback(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -
 
 OutcomeValue = Literal["UNKNOWN", "SUCCESS", "PARTIAL", "FAILURE", "CANCELLED"]
 OutcomeSource = Literal["feedback", "eval", "check"]
+JudgeKind = Literal["feedback", "judge", "check", "status"]
+MemoryDraw = Literal["with", "without"]
 
 _BY_STATUS: Mapping[str, OutcomeValue] = {
     RunStatus.FAILED: "FAILURE",
     RunStatus.TIMEOUT: "FAILURE",
     RunStatus.CANCELLED: "CANCELLED",
 }
+JUDGEMENT = """
+    LEFT JOIN episode_feedback f ON f.tenant_id = r.tenant_id AND f.run_id = r.id
+    LEFT JOIN run_checks c ON c.tenant_id = r.tenant_id AND c.run_id = r.id
+    CROSS JOIN LATERAL (SELECT
+        CASE WHEN f.outcome IS NOT NULL THEN 'feedback'
+             WHEN c.results @> jsonb_build_array(jsonb_build_object(
+                 'type', 'judge', 'passed', c.passed)) THEN 'judge'
+             WHEN c.passed IS NOT NULL THEN 'check'
+             WHEN r.status IN ('failed', 'timeout') THEN 'status' END AS source,
+        coalesce(f.outcome, CASE c.passed WHEN true THEN 'SUCCESS' WHEN false THEN 'FAILURE' END,
+            CASE WHEN r.status IN ('failed', 'timeout') THEN 'FAILURE'
+                 WHEN r.status = 'cancelled' THEN 'CANCELLED' ELSE 'UNKNOWN' END) AS value,
+        CASE WHEN f.outcome IS NOT NULL THEN f.comment ELSE jsonb_path_query_first(c.results,
+            '$[*] ? (@.passed == $passed && @.reason like_regex ".").reason',
+            jsonb_build_object('passed', c.passed)) #>> CAST(ARRAY[] AS text[]) END AS reason
+    ) AS j
+"""
+"""SQL that joins the judgement ``j`` of :func:`shown` to a run ``r``."""
+_DRAW = """(
+    SELECT CASE WHEN bool_or(a.arm IN ('used', 'trial')) THEN 'with'
+                WHEN count(*) > 0 THEN 'without' END
+    FROM episodes e
+    JOIN pattern_applications a ON a.tenant_id = e.tenant_id AND a.episode_id = e.id
+    WHERE e.tenant_id = {run}.tenant_id AND e.run_id = {run}.id
+      AND a.arm IN ('used', 'trial', 'withheld', 'control'))"""
 
 
 def shown(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the API's fields ``outcome`` and ``success_check`` for a run's row.
+    """Return the API's fields ``outcome``, ``judged_by`` and ``success_check`` for a run's row.
 
     The outcome comes from the feedback. Without feedback, it comes from the agent's success checks.
     Without checks, it comes from the run's status. A completed run without feedback and checks is
     ``UNKNOWN``. If checks decide, the reason is that of the first check with the same result.
 
     Args:
-        row: the run's row. Columns of ``run_checks`` have the prefix ``check_``; outcome and
-            comment of the feedback have the prefix ``feedback_``. The row of a run that was just
+        row: the run's row. Columns of ``run_checks`` have the prefix ``check_``; outcome, comment
+            and author of the feedback have the prefix ``feedback_``. The row of a run that was just
             accepted has no columns with these prefixes.
     """
     check = None
@@ -197,21 +223,26 @@ def shown(row: Mapping[str, Any]) -> dict[str, Any]:
         check = {name: row[f"check_{name}"] for name in OF_CHECK}
     by_status = _BY_STATUS.get(row["status"], "UNKNOWN")
     outcome: dict[str, str | None] = {"value": by_status, "source": None, "reason": None}
+    kind: JudgeKind | None = "status" if by_status == "FAILURE" else None
     if (judged := row.get("feedback_outcome")) is not None:
         reason = row["feedback_comment"] or None
         outcome = {"value": judged, "source": "feedback", "reason": reason}
+        kind = "feedback"
     elif check is not None and (passed := check["passed"]) is not None:
-        reasons = (each["reason"] for each in check["results"] if each["passed"] is passed)
+        agreeing = [each for each in check["results"] if each["passed"] is passed]
         judged = "SUCCESS" if passed else "FAILURE"
-        reason = next(filter(None, reasons), None)
+        reason = next((each["reason"] for each in agreeing if each["reason"]), None)
         outcome = {"value": judged, "source": "check", "reason": reason}
-    return {"outcome": outcome, "success_check": check}
+        kind = "judge" if any(each["type"] == "judge" for each in agreeing) else "check"
+    author = row["feedback_by"] if kind == "feedback" else None
+    by = None if kind is None else {"source": kind, "author": author}
+    return {"outcome": outcome, "judged_by": by, "success_check": check}
 
 
 OF_CHECK = ("status", "passed", "results", "reason", "error", "tries", "updated_at")
 
 
-_OF_FEEDBACK = ("outcome", "comment")
+_OF_FEEDBACK = ("outcome", "comment", "by")
 _OF_WAIT = ("reason", "since", "until")
 _OF_WEBHOOK = ("status", "tries", "answer", "error", "next_at", "ended_at")
 _BODIES = ("input", *DEMAND_TITLES, "output", "output_json", "output_schema", "overrides")
@@ -262,6 +293,7 @@ def _runs(*but: str) -> Select[Any]:
             case((runs.c.queued_at.is_(None) & (runs.c.status == "queued"), _BLOCKED_BY)).label(
                 "blocked_by"
             ),
+            literal_column(_DRAW.format(run="runs")).label("memory_draw"),
         )
         .join_from(runs, ends, true(), isouter=True)
         .outerjoin(learning, true())
@@ -301,8 +333,6 @@ def _first_subagents() -> ScalarSelect[Any]:
     )
 
 
-_REASON = text("""'$[*] ? (@.passed == $passed && @.reason like_regex ".").reason'::jsonpath""")
-"""The reason of :func:`shown` among the results of checks."""
 _AGENT_OF_NODE = text("'$.nodes[*].agent ? (@ != null)'::jsonpath")
 # Statements for frequent requests are built only once, because it takes longer to build a statement
 # than to execute the request.
@@ -365,8 +395,9 @@ class RunSearch:
     Attributes:
         statuses, agents, outcomes: the run must have one of these values; empty: any value.
             :func:`shown` determines the outcome.
-        outcome_source: the outcome's source. outcome_reason: text that the outcome's reason must
-            contain. Case and accents are ignored.
+        judged_by: who judged the run. outcome_reason: text that the outcome's reason must contain.
+            Case and accents are ignored.
+        memory_draw: whether a random draw gave the run a pattern, or withheld all that applied.
         text: text that the run's question must contain. Case and accents are ignored.
         error_code: code of the run's error.
         longer_than_s: minimum number of seconds from the run's start to its end or, before its end,
@@ -380,7 +411,8 @@ class RunSearch:
     statuses: Sequence[str] = ()
     agents: Sequence[str] = ()
     outcomes: Sequence[OutcomeValue] = ()
-    outcome_source: Literal["feedback", "check"] | None = None
+    judged_by: JudgeKind | None = None
+    memory_draw: MemoryDraw | None = None
     outcome_reason: str | None = None
     text: str | None = None
     error_code: str | None = None
@@ -548,8 +580,9 @@ def _conditions(wanted: RunFilter) -> Iterator[ColumnElement[bool]]:
 
 
 def _newest(conditions: Iterable[ColumnElement[bool]]) -> Subquery:
+    """Select the newest ``SEARCHED_RUNS`` runs that meet some conditions, as ``r``."""
     query = select(runs).where(*conditions).order_by(runs.c.id.desc()).limit(SEARCHED_RUNS)
-    return query.subquery()
+    return query.subquery("r")
 
 
 def _search_conditions(run: Any, wanted: RunSearch) -> Iterator[ColumnElement[bool]]:
@@ -561,7 +594,11 @@ def _search_conditions(run: Any, wanted: RunSearch) -> Iterator[ColumnElement[bo
         yield func.strpos(func.folded(run.question), func.folded(wanted.text)) > 0
     if wanted.error_code is not None:
         yield run.error["code"].astext == wanted.error_code
-    yield from _outcome_conditions(run, wanted)
+    if (judged := _judgement_condition(wanted)) is not None:
+        yield judged
+    if wanted.memory_draw is not None:
+        draw = literal_column(_DRAW.format(run="r"), Text)
+        yield draw == wanted.memory_draw
     if wanted.longer_than_s is not None:
         took = func.coalesce(run.ended_at, func.now()) - run.started_at
         yield took > timedelta(seconds=wanted.longer_than_s)
@@ -577,26 +614,22 @@ def _search_conditions(run: Any, wanted: RunSearch) -> Iterator[ColumnElement[bo
         yield _own(run, episode_feedback, episode_feedback.c.run_id).exists() == wanted.rated
 
 
-def _outcome_conditions(run: Any, wanted: RunSearch) -> Iterator[ColumnElement[bool]]:
-    feedback = _own(run, episode_feedback, episode_feedback.c.outcome).scalar_subquery()
-    passed = _own(run, run_checks, run_checks.c.passed).scalar_subquery()
+def _judgement_condition(wanted: RunSearch) -> Any:
+    """Return the condition on the judgement of a run ``r``; ``None``: there is none."""
+    conditions, values = [], []
     if wanted.outcomes:
-        by_check = case((passed, "SUCCESS"), (not_(passed), "FAILURE"))
-        by_status = case(_BY_STATUS, value=run.status, else_="UNKNOWN")
-        yield func.coalesce(feedback, by_check, by_status).in_(wanted.outcomes)
-    if wanted.outcome_source is not None:
-        by = case((feedback.is_not(None), "feedback"), (passed.is_not(None), "check"))
-        yield by == wanted.outcome_source
+        conditions.append("j.value = ANY (:outcomes)")
+        values.append(bindparam("outcomes", [*wanted.outcomes], type_=ARRAY(Text)))
+    if wanted.judged_by is not None:
+        conditions.append("j.source = :judged_by")
+        values.append(bindparam("judged_by", wanted.judged_by))
     if wanted.outcome_reason is not None:
-        said = _own(run, episode_feedback, episode_feedback.c.comment).scalar_subquery()
-        agreeing = func.jsonb_path_query_first(
-            run_checks.c.results, _REASON, func.jsonb_build_object("passed", run_checks.c.passed)
-        )
-        found = _own(
-            run, run_checks, agreeing.op("#>>")(literal([], ARRAY(Text)))
-        ).scalar_subquery()
-        reason = case((feedback.is_not(None), said), else_=found)
-        yield func.strpos(func.folded(reason), func.folded(wanted.outcome_reason)) > 0
+        conditions.append("strpos(folded(j.reason), folded(:reason)) > 0")
+        values.append(bindparam("reason", wanted.outcome_reason))
+    if not conditions:
+        return None
+    query = f"EXISTS (SELECT FROM (SELECT) AS one {JUDGEMENT} WHERE {' AND '.join(conditions)})"
+    return text(query).bindparams(*values)
 
 
 def _own(run: Any, table: Table, column: ColumnElement[Any]) -> Select[Any]:

@@ -591,10 +591,13 @@ class ApplicationRecorded(Answer):
 
 
 class EvidencePoint(Answer):
-    """The evidence about a pattern after a number of its applications."""
+    """The evidence about a pattern after a number of its applications in one state."""
 
     at: datetime
     """Time of the last application that this point includes."""
+    stage: Literal["trial", "validated", "reported"]
+    """State of the pattern at the applications that this point includes; `reported`: a client
+    reported them."""
     given: int
     """Number of applications with the pattern."""
     given_good: int
@@ -611,7 +614,7 @@ class EvidenceHistory(Answer):
     """The growth of the evidence about a pattern."""
 
     points: list[EvidencePoint]
-    """Evidence at points in time, the oldest first."""
+    """Evidence at points in time, the oldest first; the last one of each stage has all of it."""
     more: bool
     """True: older applications exist; only the newest 500 count."""
 

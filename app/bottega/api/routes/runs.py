@@ -521,9 +521,13 @@ class RunFilters(BaseModel):
     outcome: Annotated[
         list[OutcomeValue], Query(default_factory=list, max_length=5, description=_SEVERAL)
     ]
-    outcome_source: Annotated[
-        Literal["feedback", "check"] | None,
-        Query(description=f"Who judged the run: people, or its checks. {_SEARCHED}"),
+    judged_by: Annotated[
+        read.JudgeKind | None,
+        Query(description=f"Who judged the run; see the field `judged_by`. {_SEARCHED}"),
+    ] = None
+    memory_draw: Annotated[
+        read.MemoryDraw | None,
+        Query(description=f"Only runs with this `memory_draw`. {_SEARCHED}"),
     ] = None
     outcome_reason: Annotated[
         str | None,
@@ -577,7 +581,8 @@ class RunFilters(BaseModel):
             text=self.q,
             error_code=self.error_code,
             outcomes=tuple(dict.fromkeys(self.outcome)),
-            outcome_source=self.outcome_source,
+            judged_by=self.judged_by,
+            memory_draw=self.memory_draw,
             outcome_reason=self.outcome_reason,
             longer_than_s=self.longer_than_s,
             cost_over=self.cost_over,

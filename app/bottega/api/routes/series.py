@@ -24,6 +24,7 @@ from bottega.db.pages import first_id
 from bottega.errors import InvalidInputError
 from bottega.memory.patterns.evidence import Tally, pooled_difference
 from bottega.memory.patterns.pattern import APPLIED, Arm
+from bottega.runs.read import JUDGEMENT, JudgeKind
 
 router = APIRouter(prefix="/v1/metrics", tags=["operations"])
 
@@ -85,9 +86,9 @@ _KEYS: Mapping[OutcomeGrouping, str] = {
     "memory": "CASE WHEN r.memory = 'off' OR r.memory_used LIKE 'none%' "
     "THEN 'without' ELSE 'with' END",
 }
-# The query first reads the labels, because most runs have no label. Ids of runs have the same order
-# as the runs' times.
-_OUTCOMES = """
+# The query first reads the labels and the failures, because most runs have neither. Ids of runs
+# have the same order as the runs' times.
+_OUTCOMES = f"""
     WITH judged AS MATERIALIZED (
         SELECT run_id FROM (
             (SELECT run_id FROM episode_feedback
@@ -98,27 +99,25 @@ _OUTCOMES = """
             (SELECT run_id FROM run_checks
              WHERE tenant_id = :tenant AND run_id >= :first AND run_id < :last
                AND passed IS NOT NULL
-             ORDER BY run_id DESC LIMIT :most)) AS labels
+             ORDER BY run_id DESC LIMIT :most)
+            UNION
+            (SELECT id FROM runs
+             WHERE tenant_id = :tenant AND id >= :first AND id < :last
+               AND error IS NOT NULL AND status IN ('failed', 'timeout')
+             ORDER BY id DESC LIMIT :most)) AS labels
         ORDER BY run_id DESC LIMIT :most
     )
     SELECT looked.at AS judged, g.* FROM (SELECT count(*) AS at FROM judged) AS looked LEFT JOIN (
-    SELECT {key} AS key, s.source, count(*) FILTER (WHERE s.value = 'SUCCESS') AS good,
-           count(*) FILTER (WHERE s.value = 'PARTIAL') AS partly,
-           count(*) FILTER (WHERE s.value = 'FAILURE') AS bad
-    FROM judged j
-    JOIN runs r ON r.tenant_id = :tenant AND r.id = j.run_id
-    LEFT JOIN episode_feedback f ON f.tenant_id = :tenant AND f.run_id = j.run_id
-    LEFT JOIN run_checks c ON c.tenant_id = :tenant AND c.run_id = j.run_id
-    CROSS JOIN LATERAL (SELECT
-        CASE WHEN f.outcome IS NOT NULL THEN 'feedback'
-             WHEN c.results @> jsonb_build_array(jsonb_build_object(
-                 'type', 'judge', 'passed', c.passed)) THEN 'judge' ELSE 'check' END AS source,
-        coalesce(f.outcome, CASE WHEN c.passed THEN 'SUCCESS' ELSE 'FAILURE' END) AS value
-    ) AS s
+    SELECT {{key}} AS key, j.source, count(*) FILTER (WHERE j.value = 'SUCCESS') AS good,
+           count(*) FILTER (WHERE j.value = 'PARTIAL') AS partly,
+           count(*) FILTER (WHERE j.value = 'FAILURE') AS bad
+    FROM judged
+    JOIN runs r ON r.tenant_id = :tenant AND r.id = judged.run_id
+    {JUDGEMENT}
     WHERE NOT r.draft AND r.mode <> 'batch' AND r.parent_task IS NULL
       AND (CAST(:agent AS text) IS NULL OR coalesce(r.agent, r.graph) = :agent)
     GROUP BY 1, 2) AS g ON true
-"""
+"""  # noqa: S608
 _OUTCOMES_BY = {
     by: text(_OUTCOMES.format(key=key)).bindparams(
         *(bindparam(name, type_=Uuid) for name in ("tenant", "first", "last"))
@@ -127,7 +126,7 @@ _OUTCOMES_BY = {
 }
 # Group by pattern, version and state, because candidates and validated patterns are withheld from
 # different shares of runs. If one agent is selected, also group by the agent's version.
-_DRAWN = text("""
+_DRAWN = text(f"""
     WITH drawn AS MATERIALIZED (
         SELECT p.pattern_id, p.version, p.episode_id, p.good, p.arm = ANY (:applied) AS given,
                p.arm = ANY (:of_validated) AS of_validated
@@ -147,11 +146,13 @@ _DRAWN = text("""
     FROM drawn a
     LEFT JOIN episodes e ON e.tenant_id = :tenant AND e.id = a.episode_id
     LEFT JOIN runs r ON r.tenant_id = :tenant AND r.id = e.run_id
-         AND CAST(:agent AS text) IS NOT NULL
-    WHERE CAST(:agent AS text) IS NULL OR e.agent = :agent
+         AND (CAST(:agent AS text) IS NOT NULL OR CAST(:judged_by AS text) IS NOT NULL)
+    {JUDGEMENT}
+    WHERE (CAST(:agent AS text) IS NULL OR e.agent = :agent)
+      AND (CAST(:judged_by AS text) IS NULL OR j.source = :judged_by)
     GROUP BY 1, 2, 3, 4) AS g ON true
     LEFT JOIN patterns p ON p.tenant_id = :tenant AND p.id = g.pattern_id
-""").bindparams(
+""").bindparams(  # noqa: S608
     *(bindparam(name, type_=Uuid) for name in ("tenant", "first", "last")),
     *(bindparam(name, type_=ARRAY(Text)) for name in ("applied", "of_validated", "drawn")),
 )
@@ -245,9 +246,8 @@ class JudgedRuns(Answer):
 
     key: Annotated[str, Field(examples=["clerk@2"])]
     """A day (UTC), an agent or graph, its version, or `with` or `without` for memory."""
-    source: Literal["feedback", "judge", "check"]
-    """Source of the outcome; people's feedback replaces the outcome of checks. `judge`: a model
-    made at least one of the checks."""
+    source: JudgeKind
+    """Source of the outcome, as in a run's `judged_by`."""
     good: int
     """Number of runs with the outcome `SUCCESS`."""
     partly: int
@@ -389,6 +389,10 @@ class EffectQuery(SpanQuery):
         Field(max_length=128, description="Only runs that began with this agent."),
         AfterValidator(storable),
     ] = None
+    judged_by: Annotated[
+        JudgeKind | None,
+        Field(description="Only runs with this source of the outcome; see a run's `judged_by`."),
+    ] = None
 
 
 @router.get(
@@ -434,9 +438,10 @@ async def get_totals(
     operation_id="get_outcomes",
     summary="Read outcomes of judged runs",
     description=(
-        "By day, agent, version or use of memory, and by the source of the label. Runs without a "
-        f"label do not count. Reads the newest {MOST_JUDGED:,} judged runs, and returns at most "
-        f"{MOST_TOTALS} keys: the newest days, or the other keys with most runs."
+        "By day, agent, version or use of memory, and by the source of the outcome. Completed runs "
+        "that nobody judged do not count; failed runs are bad. Reads the newest "
+        f"{MOST_JUDGED:,} judged runs, and returns at most {MOST_TOTALS} keys: the newest days, or "
+        "the other keys with most runs."
     ),
     response_model=Outcomes,
     responses=problems(),
@@ -474,8 +479,9 @@ async def get_outcomes(
 async def get_memory_effect(
     tx: Transaction, tenant: Tenant, query: Annotated[EffectQuery, Query()]
 ) -> MemoryEffect:
-    arms = {"applied": [*APPLIED], "of_validated": _OF_VALIDATED, "drawn": _DRAWN_ARMS}
-    found = (await tx.execute(_DRAWN, await _judged_span(tx, tenant, query) | arms)).all()
+    wanted = {"applied": [*APPLIED], "of_validated": _OF_VALIDATED, "drawn": _DRAWN_ARMS}
+    wanted["judged_by"] = query.judged_by
+    found = (await tx.execute(_DRAWN, await _judged_span(tx, tenant, query) | wanted)).all()
     by_pattern: dict[tuple[UUID, str, int, bool], list[_Pair]] = defaultdict(list)
     by_version: dict[int, list[_Pair]] = defaultdict(list)
     for row in found:

@@ -37,6 +37,7 @@ from bottega.events.types import WaitReason
 from bottega.graph.decisions import NodeStatus, NodeType
 from bottega.json_schema.values import WHOLE
 from bottega.memory.episodes.scope import MemoryMode
+from bottega.runs.read import JudgeKind, MemoryDraw
 
 
 def _positive(amount: str) -> str:
@@ -366,6 +367,16 @@ class NewFork(Body):
         return self
 
 
+class JudgedBy(Answer):
+    """Who judged a run."""
+
+    source: JudgeKind
+    """`feedback`: people; `judge`: checks, at least one of which is a model; `check`: other checks;
+    `status`: the run failed or timed out, and nobody else judged it."""
+    author: str | None
+    """Author of the feedback, as in the feedback's `by`; null: the source is no person."""
+
+
 class RunSummary(Answer):
     """A run, without its input and output."""
 
@@ -395,6 +406,8 @@ class RunSummary(Answer):
     """Reason for which the run waits; null unless its status is `waiting`."""
     outcome: ShownOutcome
     """Result of the run, and the source of this judgement."""
+    judged_by: JudgedBy | None = None
+    """Who judged the run; null: nobody did."""
     stop_reason: str | None
     error: Failure | None
     """Reason why the run did not complete; null: the run completed, or has not ended."""
@@ -415,6 +428,9 @@ class RunSummary(Answer):
     memory_used: Annotated[str, Field(examples=["user", "none (no user)"])]
     """Earlier runs that the run may read: runs of its `user`, runs of its `session`, or runs of the
     `tenant` (see `memory_scope`); or `none` with the reason."""
+    memory_draw: MemoryDraw | None = None
+    """`with`: the run got a pattern that applied; `without`: a random draw withheld all patterns
+    that applied; null: no pattern applied, or the run has no episode yet."""
     metadata: Metadata
     """Your own data, as you sent them."""
     webhook: Webhook | None

@@ -11,7 +11,7 @@ success rate from 0.5 to 0.8. Validated patterns are tested for harm by the same
 fourth look, a new series of four looks begins.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from enum import StrEnum
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from bottega.memory.episodes.scope import LearningOptions
-from bottega.memory.patterns.pattern import Arm, Baseline, Pattern, PatternState
+from bottega.memory.patterns.pattern import APPLIED, Arm, Baseline, Pattern, PatternState
 
 LOOKS = {8: 0.001, 16: 0.005, 32: 0.015, 64: 0.04}
 """Levels of significance, by the number of applications at which a test is made."""
@@ -317,27 +317,43 @@ class Judged(NamedTuple):
     """An application whose outcome is known."""
 
     at: datetime
-    is_given: bool
+    arm: str
     good: bool
     baseline_rate: float | None
+
+    @property
+    def stage(self) -> str:
+        """The state of the pattern at the application; ``reported``: a client reported it."""
+        return _STAGES.get(self.arm, "reported")
+
+
+_STAGES: Mapping[str, str] = {
+    Arm.TRIAL: "trial",
+    Arm.CONTROL: "trial",
+    Arm.USED: "validated",
+    Arm.WITHHELD: "validated",
+}
 
 
 def history(applications: Sequence[Judged]) -> list[dict[str, Any]]:
     """Return the evidence after each application, or after 40 evenly spaced applications.
 
-    Each point has the time ``at``, the number of runs with the pattern (``given``) and without the
-    pattern (``others``), the numbers of successful runs among these (``given_good``,
-    ``others_good``), and the ``p_value``.
+    Each point has the time ``at``, and the runs of its ``stage`` up to this time: the number of
+    runs with the pattern (``given``) and without the pattern (``others``), the numbers of
+    successful runs among these (``given_good``, ``others_good``), and the ``p_value``. The last
+    point of a stage has all runs of the stage.
 
     Args:
         applications: applications with a known outcome, oldest first.
     """
     found = []
     step = max(1, -(-len(applications) // 40))
+    ends = {each.stage: number for number, each in enumerate(applications, start=1)}
     for number, last in enumerate(applications, start=1):
-        if number % step == 0 or number == len(applications):
-            given = [each for each in applications[:number] if each.is_given]
-            others = [each for each in applications[:number] if not each.is_given]
+        if number % step == 0 or number == ends[last.stage]:
+            alike = [each for each in applications[:number] if each.stage == last.stage]
+            given = [each for each in alike if each.arm in APPLIED]
+            others = [each for each in alike if each.arm not in APPLIED]
             rates = [each.baseline_rate for each in given]
             known = [each for each in rates if each is not None]
             rate = fmean(known) if known and len(known) == len(rates) else None
@@ -345,5 +361,6 @@ def history(applications: Sequence[Judged]) -> list[dict[str, Any]]:
             so_far = Comparison(*tallies, rate)
             point = {"given": so_far.given.n, "given_good": so_far.given.good}
             point |= {"others": so_far.without.n, "others_good": so_far.without.good}
-            found.append({"at": last.at, **point, "p_value": so_far.p_better})
+            about = {"at": last.at, "stage": last.stage, "p_value": so_far.p_better}
+            found.append({**about, **point})
     return found

@@ -248,7 +248,7 @@ WHERE a.tenant_id = $1 AND a.pattern_id = $2 AND a.version = $3
 ORDER BY a.at DESC, a.id DESC LIMIT $5
 """
 _NEWEST = """
-SELECT a.at, a.arm = ANY ($4), a.good, a.baseline_rate
+SELECT a.at, a.arm, a.good, a.baseline_rate
 FROM patterns p JOIN pattern_applications a
   ON a.tenant_id = p.tenant_id AND a.pattern_id = p.id AND a.version = p.version
 WHERE p.tenant_id = $1 AND p.id = $2 AND a.good IS NOT NULL
@@ -509,8 +509,7 @@ class PatternStore:
         """Return a pattern version's newest applications whose outcome is known.
 
         The oldest of these applications is first."""
-        given = pattern_id, most, GIVEN_ARMS
-        rows = await self.connection.fetch(_NEWEST, self.tenant_id, *given)
+        rows = await self.connection.fetch(_NEWEST, self.tenant_id, pattern_id, most)
         return [Judged(*row) for row in reversed(rows)]
 
     async def applied(self, of: Pattern, most: int) -> list[Applied]:
