@@ -54,9 +54,15 @@ async def test_an_agent_s_page_tells_its_cost_and_whether_a_version_helped(
     await shows_no_fault(page)
     await expect(told).to_contain_text("Nobody drew lots between the versions")
     await page.get_by_role("link", name="Runs that are not good").first.click()
-    await expect(page.get_by_role("row").filter(has_text="bad (feedback)")).to_have_count(2)
+    await expect(page.get_by_role("row").filter(has_text="bad by people (key:")).to_have_count(2)
     await expect(page.get_by_label("Outcome")).to_have_value("PARTIAL,FAILURE")
     await page.go_back()
+    judges = page.get_by_role("combobox", name="Judged by")
+    await judges.select_option("checks")
+    await expect(page.get_by_text("By checks alone: Version 2 has no judged run")).to_be_visible()
+    await expect(page).to_have_url(re.compile("judged_by=check"))
+    await judges.select_option("people")
+    await expect(page.get_by_text("By people alone: Version 2 cannot be told")).to_be_visible()
     await page.get_by_role("combobox", name="Compare").select_option("version 1")
     await page.get_by_role("combobox", name="with", exact=True).select_option("version 2")
     await expect(page.get_by_text("Version 1 cannot be told from version 2 yet")).to_be_visible()
@@ -86,7 +92,11 @@ async def test_memory_s_page_tells_whether_it_helped(console: Console) -> None:
     async with page.expect_download() as download:
         await page.get_by_role("button", name="Export all effect of memory").click()
     lines = (await (await download.value).path()).read_text().splitlines()
-    assert lines[0].startswith("compared,good_with,runs_with,good_without,runs_without,difference")
-    assert [each.split(",")[-9:-6] for each in lines[1:]] == [["27", "30", "12"]] * 2
+    assert lines[0].startswith("judged_by,compared,good_with,runs_with,good_without,runs_without")
+    assert [each.split(",")[-10:-7] for each in lines[1:]] == [["27", "30", "12"]] * 2
+    assert [each.split(",")[-3] for each in lines[1:]] == ["it helped"] * 2
+    await page.get_by_role("combobox", name="Judged by").select_option("people")
+    await expect(page.get_by_text("It is not known yet if memory helped")).to_be_visible()
+    await page.get_by_role("combobox", name="Judged by").select_option("all")
     await expect(page.get_by_text("No run of this time is judged.")).to_be_visible()
     await shows_no_fault(page)

@@ -1,7 +1,9 @@
 """The pages Health and Usage, with charts, in a real browser."""
 
+import csv
 import re
-from typing import Any
+from functools import partial
+from operator import eq
 
 import pytest
 from playwright.async_api import Page, expect
@@ -16,23 +18,31 @@ ANSWER = sse(chunk("Done.", finish_reason="stop"), {"choices": [], "usage": REPO
 
 
 async def runs_of_two_versions(console: Console) -> None:
-    """Make two runs of each of two versions of ``clerk``; one of the second fails."""
+    """Make two runs of each of two versions of ``clerk``; one of the second fails.
+
+    Those of the first version are as if ten minutes older.
+    """
     await console.define()
     client = console.server.client
+
+    async def counted() -> int:
+        items = (await client.get("/v1/metrics/totals")).json()["items"]
+        return items[0]["runs"] if items else 0
+
     changed = {"description": "Helps.", "system_message": "You help well."}
     for version, answers in enumerate(((ANSWER, ANSWER), (ANSWER, http_error(400))), 1):
         for answer in answers:
             console.model.script(answer)
             run = {"agent": "clerk", "input": "?", "user": "ada", "metadata": {"plan": "pro"}}
             await client.post("/v1/runs?wait=30", json=run)
+        await until(counted, partial(eq, 2 * version))
         if version == 1:
+            for change in (
+                "runs SET created_at = created_at - interval '10 minutes'",
+                "metric_rollups SET at = at - interval '10 minutes' WHERE span = 'minute'",
+            ):
+                await console.server.owner.execute(f"UPDATE {change}")
             (await client.put("/v1/agents/clerk", json=changed)).raise_for_status()
-
-    async def totals() -> list[dict[str, Any]]:
-        items: list[dict[str, Any]] = (await client.get("/v1/metrics/totals")).json()["items"]
-        return items
-
-    await until(totals, lambda items: bool(items) and items[0]["runs"] == 4)
 
 
 async def shows_no_fault(page: Page) -> None:
@@ -78,7 +88,7 @@ async def test_one_agent_is_answered_and_drawn_by_version_in_one_place(console: 
     await runs_of_two_versions(console)
     page = await console.open("health")
     await page.get_by_role("combobox", name="Agent").select_option("clerk")
-    await expect(page.get_by_text("In the last 30 days clerk ran 4 times")).to_be_visible()
+    await expect(page.get_by_text("In the last 7 days clerk ran 4 times")).to_be_visible()
     await expect(page.get_by_role("heading", name="Did a version help?")).to_be_visible()
     await expect(page.get_by_role("heading", name="Did memory help?")).to_be_visible()
     runs = page.get_by_role("figure").filter(
@@ -90,7 +100,7 @@ async def test_one_agent_is_answered_and_drawn_by_version_in_one_place(console: 
     async with page.expect_download() as download:
         await page.get_by_role("button", name="Export all versions of clerk").click()
     lines = (await (await download.value).path()).read_text().splitlines()
-    assert lines[0].startswith("name,runs,failed,good,judged,cost_of_a_run_usd")
+    assert lines[0].startswith("name,runs,failed,judged_by,good,judged,cost_of_a_run_usd")
     assert {each.split(",")[0] for each in lines[1:]} == {"clerk@1", "clerk@2"}
     await page.get_by_role("combobox", name="Lines by").select_option("agent")
     await expect(page).to_have_url(f"{console.address}#/health?agent=clerk&by=agent")
@@ -151,3 +161,69 @@ async def test_a_run_that_used_all_its_calls_names_the_tool_that_kept_failing(
     page = await console.open("health")
     failures = page.get_by_role("region", name="What fails")
     await expect(failures).to_contain_text("In the newest run the tool calculator failed")
+
+
+async def saved(page: Page, what: str) -> list[list[str]]:
+    """Press the button that exports something; return the lines of the file."""
+    async with page.expect_download() as download:
+        await page.get_by_role("button", name=f"Export all {what}", exact=True).click()
+    text = (await (await download.value).path()).read_text()
+    return list(csv.reader(text.splitlines()))
+
+
+@pytest.mark.deep
+async def test_what_went_badly_is_the_same_on_all_pages_and_in_files(console: Console) -> None:
+    await runs_of_two_versions(console)
+    client = console.server.client
+    done = (await client.get("/v1/runs?status=completed")).json()["items"]
+    for run, outcome in zip(done, ("FAILURE", "PARTIAL", "FAILURE"), strict=True):
+        said = {"outcome": outcome, "comment": "Too short."}
+        (await client.post(f"/v1/runs/{run['id']}/feedback", json=said)).raise_for_status()
+    page = await console.open("health")
+    table = page.get_by_role("region", name="What went badly or partly")
+    await expect(table.get_by_role("row")).to_have_count(4)  # the head, two reasons, the total
+    reason = table.get_by_role("row").filter(has_text="Too short.")
+    await expect(reason).to_contain_text(re.compile(r"2 bad by people \(key:.*, 1 partly by"))
+    await expect(table.get_by_role("row").last).to_contain_text("Total4")
+    await expect(table.get_by_role("row").last).to_contain_text("1 bad by status")
+    await reason.get_by_role("button").click()
+    await expect(table.get_by_role("row").filter(has_text="└")).to_have_count(3)
+    await shows_no_fault(page)
+    names, *rows = await saved(page, "what went badly or partly")
+    assert names[:6] == ["reason", "agent", "version", "outcome", "judged_by", "judged_by_name"]
+    assert {row[4] for row in rows} == {"people", "status"}
+    assert [row[7] for row in rows] == ["1"] * 4
+    assert len(await saved(page, "what fails")) == 2
+
+    await page.get_by_role("combobox", name="Agent").select_option("clerk")
+    days = page.get_by_role("region", name="Good runs by day")
+    await expect(days.get_by_role("columnheader").last).to_have_text("By status")
+    names, *rows = await saved(page, "outcomes over time")
+    assert names == ["agent", "day", "judged_by", "good", "partly", "bad"]
+    assert {(row[2], row[4], row[5]) for row in rows} == {
+        ("people", "1", "2"),
+        ("status", "0", "1"),
+    }
+
+    await page.get_by_role("combobox", name="Time").select_option("from … to …")
+    for label, time in (("From", "2026-01-01T00:00"), ("to", "2026-02-01T00:00")):
+        await page.get_by_label(label, exact=True).fill(time)
+        await page.keyboard.press("Tab")
+    await expect(page).to_have_url(re.compile("from=2026-01-01T00%3A00&to=2026-02-01T00%3A00"))
+    await expect(page.get_by_text("It did not run from")).to_be_visible()
+    await page.get_by_role("link", name="Usage", exact=True).click()
+    await expect(page.get_by_text("No run like that has used tokens")).to_be_visible()
+
+    await page.goto(f"{console.address}#/runs?judged_by=status&version=2")
+    row = page.get_by_role("region", name="Runs").get_by_role("row").nth(1)
+    await expect(row).to_contain_text("bad by status")
+    (names, told) = await saved(page, "runs")
+    found = dict(zip(names, told, strict=True))
+    assert (found["outcome"], found["judged_by"], found["version"]) == ("bad", "status", "2")
+    assert found["memory"] == "no pattern"
+    await page.goto(f"{console.address}#/usage?agent=clerk")
+    names, told = await saved(page, "usage")
+    found = dict(zip(names, told, strict=True))
+    assert (found["agent"], found["runs"], found["currency"]) == ("clerk", "4", "USD")
+    assert found["from"] < found["to"]
+    assert found["only_agent"] == "clerk"

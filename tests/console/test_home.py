@@ -104,21 +104,24 @@ async def test_an_agent_that_went_badly_is_named_with_its_version(console: Conso
     bad = {"outcome": "FAILURE", "comment": "It names no date."}
     (await client.post(f"/v1/runs/{run['id']}/feedback", json=bad)).raise_for_status()
     page = await console.open()
-    told = page.get_by_text("clerk version 1 went badly, by people: It names no date.")
+    told = page.get_by_text(re.compile(r"clerk version 1 is bad, by people \(key:.*\): It names"))
     await expect(told).to_be_visible()
     page = await console.open("health")
     badly = page.get_by_role("region", name="What went badly")
     for words in ("It names no date.", "clerk@1", "people"):
         await expect(badly.get_by_role("row").nth(1)).to_contain_text(words)
-    await badly.get_by_role("link", name="clerk@1").click()
+    await badly.get_by_role("row").nth(1).get_by_role("button").click()
+    await badly.get_by_role("row").filter(has_text="└").get_by_role("link", name="1").click()
     await expect(page.get_by_label("Reason contains")).to_have_value("It names no date.")
     await expect(page.get_by_label("Judged by")).to_have_value("feedback")
-    await expect(page.get_by_label("Made in")).to_have_value("24h")
+    await expect(page.get_by_role("combobox", name="Time")).to_have_value("7d")
     await expect(page.get_by_text("1 run, 0 failed;")).to_be_visible()
-    cell = page.get_by_role("row").nth(1).get_by_title("FAILURE: It names no date.")
-    await expect(cell).to_contain_text("bad (feedback)")
+    cell = page.get_by_role("row").nth(1).get_by_title("It names no date.")
+    await expect(cell).to_contain_text("bad by people (key:")
     await page.get_by_role("link", name="?", exact=True).click()
-    await expect(page.get_by_text("It went badly, by people: It names no date.")).to_be_visible()
+    await expect(
+        page.get_by_text(re.compile(r"It is bad, by people \(key:.*\): It names no date\."))
+    ).to_be_visible()
 
 
 async def test_what_is_slow_now_is_named_and_many_failures_have_no_exact_number(

@@ -102,7 +102,7 @@ async def test_a_pattern_shows_how_its_evidence_grew(console: Console) -> None:
     assert stored is None, "five applications are needed"
     page = await console.open("memory/patterns")
     await page.get_by_role("link", name="ask first").click()
-    await expect(page.get_by_role("cell", name="3 of 4", exact=True).first).to_be_visible()
+    await expect(page.get_by_role("cell", name="75 % (3 of 4)").first).to_be_visible()
     assert await violations(page) == []
     await page.get_by_role("button", name="Judge it now").click()
     await expect(page.get_by_role("status").filter(has_text="evidence")).to_be_visible()
@@ -186,7 +186,7 @@ async def test_an_episode_tells_what_failed_and_what_cured_it(console: Console) 
     await expect(steps.filter(has_text="calculator")).to_contain_text("1 / 0")
     await expect(page.locator("ol.steps > li.failed")).to_have_count(1)
     await expect(page.locator("ol.steps > li.failed")).to_contain_text("zero")
-    await expect(page.get_by_text("Says who")).to_be_visible()
+    await expect(page.get_by_text("Judged by")).to_be_visible()
     await expect(page.get_by_text(": Too short.")).to_be_visible()
     await expect(page.get_by_text("then current_time went well")).to_be_visible()
     assert await violations(page) == []

@@ -135,7 +135,7 @@ async def test_runs_are_found_by_what_was_asked(console: Console) -> None:
     await expect(page.get_by_role("link", name="Where is my parcel?")).to_have_count(0)
     assert page.url.endswith("#/runs?q=REFUND")
     await page.get_by_text("More filters").click()
-    await page.get_by_label("Rated by a person").select_option("yes")
+    await page.get_by_label("Rated by people").select_option("yes")
     await expect(page.get_by_text("No run is like that.")).to_be_visible()
     assert await violations(page) == []
     await page.get_by_role("button", name="Show all runs").click()

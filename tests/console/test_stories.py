@@ -152,7 +152,9 @@ async def test_an_answer_is_rated_with_a_comment(console: Console) -> None:
     await expect(page.get_by_text("Rated bad by key:")).to_contain_text("Too short.")
     await expect(good).to_have_attribute("aria-pressed", "false")
     page = await console.open("runs")
-    await expect(page.get_by_role("row").filter(has_text="Italy")).to_contain_text("bad (feedback)")
+    await expect(page.get_by_role("row").filter(has_text="Italy")).to_contain_text(
+        "bad by people (key:"
+    )
 
 
 @pytest.mark.deep

@@ -22,12 +22,13 @@ test("a file for apply has the same request", () => {
 
 test("fields of a table are quoted, and none is a formula", () => {
   const run = { id: "1", question: 'a, "b"\nc', agent: "=1+1", user: "@x", status: "failed",
-    outcome: { value: "FAILURE", source: "check", reason: "=no \"VAT\"" }, output: `-${"x".repeat(400)}`,
+    outcome: { value: "FAILURE", source: "check", reason: "=no \"VAT\"" }, judged_by: { source: "feedback",
+      author: "key:ada" }, memory_draw: "without", output: `-${"x".repeat(400)}`,
     error: { code: "model_unavailable", message: "HTTP 500" }, created_at: "2026-01-01T00:00:00Z", ended_at: null,
     version: 3, usage: { input: 3, output: 1, cost: { amount: "-0.5", currency: "USD" } } };
   const [names, row, end] = csvOf([run], RUN_COLUMNS).split("\r\n");
-  assert.equal(names.split(",").length, 20);
-  assert.equal(row, `1,"a, ""b""\nc",'=1+1,,3,'@x,,failed,model answered HTTP 500,FAILURE,check,"'=no ""VAT"""`
+  assert.equal(names.split(",").length, 22);
+  assert.equal(row, `1,"a, ""b""\nc",'=1+1,,3,'@x,,failed,model answered HTTP 500,"without, by lot",bad,people,key:ada,"'=no ""VAT"""`
     + `,2026-01-01T00:00:00Z,,,3,1,'-0.5,USD,'-${"x".repeat(299)}`);
   assert.equal(end, "");
   const unknown = { ...run, usage: { ...run.usage, cost: { amount: "0", currency: "USD", complete: false } } };

@@ -1,10 +1,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { badlyOf, groupsOf, signatureOf } from "../../../app/bottega/console/js/health/failures.js";
+import { badlyOf, failureOf, groupsOf, numbersOf, signatureOf } from "../../../app/bottega/console/js/health/failures.js";
 import { holdersOf, modelWaits, queueTrouble } from "../../../app/bottega/console/js/health/queue.js";
 import { slowSince, stuckOf } from "../../../app/bottega/console/js/health/slow.js";
-import { fromFirst } from "../../../app/bottega/console/js/parts/points.js";
 
 const run = (id, error, agent = "clerk") => ({ id, agent, status: "failed", error });
 
@@ -20,21 +19,22 @@ test("what differs from run to run is no part of a signature", () => {
 test("failures of the same cause are one group, the largest first", () => {
   const slow = { code: "timeout", message: "the run took longer than its timeout_s of 3 s" };
   const lost = { code: "tool_policy", message: "no such tool" };
-  const groups = groupsOf([run(1, lost), run(2, slow), run(3, { ...slow, message: slow.message.replace("3", "9") }, "b")]);
-  assert.deepEqual(groups.map((each) => [each.code, each.runs.length, each.by]),
-    [["timeout", 2, ["b", "clerk"]], ["tool_policy", 1, ["clerk"]]]);
-  assert.equal(groupsOf([{ id: 1, agent: "a", status: "timeout", error: null }])[0].code, "timeout");
+  const groups = groupsOf([run(1, lost), run(2, slow), run(3, { ...slow, message: slow.message.replace("3", "9") }, "b")],
+    (each) => ({ what: failureOf(each).what }));
+  assert.deepEqual(groups.map(({ runs }) => [numbersOf(runs, (each) => failureOf(each).how),
+    numbersOf(runs, (each) => failureOf(each).of)]), [["2 timeout", "1 clerk, 1 b"], ["1 tool_policy", "1 clerk"]]);
+  assert.equal(failureOf({ id: 1, agent: "a", status: "timeout", error: null }).how, "timeout");
 });
 
 test("runs that went badly are grouped by their reason, who judged them how, and the version of the agent", () => {
   const bad = (id, version, reason, source = "check", value = "FAILURE") => ({ id, agent: "clerk", version,
-    outcome: { value, source, reason } });
+    outcome: { value, source, reason }, judged_by: { source, author: source === "feedback" ? "key:ada" : null } });
   const lacks = 'the answer did not contain "Reference:"';
   const groups = groupsOf([bad(1, 4, null, "feedback"), bad(2, 4, lacks), bad(3, 3, lacks),
     bad(4, 4, lacks), bad(5, 4, lacks, "feedback", "PARTIAL")], badlyOf);
-  assert.deepEqual(groups.map((each) => [each.signature, each.code, each.runs.length, each.by]),
-    [[lacks, "clerk@4", 2, ["bad, by checks"]], ["no reason given", "clerk@4", 1, ["bad, by people"]],
-      [lacks, "clerk@3", 1, ["bad, by checks"]], [lacks, "clerk@4", 1, ["partly, by people"]]]);
+  assert.deepEqual(groups.map((each) => [each.what, each.of, each.runs.length, each.how]),
+    [[lacks, "clerk@4", 2, "bad by checks"], ["no reason given", "clerk@4", 1, "bad by people (key:ada)"],
+      [lacks, "clerk@3", 1, "bad by checks"], [lacks, "clerk@4", 1, "partly by people (key:ada)"]]);
 });
 
 test("runs that wait for a model are told with their agents and causes", () => {
@@ -74,15 +74,6 @@ test("what became far slower than it was is slow, however short its past", () =>
   assert.equal(slowSince([day, ...broke, minute(8, 0.05, 9)]), null);
   assert.equal(slowSince([none, ...fast, minute(5, 0.5, 9)]), null);
   assert.equal(slowSince([]), null);
-});
-
-test("charts begin at the first run", () => {
-  const series = [{ key: "runs", points: [0, 5, 10, 15].map((minute) =>
-    ({ at: new Date(60_000 * minute).toISOString() })) }];
-  const left = (first) => fromFirst(series, first)[0].points.length;
-  assert.deepEqual([undefined, -60_000, 360_000, 960_000].map((ms) => left(ms && new Date(ms).toISOString())),
-    [4, 4, 3, 2]);
-  assert.deepEqual(fromFirst([], "2026-01-01T00:00:00Z"), []);
 });
 
 test("a queue that stands still says since when, why, and what to do", () => {

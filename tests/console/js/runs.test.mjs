@@ -57,8 +57,10 @@ test("a sentence says how a run ended", () => {
 
 test("a judgement says how a run went, who said so and why", () => {
   const outcome = { value: "FAILURE", source: "check", reason: 'the answer did not contain "Reference:"' };
-  assert.equal(judgedOf(outcome), 'went badly, by checks: the answer did not contain "Reference:"');
-  assert.equal(judgedOf({ value: "PARTIAL", source: "feedback", reason: null }), "went partly well, by people");
+  assert.equal(judgedOf({ outcome, judged_by: { source: "judge", author: null } }),
+    'is bad, by judges: the answer did not contain "Reference:"');
+  assert.equal(judgedOf({ outcome: { value: "PARTIAL", reason: null }, judged_by: { source: "feedback",
+    author: "user:ada" } }), "is partly, by people (user:ada)");
 });
 
 test("a cause is the same words for the same error", () => {

@@ -14,6 +14,7 @@ import { Runs } from "./pages/runs.js";
 import { pending, useData } from "./load.js";
 import { Button, Failure, Link, Loading } from "./parts/basics.js";
 import { Dialog } from "./parts/dialog.js";
+import { periodIn } from "./parts/series.js";
 import { dates, theme } from "./preferences.js";
 import { route, scrollBack, title } from "./router.js";
 import { DemoModel } from "./setup/model.js";
@@ -49,6 +50,9 @@ const signedOut = signal(null);
 
 /** Other words for pages: what the API calls them. */
 const ALSO = { interrupts: "approvals" };
+
+/** Pages that keep the period of the page before. */
+const PERIODIC = ["health", "usage", "memory"];
 
 /** A page gets `rest`, the words of its address after the first, and `query`; `id` is the first of `rest`. */
 function page({ path: [area = "", ...rest], query }) {
@@ -165,6 +169,7 @@ function App() {
       <a class="brand" href="#/"><img src="icon.svg" alt="" width="22" height="22" /> Bottega</a>
       <nav aria-label="Pages">
         ${Object.entries(PAGES).map(([area, { name, needs }]) => html`<${Link} needs=${needs} path=${area ? [area] : []}
+          query=${PERIODIC.includes(area) ? periodIn(at.query) : {}}
           aria-current=${area === here ? "page" : null}>${name}
           ${area === "approvals" && mayReview && html`<${Waiting} name=${shown} />`}<//>`)}
       </nav>

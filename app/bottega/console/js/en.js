@@ -29,8 +29,16 @@ export const CONVERSATION_STATES = { answering: "answers", waiting: "waits for y
 export const OUTCOME_WORDS = { SUCCESS: "good", PARTIAL: "partly", FAILURE: "bad", CANCELLED: "cancelled",
   UNKNOWN: "not judged" };
 
-/** Who said what a run was worth. */
-export const LABEL_SOURCES = { feedback: "people", judge: "judges", check: "checks" };
+/** Who judged what a run was worth: the words of all pages and files. */
+export const JUDGES = { feedback: "people", judge: "judges", check: "checks", status: "status" };
+export const JUDGES_MEAN = "People rate answers; judges are models; checks compare texts or schemas; by its status a "
+  + "run is bad that failed or ran out of time, and that nobody else judged.";
+
+/** How chance drew a run for the experiment about memory. */
+export const MEMORY_DRAWS = { with: "with", without: "without, by lot" };
+
+/** How exact times are that are counted in classes. */
+export const ABOUT = "Times with ≈ are within 10 %.";
 
 /** Which runs figures count, the same on all pages; a batch is told by each page. */
 export const COUNTED = "Counted are all runs that are over: completed, failed, out of time or cancelled; no drafts.";

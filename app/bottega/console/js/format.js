@@ -48,6 +48,8 @@ export function duration(ms) {
   return `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
 
+/** A time of seconds that is known within a tenth. */
+export const about = (value) => (value == null ? NONE : `≈ ${seconds(Number(value.toPrecision(2)))}`);
 export const seconds = (value) => (value == null ? NONE : duration(1000 * value));
 export const exact = (at) => (at ? exactTime.format(new Date(at)) : NONE);
 

@@ -7,7 +7,7 @@ import { begun } from "../forms/shape.js";
 import { excerpt } from "../format.js";
 import { html } from "../html.js";
 import { usePostOnce } from "../once.js";
-import { Button, Failure, Link, Panel, Status } from "../parts/basics.js";
+import { Button, Failure, Link, Panel, Select, Status } from "../parts/basics.js";
 import { Decision } from "../parts/decision.js";
 import { Author } from "../parts/readable.js";
 import { instead, useWork } from "../parts/work.js";
@@ -67,9 +67,7 @@ export function DraftChat({ name, draft, asked, onProblems }) {
     </div>
     ${error && html`<${Failure} error=${error} />`}
     <form class="form body" onSubmit=${ask}>
-      <label>Answered by <select value=${model} onChange=${(e) => setChosen(e.target.value)}>
-        ${Object.entries(MODELS).map(([value, words]) => html`<option value=${value}>${words}</option>`)}</select>
-        </label>
+      <${Select} label="Answered by" value=${model} options=${Object.entries(MODELS)} onChange=${setChosen} />
       <label>Question <textarea rows="2" value=${text} onInput=${(e) => setText(e.target.value)}></textarea></label>
       <div class="actions"><${Button} type="submit" kind="primary" busy=${busy || open !== null}
         disabled=${!text.trim()}>Ask<//></div></form><//>`;

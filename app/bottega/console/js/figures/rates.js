@@ -1,5 +1,5 @@
 /** Shares of good runs, compared in words. Pure. */
-import { LABEL_SOURCES } from "../en.js";
+import { JUDGES } from "../en.js";
 
 const NORMAL_95 = 1.96;
 
@@ -10,7 +10,7 @@ export function tallyOf(items) {
 }
 
 /** "people 20 of 21, checks 80 of 83": the good runs of items by who judged them. */
-export const bySource = (items) => Object.entries(LABEL_SOURCES)
+export const bySource = (items) => Object.entries(JUDGES)
   .map(([source, name]) => ({ name, ...tallyOf(items.filter((each) => each.source === source)) }))
   .filter(({ runs }) => runs).map(({ name, good, runs }) => `${name} ${good} of ${runs}`).join(", ");
 
@@ -73,6 +73,10 @@ export function brokenOf(items) {
 
 const UNKNOWN = "It is not known yet if memory helped";
 const MEMORY_WORDS = { better: "Memory helped", worse: "Memory did harm", open: UNKNOWN };
+const HELPED = { better: "it helped", worse: "it did harm", open: "not known yet" };
+
+/** What a comparison of runs with and without something says, in words. */
+export const helped = (of) => HELPED[verdictOf(of)];
 
 /** Whether memory helped, by `GET /v1/metrics/memory-effect`: a sentence. */
 export function memorySentence(effect) {

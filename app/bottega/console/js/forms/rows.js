@@ -2,7 +2,7 @@
 import { useContext, useState } from "preact/hooks";
 
 import { html } from "../html.js";
-import { Button } from "../parts/basics.js";
+import { Button, Select } from "../parts/basics.js";
 import { JsonField, Known, Name } from "./parts.js";
 import { conditionOf, hasRows, meantBy, OPERATORS, rowsOf, TEST, testsOf, typedOf, typeOf, TYPES, withField, withRows,
   withType } from "./shape.js";
@@ -56,15 +56,13 @@ export function ConditionRows({ label, value, onChange, onRemove }) {
   const withOperator = (test, op) => (op === "exists" ? withField({ ...test, op }, "value", undefined)
     : { ...test, op, value: test.value ?? "" });
   return html`<fieldset class="part"><legend>${label}</legend>
-    ${tests.length > 1 && html`<label>Must hold <select value=${group} onChange=${(e) => onChange({
-      [e.target.value]: tests })}><option value="all">all of them</option><option value="any">one of them</option>
-      </select></label>`}
+    ${tests.length > 1 && html`<${Select} label="Must hold" value=${group}
+      options=${[["all", "all of them"], ["any", "one of them"]]} onChange=${(how) => onChange({ [how]: tests })} />`}
     ${tests.map((each, at) => html`<div class="row" key=${at}>
       <label>What <input value=${each.feature} list=${list} required spellcheck=${false} autocomplete="off"
         onInput=${(e) => set(at, { feature: e.target.value })} /></label>
-      <label>Comparison <select value=${each.op}
-        onChange=${(e) => keep(tests.with(at, withOperator(each, e.target.value)))}>
-        ${Object.entries(OPERATORS).map(([op, words]) => html`<option value=${op}>${words}</option>`)}</select></label>
+      <${Select} label="Comparison" value=${each.op} options=${Object.entries(OPERATORS)}
+        onChange=${(op) => keep(tests.with(at, withOperator(each, op)))} />
       ${each.op !== "exists" && html`<label>With <input value=${typedOf(each.value)}
         onInput=${(e) => set(at, { value: meantBy(e.target.value) })} /></label>`}
       ${(tests.length > 1 || onRemove) && html`<${Button} kind="small"

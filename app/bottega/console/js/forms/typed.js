@@ -2,7 +2,7 @@
 import { useContext, useId } from "preact/hooks";
 
 import { html } from "../html.js";
-import { Button } from "../parts/basics.js";
+import { Button, Select } from "../parts/basics.js";
 import { JsonField, Known, Name } from "./parts.js";
 import { ConditionRows, SchemaRows } from "./rows.js";
 import { begun, changedTo, fieldsOf, fits, labelOf, meantBy, typedOf, withField, withPlaceholders } from "./shape.js";
@@ -104,17 +104,15 @@ const Begin = ({ label, onBegin }) => html`<p><span class="small soft">${label}:
   onClick=${onBegin}>Set ${label.toLowerCase()}<//></p>`;
 
 function Switch({ shape, input, value, onChange, gone }) {
-  if (shape.mayBeNull) return html`<label>${shape.label} <select ...${input} value=${String(value ?? "")}
-    onChange=${(e) => onChange(e.target.value === "" ? gone : e.target.value === "true")}>
-    <option value="">usual</option><option value="true">yes</option><option value="false">no</option></select></label>`;
+  if (shape.mayBeNull) return html`<${Select} label=${shape.label} ...${input} any="usual" value=${String(value ?? "")}
+    options=${[["true", "yes"], ["false", "no"]]} onChange=${(text) => onChange(text ? text === "true" : gone)} />`;
   return html`<label class="check"><input type="checkbox" ...${input} checked=${value === true}
     onChange=${(e) => onChange(e.target.checked)} /> ${shape.label}</label>`;
 }
 
-const Choice = ({ shape, input, value, onChange, gone }) => html`<label>${shape.label} <select ...${input}
-  value=${value ?? ""} onChange=${(e) => onChange(e.target.value || gone)}>
-  ${(shape.mayBeNull || value === null) && html`<option value="">usual</option>`}
-  ${shape.choices.map((each) => html`<option value=${each}>${each}</option>`)}</select></label>`;
+const Choice = ({ shape, input, value, onChange, gone }) => html`<${Select} label=${shape.label} ...${input}
+  any=${shape.mayBeNull || value === null ? "usual" : ""} value=${value ?? ""} options=${shape.choices}
+  onChange=${(chosen) => onChange(chosen || gone)} />`;
 
 function Numeric({ shape, input, value, onChange, gone }) {
   const { least, most, isWhole } = shape;
@@ -238,10 +236,9 @@ function Kinds({ shape, value, at, onChange, gone }) {
 function Kind({ kinds, by, value, at, onChange }) {
   const { schemas } = useContext(Known);
   const kind = value[by] in kinds ? value[by] : Object.keys(kinds)[0];
-  return html`<label>${labelOf(by)} <select value=${kind}
-    onChange=${(e) => onChange(changedTo(kinds[e.target.value], value, by, schemas))}>
-    ${Object.keys(kinds).map((each) => html`<option value=${each}>${TOOL_WORDS[each] ?? each}</option>`)}</select>
-    </label>
+  return html`<${Select} label=${labelOf(by)} value=${kind}
+    options=${Object.keys(kinds).map((each) => [each, TOOL_WORDS[each] ?? each])}
+    onChange=${(chosen) => onChange(changedTo(kinds[chosen], value, by, schemas))} />
     ${[true, false].map((isRequired) => html`<${Fields} schema=${kinds[kind]} value=${value} at=${at}
       onChange=${onChange} shown=${(each) => each.name !== by && each.isRequired === isRequired
         && !RARE.includes(each.name)} />`)}

@@ -1,20 +1,19 @@
 /** The drawing of a graph, and all that can be changed in it: by mouse in the drawing, and in lists below it. */
 import { useEffect, useRef, useState } from "preact/hooks";
 
-import { AgentForm } from "../agents/form.js";
-import { contentOf } from "../agents/schema.js";
-import { call, get, url } from "../api.js";
+import { Editor, useEdited } from "../agents/editor.js";
+import { url } from "../api.js";
 import { Known } from "../forms/parts.js";
 import { useKnown, useSchemas } from "../forms/schemas.js";
 import { Fields } from "../forms/typed.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { usePostOnce } from "../once.js";
-import { Button, Empty, Failure, Link, Loaded, Loading, Panel } from "../parts/basics.js";
+import { Button, Empty, Failure, Link, Loaded, Loading, Panel, Select } from "../parts/basics.js";
 import { Canvas } from "../parts/canvas.js";
+import { Rows } from "../parts/lists.js";
 import { instead, useWork } from "../parts/work.js";
 import { may } from "../person.js";
-import { keep, unsaved } from "../unsaved.js";
 import { conditionOf, cycleOf, has, idOf, levelsOf, moved, nameOf, POLICIES, retyped, upstreamOf, withEdge, withNode,
   withoutEdge, withoutNode, withPolicy, withTtl } from "./draft.js";
 
@@ -25,7 +24,7 @@ const KINDS = { agent: "agent", tool: "tool", human: "person", graph: "graph" };
  * `graph`: the draft; `agents`: names of all agents, or null if there are too many; `problems`: `[{pointer, detail}]`
  * of the last try to store it; `onChange` gets another draft; `onAgent` is called after an agent was made.
  */
-export function Editor({ graph, agents, problems, onChange, onAgent }) {
+export function GraphEditor({ graph, agents, problems, onChange, onAgent }) {
   const [chosen, setChosen] = useState(null);
   const [refused, setRefused] = useState(null);
   const level = levelsOf(graph);
@@ -89,8 +88,7 @@ function Agents({ graph, agents, level, chosen, setChosen, change }) {
   };
   return html`<${Panel} title="Agents">
     <div class="body"><form class="filters" onSubmit=${add}>
-      <label>Kind of node <select value=${type} onChange=${(e) => setType(e.target.value)}>
-        ${Object.entries(KINDS).map(([value, word]) => html`<option value=${value}>${word}</option>`)}</select></label>
+      <${Select} label="Kind of node" value=${type} options=${Object.entries(KINDS)} onChange=${setType} />
       <label class="grow">${type === "agent" ? "Add an agent" : "Name of the node"}
         <input value=${name} list=${type === "agent" ? "graph-agents" : undefined} required
           pattern="[a-z][a-z0-9_\\-]{0,63}"
@@ -100,25 +98,21 @@ function Agents({ graph, agents, level, chosen, setChosen, change }) {
         ${(agents ?? []).filter((each) => !has(graph, each)).map((each) => html`<option value=${each} />`)}</datalist>
       <button class="button">Add</button>
     </form></div>
-    <div class="scroll" tabindex="-1"><table class="table">
-      <thead><tr><th scope="col">Agent</th><th scope="col">Level</th><th scope="col">Expires after (s)</th>
-        <th scope="col"><span class="hidden">Changes</span></th></tr></thead>
-      <tbody>${graph.nodes.map((node, at) => [nameOf(node), node, at])
-        .map(([agent, { ttl_s, agent: own }, at]) => html`<tr key=${agent} class=${chosen === agent ? "chosen" : ""}>
-        <td><button type="button" class="link" aria-pressed=${chosen === agent} onClick=${() => setChosen(agent)}>
-          ${agent}</button>
-          ${isUnknown(agents, own) && html`<span class="small bad-text"> no such agent</span>`}</td>
-        <td class="numbers">${level.get(agent) + 1}</td>
-        <td><${Seconds} value=${ttl_s} label=${`Seconds until what ${agent} says expires`}
-          onChange=${(seconds) => change(withTtl(graph, agent, seconds))} /></td>
-        <td class="right"><span class="actions end-of-row">
-          <${Button} kind="small ghost" disabled=${at === 0} aria-label=${`${agent} earlier`}
-            onClick=${() => change(moved(graph, agent, -1))}>↑<//>
-          <${Button} kind="small ghost" disabled=${at === graph.nodes.length - 1} aria-label=${`${agent} later`}
-            onClick=${() => change(moved(graph, agent, 1))}>↓<//>
-          <${Button} kind="small" aria-label=${`Remove ${agent}`}
-            onClick=${(e) => (keepFocus(e), change(withoutNode(graph, agent)))}>Remove<//></span></td></tr>`)}</tbody>
-    </table></div>
+    <${Rows} label="Agents of the graph" items=${graph.nodes} id=${nameOf}
+      head=${["Agent", "Level", "Expires after (s)", ""]} kind=${(node) => (chosen === nameOf(node) ? "chosen" : "")}
+      cells=${(node) => {
+        const name = nameOf(node), at = graph.nodes.indexOf(node);
+        const act = (label, sign, next, isOff) => html`<${Button} kind="small" aria-label=${label} disabled=${isOff}
+          onClick=${(e) => (keepFocus(e), change(next))}>${sign}<//>`;
+        return [html`<button type="button" class="link" aria-pressed=${chosen === name}
+            onClick=${() => setChosen(name)}>${name}</button>${isUnknown(agents, node.agent) && html`<span
+            class="small bad-text"> no such agent</span>`}`, level.get(name) + 1,
+          html`<${Seconds} value=${node.ttl_s} label=${`Seconds until what ${name} says expires`}
+            onChange=${(seconds) => change(withTtl(graph, name, seconds))} />`,
+          html`<span class="actions end-of-row">${act(`${name} earlier`, "↑", moved(graph, name, -1), at === 0)}
+            ${act(`${name} later`, "↓", moved(graph, name, 1), at === graph.nodes.length - 1)}
+            ${act(`Remove ${name}`, "Remove", withoutNode(graph, name), false)}</span>`];
+      }} />
     <p class="small soft">Each level reads only from levels before it. Within a level the order of this table
       counts.</p>
   <//>`;
@@ -140,35 +134,24 @@ function Edges({ graph, chosen, setChosen, change, connect }) {
     event.preventDefault();
     if (connect(wanted.source, wanted.target, wanted.policy)) setWanted({ source: "", target: "", policy: USUAL });
   };
-  const choice = (label, name) =>
-    html`<label>${label} <select required value=${wanted[name]} onChange=${(e) => set({ [name]: e.target.value })}>
-    <option value="">agent</option>${names.map((each) => html`<option value=${each}>${each}</option>`)}</select>
-      </label>`;
+  const choice = (label, name) => html`<${Select} label=${label} required any="agent" value=${wanted[name]}
+    options=${names} onChange=${(value) => set({ [name]: value })} />`;
   return html`<${Panel} title="Edges">
     <div class="body"><form class="filters" onSubmit=${add}>
       ${choice("From", "source")} ${choice("To", "target")}
       <label>Passes on <${Policy} value=${wanted.policy} onChange=${(policy) => set({ policy })} /></label>
       <button class="button">Connect</button>
     </form></div>
-    ${graph.edges.length
-      ? html`<div class="scroll" tabindex="-1"><table class="table">
-        <thead><tr><th scope="col">From</th><th scope="col">To</th><th scope="col">Passes on</th>
-          <th scope="col">Taken</th>
-          <th scope="col"><span class="hidden">Changes</span></th></tr></thead>
-        <tbody>${graph.edges.map(
-          (edge) => html`<tr key=${idOf(edge)}
-            class=${chosen === idOf(edge) || chosen === edge.source || chosen === edge.target ? "chosen" : ""}>
-          <td>${edge.source}</td><td>${edge.target}</td>
-          <td><${Policy} value=${edge.policy} label=${`What passes from ${edge.source} to ${edge.target}`}
-            onFocus=${() => setChosen(idOf(edge))}
-            onChange=${(policy) => change(withPolicy(graph, idOf(edge), policy))} /></td>
-          <td><button type="button" class="link" onClick=${() => setChosen(idOf(edge))}>
-            ${conditionOf(edge) || "always"}<span class="hidden">: when ${edge.source} to ${edge.target} is taken</span>
-            </button></td>
-          <td class="right"><${Button} kind="small" aria-label=${`Remove ${edge.source} to ${edge.target}`}
-            onClick=${(e) => (keepFocus(e), change(withoutEdge(graph, idOf(edge))))}>Remove<//></td></tr>`)}</tbody>
-      </table></div>`
-      : html`<${Empty} title="No agent reads from another yet." />`}
+    <${Rows} label="Edges of the graph" items=${graph.edges} id=${idOf} empty="No agent reads from another yet."
+      head=${["From", "To", "Passes on", "Taken", ""]}
+      kind=${(edge) => ([idOf(edge), edge.source, edge.target].includes(chosen) ? "chosen" : "")} cells=${(edge) => [
+        edge.source, edge.target, html`<${Policy} value=${edge.policy} onFocus=${() => setChosen(idOf(edge))}
+          label=${`What passes from ${edge.source} to ${edge.target}`}
+          onChange=${(policy) => change(withPolicy(graph, idOf(edge), policy))} />`,
+        html`<button type="button" class="link" onClick=${() => setChosen(idOf(edge))}>${conditionOf(edge) || "always"}
+          <span class="hidden">: when ${edge.source} to ${edge.target} is taken</span></button>`,
+        html`<${Button} kind="small" aria-label=${`Remove ${edge.source} to ${edge.target}`}
+          onClick=${(e) => (keepFocus(e), change(withoutEdge(graph, idOf(edge))))}>Remove<//>`]} />
     <p class="small soft">An edge passes what its source says to its target, before the target's first model call.</p>
   <//>`;
 }
@@ -225,9 +208,8 @@ function NodePanel({ graph, at, agents, schemas, change, onAgent }) {
   return html`<${Panel} title=${`Node ${name}`} actions=${way}>
     ${isOpen && agent && isKnown && html`<${NodeAgent} key=${agent} name=${agent} />`}
     ${agent && !isKnown && may("define") && html`<${NewAgent} key=${agent} name=${agent} onMade=${onAgent} />`}
-    <div class="body stacked"><label>Type of ${name} <select value=${type}
-      onChange=${(e) => set(retyped(node, e.target.value))}>${Object.entries(TYPE_WORDS).map(([value, word]) => html`
-        <option value=${value}>${word}</option>`)}</select></label>
+    <div class="body stacked"><${Select} label=${`Type of ${name}`} value=${type}
+      options=${Object.entries(TYPE_WORDS)} onChange=${(value) => set(retyped(node, value))} />
       <${Fields} schema=${schemas.Node} value=${node} at=${`/nodes/${at}`} onChange=${set}
         shown=${(each) => isShown(each) && OWN[type].includes(each.name)} />
       <details><summary>When it runs, repeats, fails</summary><div class="stacked">
@@ -245,8 +227,8 @@ function EdgePanel({ graph, at, schemas, change }) {
   const begin = { always: plain, else: { ...plain, else: true },
     when: { ...plain, when: { feature: "output", op: "contains", value: "" } } };
   return html`<${Panel} title=${`Edge from ${edge.source} to ${edge.target}`}>
-    <div class="body stacked"><label>It is taken <select value=${kind} onChange=${(e) => set(begin[e.target.value])}>
-      ${Object.entries(WHEN).map(([value, words]) => html`<option value=${value}>${words}</option>`)}</select></label>
+    <div class="body stacked"><${Select} label="It is taken" value=${kind}
+      options=${Object.entries(WHEN)} onChange=${(value) => set(begin[value])} />
       ${kind === "when" && html`<${Fields} schema=${schemas.Edge} value=${edge} at=${`/edges/${at}`} onChange=${set}
         shown=${({ name }) => name === "when"} />`}
       <p class="small soft">${conditionOf(edge) ? `Now: ${conditionOf(edge)}` : ""}</p></div><//>`;
@@ -293,47 +275,9 @@ function NewAgent({ name, onMade }) {
 
 /** What is changed and not stored is the same on the agent's own page. */
 function Form({ known, stored }) {
-  const place = `agents/${stored.name}`;
-  const [agent, setAgent] = useState(unsaved(place)?.agent ?? stored);
-  const content = contentOf(agent, known.schemas.AgentContent);
-  const [draft, setDraft] = useState(unsaved(place)?.draft ?? content);
-  const { busy, error, work, setError } = useWork();
-  const [turn, setTurn] = useState(0);
-  const isChanged = JSON.stringify(draft) !== JSON.stringify(content);
-  const change = (next) => {
-    setDraft(next);
-    keep(place, JSON.stringify(next) === JSON.stringify(content) ? null : { agent,
-      base: unsaved(place)?.base ?? null, draft: next });
-  };
-  const path = url`/v1/agents/${agent.name}`;
-  const save = instead(() => work(async () => {
-    const now = await call("PUT", path, draft, { headers: { "If-Match": `"${agent.version}"` } });
-    const left = unsaved(place);
-    if (left) keep(place, left.draft === draft ? null : { ...left, agent: now });
-    setAgent(now);
-    setDraft((other) => (other === draft ? contentOf(now, known.schemas.AgentContent) : other));
-  }));
-  /** Drop what was changed here, for what somebody else has stored. */
-  const readAgain = () => work(async () => {
-    const now = await get(path);
-    keep(place, null);
-    setAgent(now);
-    setDraft(contentOf(now, known.schemas.AgentContent));
-    setTurn(turn + 1);
-  });
-  const undo = () => {
-    change(content);
-    setError(null);
-    setTurn(turn + 1);
-  };
-  return html`<form class="stacked node-agent" aria-label=${`Agent ${agent.name}`} onSubmit=${save}>
-    <p class="small soft">Version ${agent.version} of ${agent.name}. What is saved is its next version, for the next
-      runs of all graphs that name it. <${Link} path=${["agents", agent.name]}>Its page, to try it<//></p>
-    <${AgentForm} known=${{ ...known, problems: error?.problem?.errors ?? [] }} draft=${draft} turn=${turn}
-      onChange=${change} />
-    ${error && html`<${Failure} error=${error} />`}
-    ${error?.status === 412 && html`<p class="note bad">Somebody stored another version meanwhile. <${Button}
-      kind="small" onClick=${readAgain}>Show theirs, and drop this change<//></p>`}
-    <div class="actions"><${Button} needs="define" type="submit" kind="primary" busy=${busy} disabled=${!isChanged}>
-      Save ${agent.name}<//>${isChanged && html`<${Button} onClick=${undo}>Undo its changes<//>`}</div></form>`;
+  const { agent, form } = useEdited(stored, known);
+  return html`<div class="node-agent"><${Editor} ...${form} label=${`Save ${agent.name}`} isAlone=${false}>
+    <p class="small soft body">Version ${agent.version} of ${agent.name}. What is saved is its next version, for the
+      next runs of all graphs that name it. <${Link}
+        path=${["agents", agent.name]}>Its page, to try it<//></p><//></div>`;
 }

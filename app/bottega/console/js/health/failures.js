@@ -1,6 +1,6 @@
-/** Failed runs in groups of the same cause. Pure. */
-import { LABEL_SOURCES, OUTCOME_WORDS } from "../en.js";
-import { causeOf } from "../run/diagnosis.js";
+/** Runs that failed or went badly, in groups that are alike. Pure. */
+import { OUTCOME_WORDS } from "../en.js";
+import { causeOf, judgeOf } from "../run/diagnosis.js";
 
 /** A cause without what differs from run to run: ids, numbers and quoted texts. */
 export function signatureOf(error) {
@@ -10,30 +10,32 @@ export function signatureOf(error) {
     .replace(/(?<!HTTP )\b\d+(?:\.\d+)?/g, "…");
 }
 
-const failureOf = ({ agent, graph, status, error }) => ({ code: error?.code ?? status, signature: signatureOf(error),
-  by: agent ?? graph });
+const nameOf = ({ agent, graph, version }) => `${agent ?? graph}${version ? `@${version}` : ""}`;
 
-/** What makes runs that went badly alike: the reason, who judged, how, and the version of the agent. */
-export const badlyOf = ({ agent, graph, version, outcome: { value, source, reason } }) => ({
-  code: `${agent ?? graph}${version ? `@${version}` : ""}`, signature: reason ?? "no reason given",
-  alike: `${value} ${source}`, by: `${OUTCOME_WORDS[value]}, by ${LABEL_SOURCES[source] ?? source}` });
+/** What failed runs have in common: the cause, and its code; and of which version they are. */
+export const failureOf = (run) => ({ what: signatureOf(run.error), how: run.error?.code ?? run.status,
+  of: nameOf(run) });
+
+/** What runs that went badly have in common: the reason, how they went by whom, and of which version they are. */
+export const badlyOf = (run) => ({ of: nameOf(run), how: `${OUTCOME_WORDS[run.outcome.value]} by ${judgeOf(run)}`,
+  what: run.outcome.reason ?? (run.error ? signatureOf(run.error) : "no reason given") });
 
 /**
- * Groups of runs with the same code and signature, the largest first; `by`: the agents that failed, or who judged.
+ * Groups of runs that are alike, the largest first: `{key, runs, …}`.
  *
  * @param {any[]} runs as of `GET /v1/runs`, the newest first
- * @param {(run: any) => {code: string, signature: string, by: string, alike?: string}} [of] what makes runs alike
+ * @param {(run: any) => Record<string, string>} of what alike runs have in common, which each group has, too
  */
-export function groupsOf(runs, of = failureOf) {
+export function groupsOf(runs, of) {
   const groups = new Map();
   for (const run of runs) {
-    const { code, signature, by, alike = "" } = of(run);
-    const key = `${code} ${signature} ${alike}`;
-    const group = groups.get(key) ?? { key, code, signature, runs: [], by: new Set() };
-    group.runs.push(run);
-    group.by.add(by);
-    groups.set(key, group);
+    const key = Object.values(of(run)).join(" ");
+    if (!groups.has(key)) groups.set(key, { key, ...of(run), runs: [] });
+    groups.get(key).runs.push(run);
   }
-  return [...groups.values()].map((each) => ({ ...each, by: [...each.by].sort() }))
-    .sort((a, b) => b.runs.length - a.runs.length);
+  return [...groups.values()].sort((a, b) => b.runs.length - a.runs.length);
 }
+
+/** "3 bad by people, 1 partly by checks": how often runs have which text. */
+export const numbersOf = (runs, of) => groupsOf(runs, (run) => ({ text: of(run) }))
+  .map((each) => `${each.runs.length} ${each.text}`).join(", ");

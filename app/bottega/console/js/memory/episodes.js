@@ -2,22 +2,21 @@
 import { useRef, useState } from "preact/hooks";
 
 import { post, url, withQuery } from "../api.js";
-import { OUTCOME_WORDS } from "../en.js";
+import { JUDGES, OUTCOME_WORDS } from "../en.js";
 import { count, duration, excerpt, plain } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
-import { Empty, Failure, Figure, Figures, Link, Loaded, Panel, Time, Value } from "../parts/basics.js";
-import { Filter, Pages, Table } from "../parts/lists.js";
+import { Empty, Failure, Figure, Figures, Link, Loaded, Panel, Select, Time, Value } from "../parts/basics.js";
+import { Filter, filtersOf, Pages, Rows } from "../parts/lists.js";
 import { may } from "../person.js";
 import { go } from "../router.js";
 import { Learnt } from "./given.js";
 
-const OUTCOMES = Object.entries(OUTCOME_WORDS).map(([value, words]) => html`<option value=${value} title=${value}>
-  ${words}</option>`);
+const OUTCOMES = Object.entries(OUTCOME_WORDS);
 const TERMS = ["similarity", "recency", "success", "accesses", "domain"];
 const TONES = { SUCCESS: "ok", PARTIAL: "wait", FAILURE: "bad" };
-export const Outcome = ({ value }) => html`<span class="status ${TONES[value] ?? "quiet"}"
-  title=${value}>${OUTCOME_WORDS[value ?? "UNKNOWN"]}</span>`;
+export const Outcome = ({ value }) => html`<span class="status ${TONES[value] ?? "quiet"}">
+  ${OUTCOME_WORDS[value ?? "UNKNOWN"]}</span>`;
 
 /**
  * The texts of a form's fields by their names.
@@ -60,10 +59,8 @@ export function Episodes({ query }) {
     <form class="filters" onSubmit=${search}>
       <label class="grow">Search for episodes like this <input name="text" type="search"
         placeholder="What is the task about?" /></label>
-      <label>Compare with their <select name="by"><option value="task">task</option><option
-        value="result">result</option><option value="whole">whole</option></select></label>
-      <label>That ended in <select name="outcome"><option value="">anything</option>
-        ${OUTCOMES}</select></label>
+      <${Select} name="by" label="Compare with their" options=${["task", "result", "whole"]} />
+      <${Select} name="outcome" label="That ended in" any="anything" options=${OUTCOMES} />
       ${field("user", "User")} ${field("session_id", "Session")}
       <button class="button primary">Search</button>
     </form>
@@ -102,18 +99,14 @@ const shown = (value) => (typeof value === "number" ? value.toFixed(3) : value ?
 
 function Latest({ query, whose }) {
   const path = withQuery("/v1/episodes", { order: "desc", outcome: query.outcome, ...whose });
-  const set = (outcome) => go(["memory"], { ...query, outcome }, { replace: true });
-  return html`<${Panel} title="Latest episodes" actions=${html`<label class="inline">Outcome <select
-    value=${query.outcome ?? ""} onChange=${(e) => set(e.target.value)}><option value="">any</option>
-      ${OUTCOMES}</select></label>`}>
-    <${Pages} key=${path} path=${path} what="episodes" isSaved everyMs=${10_000}>${(items) => items.length
-      ? html`<${Table} label="Episodes" head=${["Task", "Agent", "Outcome", "Result", "When"]}>
-        ${items.map((each) => html`<tr key=${each.id}><td><${Link} path=${["memory", "episodes", each.id]}>
-          ${excerpt(each.summary.task, 90)}<//></td><td>${each.agent ?? "–"}</td><td><${Outcome} value=${each.outcome}
-            /></td><td class="small">${excerpt(each.summary.result, 80)}</td><td><${Time} at=${each.at} /></td></tr>`)}
-              <//>`
-      : html`<${Empty} title="No episode is like that.">
-        <p>A run with memory <code>full</code> leaves one at its end.</p><//>`}<//><//>`;
+  const { choice } = filtersOf(["memory"], query);
+  return html`<${Panel} title="Latest episodes" actions=${choice("outcome", "Outcome", OUTCOMES, { kind: "inline" })}>
+    <${Pages} key=${path} path=${path} what="episodes" isSaved everyMs=${10_000}>${(items) => html`<${Rows}
+      label="Episodes" items=${items} head=${["Task", "Agent", "Outcome", "Result", "When"]}
+      empty="No episode is like that." hint=${html`<p>A run with memory <code>full</code> leaves one at its end.</p>`}
+      cells=${(each) => [html`<${Link} path=${["memory", "episodes", each.id]}>${excerpt(each.summary.task, 90)}<//>`,
+        each.agent ?? "–", html`<${Outcome} value=${each.outcome} />`, excerpt(each.summary.result, 80),
+        html`<${Time} at=${each.at} />`]} />`}<//><//>`;
 }
 
 export function Episode({ id }) {
@@ -126,7 +119,7 @@ export function Episode({ id }) {
             path=${["memory", "runs", episode.run_id]}>what it was given and learnt<//>`}${episode.user
               && ` · user ${episode.user}`}</p></div></div>
     <${Figures}>
-      <${Figure} name="Says who" value=${episode.feedback?.outcome ? "feedback" : "the run"}
+      <${Figure} name="Judged by" value=${JUDGES[episode.verdict?.by ?? "status"] ?? episode.verdict.by}
         note=${episode.feedback && `${episode.feedback.by}${episode.feedback.comment ? `: ${episode.feedback.comment}`
           : ""}`} />
       <${Figure} name="Lasted" value=${duration(episode.execution.duration_s != null

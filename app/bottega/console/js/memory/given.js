@@ -4,7 +4,7 @@ import { excerpt, plain } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Empty, Link, Loaded, Panel, Status, Time } from "../parts/basics.js";
-import { Table } from "../parts/lists.js";
+import { Rows } from "../parts/lists.js";
 import { Worth } from "../parts/run_table.js";
 import { Source } from "../parts/source.js";
 import { isFinal } from "../run/state.js";
@@ -22,7 +22,7 @@ export function Given({ id }) {
   return html`<${Loaded} from=${run} what="the run">${(shown) => html`
     <div class="head"><div><h2>${shown.agent ?? shown.graph}: ${excerpt(plain(shown.input), 120)}</h2>
       <p class="small soft"><${Link} path=${["runs", id]}>the run<//> <${Status}
-        value=${shown.status} /> outcome <${Worth} of=${shown.outcome} /></p></div></div>
+        value=${shown.status} /> outcome <${Worth} of=${shown} /></p></div></div>
     <${Loaded} from=${learning} what="what was learnt">${(found) => html`
       ${found.error && html`<p class="note bad" role="alert">Learning failed: ${found.error}
         ${found.next_at && html`; tried again <${Time} at=${found.next_at} />`}</p>`}
@@ -51,13 +51,11 @@ function Recalled({ id }) {
 }
 
 function Tried({ items }) {
-  if (!items.length) return html`<${Empty} title="No pattern fitted this run." />`;
-  return html`<${Table} label="Patterns tried on the run"
-    head=${["Pattern", "Was it given?", "Followed?", "Went well?", "When"]}>
-    ${items.map((each) => html`<tr key=${each.pattern_id}>
-    <td><${Link} path=${["memory", "patterns", each.pattern_id]}>${each.name}<//> <span
-      class="small soft">version ${each.version}</span></td><td>${arm(each.arm)}</td>
-    <td>${said(each.followed)}</td><td>${said(each.good)}</td><td><${Time} at=${each.at} /></td></tr>`)}<//>`;
+  return html`<${Rows} label="Patterns tried on the run" items=${items} empty="No pattern fitted this run."
+    id=${(each) => each.pattern_id} head=${["Pattern", "Was it given?", "Followed?", "Went well?", "When"]}
+    cells=${(each) => [html`<${Link} path=${["memory", "patterns", each.pattern_id]}>${each.name}<//> <span
+      class="small soft">version ${each.version}</span>`, arm(each.arm), said(each.followed), said(each.good),
+      html`<${Time} at=${each.at} />`]} />`;
 }
 
 const said = (value) => (value == null ? "not known" : value ? "yes" : "no");

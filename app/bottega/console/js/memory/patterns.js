@@ -2,35 +2,30 @@
 import { useState } from "preact/hooks";
 
 import { post, url, withQuery } from "../api.js";
-import { percent } from "../figures/rates.js";
+import { differenceOf, helped, percent, points as pointsOf, rateOf } from "../figures/rates.js";
 import { count, excerpt, plain } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
-import { Empty, Figure, Figures, Link, Loaded, Panel, Time, Value } from "../parts/basics.js";
-import { Act, Confirmed, Pages, Table } from "../parts/lists.js";
-import { go } from "../router.js";
+import { Empty, Link, Loaded, Panel, Time, Value } from "../parts/basics.js";
+import { Act, Confirmed, filtersOf, Pages, Rows } from "../parts/lists.js";
 
-const STATES = ["CANDIDATE", "VALIDATED", "IN_REVIEW", "DEPRECATED"];
 const TONES = { CANDIDATE: "wait", VALIDATED: "ok", IN_REVIEW: "bad", DEPRECATED: "quiet" };
-const State = ({ value }) => html`<span class="status ${TONES[value] ?? "quiet"}">
-  ${value.toLowerCase().replace("_", " ")}</span>`;
+const stateOf = (value) => ({ CANDIDATE: "on trial" }[value] ?? value.toLowerCase().replace("_", " "));
+const State = ({ value }) => html`<span class="status ${TONES[value] ?? "quiet"}">${stateOf(value)}</span>`;
 
 export function Patterns({ query }) {
   const path = withQuery("/v1/patterns", { order: "desc", state: query.state });
-  const set = (state) => go(["memory", "patterns"], { ...query, state }, { replace: true });
-  return html`<${Panel} title="Patterns" actions=${html`<label class="inline">State <select value=${query.state ?? ""}
-    onChange=${(e) => set(e.target.value)}><option value="">any</option>${STATES.map((each) => html`<option>${each}
-      </option>`)}</select></label>`}>
-    <${Pages} key=${path} path=${path} what="patterns" isSaved everyMs=${10_000}>${(items) => items.length
-      ? html`<${Table} label="Patterns" head=${["Pattern", "Kind", "State", "#Applied", "#Went well", "#Confidence",
-        "Changed"]}>${items.map((each) => html`<tr key=${each.id}><td><${Link} path=${["memory", "patterns", each.id]}>
-          ${each.name}<//> <span class="small soft">${excerpt(each.summary, 80)}</span></td>
-        <td>${each.category.toLowerCase()}</td><td><${State} value=${each.lifecycle.state} /></td><td class="right">
-          ${count(each.evidence.applications)}</td><td class="right">${percent(each.evidence.success_rate)}</td><td
-            class="right">${each.evidence.confidence.toFixed(2)}</td><td><${Time} at=${each.updated_at} /></td></tr>`)}
-              <//>`
-      : html`<${Empty} title="No pattern is like that.">
-        <p>Patterns are found in the episodes of many runs, mostly at night; see Reports.</p><//>`}<//><//>`;
+  const { choice } = filtersOf(["memory", "patterns"], query);
+  return html`<${Panel} title="Patterns" actions=${choice("state", "State",
+    Object.keys(TONES).map((each) => [each, stateOf(each)]), { kind: "inline" })}>
+    <${Pages} key=${path} path=${path} what="patterns" isSaved everyMs=${10_000}>${(items) => html`<${Rows}
+      label="Patterns" items=${items} empty="No pattern is like that."
+      hint=${html`<p>Patterns are found in the episodes of many runs, mostly at night; see Reports.</p>`}
+      head=${["Pattern", "Kind", "State", "#Applied", "#Good with it", "#Confidence", "Changed"]} cells=${(each) => [
+        html`<${Link} path=${["memory", "patterns", each.id]}>${each.name}<//> <span class="small soft">${
+          excerpt(each.summary, 80)}</span>`, each.category.toLowerCase(), html`<${State}
+          value=${each.lifecycle.state} />`, count(each.evidence.applications), percent(each.evidence.success_rate),
+        each.evidence.confidence.toFixed(2), html`<${Time} at=${each.updated_at} />`]} />`}<//><//>`;
 }
 
 export function Pattern({ id }) {
@@ -54,20 +49,11 @@ export function Pattern({ id }) {
             { reason: "deprecated in the console" }), found.reload())} />`}</div></div>
     ${told && html`<p class="note" role="status">${told}</p>`}
     <p>${pattern.summary}</p>
-    ${pattern.lifecycle.decision && html`<p>When its evidence was judged last: ${pattern.lifecycle.decision}. <span
-      class="small soft">A pattern is validated once the chance p that it does not help is below the level; the level
-      is lower at each look, so that many looks prove nothing by luck.</span></p>`}
-    <${Figures}>
-      <${Figure} name="Went well with it" value=${percent(pattern.evidence.success_rate)}
-        note=${`of ${count(pattern.evidence.applications)} lately`} />
-      <${Figure} name="Without it" value=${percent(pattern.evidence.baseline.rate)}
-        note=${`${pattern.evidence.baseline.name.replaceAll("_", " ")}, ${count(pattern.evidence.baseline.n)} runs`} />
-      <${Figure} name="Confidence" value=${pattern.evidence.confidence.toFixed(2)} />
-      <${Figure} name="p-value" value=${pattern.evidence.p_value == null ? "–"
-        : pattern.evidence.p_value.toPrecision(2)} />
-      <${Figure} name="Uses" value=${count(pattern.lifecycle.uses)}
-        note=${pattern.lifecycle.last_used && html`last <${Time} at=${pattern.lifecycle.last_used} />`} />
-    <//>
+    <p class="small soft">${count(pattern.lifecycle.uses)} runs got it${pattern.lifecycle.last_used && html`, the
+      last <${Time} at=${pattern.lifecycle.last_used} />`}. Its confidence is${" "}
+      ${pattern.evidence.confidence.toFixed(2)} of 1.</p>
+    <${Panel} title="Did it help?"><${Loaded} from=${evidence} what="the evidence">${({ points }) => html`<${Stages}
+      points=${points} />`}<//><${Decision} text=${pattern.lifecycle.decision} /><//>
     <${Panel} title="Evidence over time"><${Loaded} from=${evidence} what="the evidence">
       ${(history) => html`<${EvidenceTable} ...${history} />`}<//><//>
     <div class="columns">
@@ -93,15 +79,33 @@ function Sources({ evidence }) {
       class="mono small">${plain(id).slice(0, 8)}…<//> `)}</p>`)}</div>`;
 }
 
-function EvidenceTable({ points, more }) {
-  if (!points.length) return html`<${Empty} title="No application has been judged yet." />`;
-  const rate = (good, n) => (n ? `${count(good)} of ${count(n)}` : "–");
-  return html`<div class="body">
-    <${Table} label="Evidence over time" head=${["When", "#Went well with it", "#Without it (control)", "#p-value"]}>
-      ${points.map((each, i) =>
-        html`<tr key=${i}><td><${Time} at=${each.at} /></td><td class="right">${rate(each.given_good, each.given)}</td>
-          <td class="right">${rate(each.others_good, each.others)}</td>
-          <td class="right">${each.p_value.toPrecision(2)}</td></tr>`)}<//>
-    ${more && html`<p class="small soft">Older applications than the 500 counted are left out.</p>`}
-  </div>`;
+const STAGES = { trial: "on trial", validated: "validated", reported: "told by a client" };
+const sidesOf = (point) => [{ good: point.given_good, runs: point.given },
+  { good: point.others_good, runs: point.others }];
+
+/** What came of the pattern in each of its states, with it and without. */
+function Stages({ points }) {
+  const last = Object.keys(STAGES).flatMap((stage) => points.findLast((each) => each.stage === stage) ?? []);
+  return last.length > 0 && html`<${Rows} label="Evidence by state" items=${last} id=${({ stage }) => stage}
+    head=${["Runs while it was", "#Good with it", "#Good without it", "#Difference", "#95 % certainty", "Did it help?"]}
+    cells=${(point) => {
+      const [given, without] = sidesOf(point), of = differenceOf(given, without);
+      return [STAGES[point.stage], rateOf(given), rateOf(without), ...(of ? [`${pointsOf(of.difference)} points`,
+        `${pointsOf(of.low)} to ${pointsOf(of.high)}`, helped(of)] : ["–", "–", "not known yet"])];
+    }} />`;
 }
+
+/** The last decision, with what its p means: a validated pattern is tested for harm, one on trial for help. */
+const Decision = ({ text }) => text && html`<p class="body">The last decision: ${text}. <span class="small soft">${
+  /(stays validated|goes into review)$/.test(text) ? `A validated pattern is tested for harm: p is the chance of a
+    result at least as bad if it does no harm, so a p near 1 speaks for it; below the level it goes into review.`
+    : `A pattern on trial is tested for help: p is the chance of a result at least as good if it does not help; below
+    the level it is validated.`}
+  ${" "}The runs are those of this series of looks, after 8, 16, 32 and 64; each look has its level, so that many looks
+  prove nothing by luck.</span></p>`;
+
+const EvidenceTable = ({ points, more }) => html`<${Rows} label="Evidence over time" items=${points}
+    empty="No application has been judged yet." id=${(each) => `${each.at} ${each.stage}`}
+    head=${["When", "While it was", "#Good with it", "#Good without it"]}
+    cells=${(each) => [html`<${Time} at=${each.at} />`, STAGES[each.stage], ...sidesOf(each).map(rateOf)]} />
+  ${more && html`<p class="small soft body">Older applications than the 500 counted are left out.</p>`}`;

@@ -1,17 +1,15 @@
 /** Servers of models, and whether they answer. */
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useRef, } from "preact/hooks";
 
 import { call, url } from "../api.js";
 import { count } from "../format.js";
-import { Known } from "../forms/parts.js";
+import { SchemaForm } from "../forms/schema_form.js";
 import { useSchemas } from "../forms/schemas.js";
-import { Fields } from "../forms/typed.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
-import { Button, Empty, Failure, Link, Loaded, Panel } from "../parts/basics.js";
-import { Confirmed, Pages, Table } from "../parts/lists.js";
+import { Button, Link, Loaded, Panel } from "../parts/basics.js";
+import { Confirmed, Pages, Rows } from "../parts/lists.js";
 import { ServerState } from "../parts/waits.js";
-import { instead, useWork } from "../parts/work.js";
 import { go } from "../router.js";
 import { isOpen } from "../setup/model.js";
 
@@ -41,21 +39,17 @@ export function Providers({ query }) {
   return html`<${Panel} title="Providers" actions=${html`<${Button} kind="small" needs="define"
     onClick=${() => (isOpen.value = true)}>Connect a model<//>`}>
     <${Pages} everyMs=${PROVIDERS_EVERY_MS} path="/v1/providers?view=full" what="providers">
-    ${(providers, reload) => html`${providers.length
-      ? html`<${Table} label="Providers" 
-        head=${["Name", "Address", "Dialect", "Key", "Limits", "Prices", "Of", "Now", ""]}>
-        ${providers.map((each) => html`<tr key=${each.name}><td>${each.name}</td><td class="small">
-          ${each.base_url ?? "–"}</td><td>${each.dialect}</td>
-        <td class="small">${each.key ? html`secret <code>${each.key.secret}</code>` : "none"}</td><td class="small">
-          ${limits(each)}</td><td class="small">${pricesOf(each)}${each.owner === "tenant"
-            && html` <${Link} needs="define" path=${["operations", "providers"]} query=${{ of: each.name }}>Set
-            prices<//>`}</td><td>${each.owner}</td>
-        <td class="small"><${ServerState} health=${states.data?.items.find(({ name }) => name === each.name)} /></td>
-        <td class="actions">${each.owner === "tenant" && html`<${Button} kind="small" needs="define"
+    ${(providers, reload) => html`<${Rows} label="Providers" items=${providers} id=${({ name }) => name}
+      empty="There is no provider but the server's own."
+      head=${["Name", "Address", "Dialect", "Key", "Limits", "Prices", "Of", "Now", ""]} cells=${(each) => [each.name,
+        each.base_url ?? "–", each.dialect, each.key ? html`secret <code>${each.key.secret}</code>` : "none",
+        limits(each), html`${pricesOf(each)}${each.owner === "tenant" && html` <${Link} needs="define"
+          path=${["operations", "providers"]} query=${{ of: each.name }}>Set prices<//>`}`, each.owner,
+        html`<${ServerState} health=${states.data?.items.find(({ name }) => name === each.name)} />`,
+        each.owner === "tenant" && html`<span class="actions"><${Button} kind="small" needs="define"
           aria-label=${`Change ${each.name}`} onClick=${() => show({ of: each.name })}>Change<//>
           <${Confirmed} needs="define" label="Delete" question=${`Delete ${each.name}?`}
-            act=${async () => (await call("DELETE", url`/v1/providers/${each.name}`), reload())} />`}</td></tr>`)}<//>`
-      : html`<${Empty} title="There is no provider but the server's own." />`}
+            act=${async () => (await call("DELETE", url`/v1/providers/${each.name}`), reload())} /></span>`]} />
       <${Wanted} ...${{ query, providers }} onDone=${() => (show({}), reload())} />`}<//><//>`;
 }
 
@@ -74,31 +68,24 @@ function limits(provider) {
 /** `model`: one whose price is wanted. `onDone` is called once it is stored, or left. */
 function ProviderForm({ name, model, onDone }) {
   const stored = useData(url`/v1/providers/${name}`);
-  const [schemas, failed] = useSchemas();
-  if (failed) return html`<${Failure} error=${failed} />`;
+  const [schemas] = useSchemas();
   return schemas && html`<${Loaded} from=${stored} what="the provider">${(provider) => html`<${Form}
-    ...${{ provider, model, schema: schemas.ProviderBody, schemas, onDone }} />`}<//>`;
+    ...${{ provider, model, schema: schemas.ProviderBody, onDone }} />`}<//>`;
 }
 
-function Form({ provider, model, schema, schemas, onDone }) {
+function Form({ provider, model, schema, onDone }) {
   const content = Object.fromEntries(Object.entries(provider).filter(([name]) => name in schema.properties));
-  const [draft, setDraft] = useState(model && !content.prices?.[model]
-    ? { ...content, prices: { ...content.prices, [model]: {} } } : content);
-  const { busy, error, work } = useWork();
+  const value = model && !content.prices?.[model]
+    ? { ...content, prices: { ...content.prices, [model]: {} } } : content;
   const box = useRef(null);
   useEffect(() => box.current.scrollIntoView({ block: "nearest" }), []);
-  const save = instead(() => work(() => call("PUT", url`/v1/providers/${provider.name}`, draft,
-    { headers: { "If-Match": `"${provider.version}"` } }).then(onDone)));
-  const fields = (isShown) => html`<${Fields} schema=${schema} value=${draft} at="" onChange=${setDraft}
-    shown=${({ name }) => isShown(name)} />`;
-  return html`<form class="form body" ref=${box} onSubmit=${save}><h3>Change ${provider.name}</h3>
-    <${Known.Provider} value=${{ schemas, problems: error?.problem?.errors ?? [] }}>
+  const send = (draft) => call("PUT", url`/v1/providers/${provider.name}`, draft,
+    { headers: { "If-Match": `"${provider.version}"` } }).then(onDone);
+  return html`<div ref=${box}><h3 class="body">Change ${provider.name}</h3><${SchemaForm} schema="ProviderBody"
+    value=${value} label="Save" send=${send} onCancel=${onDone} show=${(fields) => html`
       <p class="small soft">Prices are in US dollars for a million tokens. They count from the next call on: what past
         calls cost stays as it was counted.</p>
-      ${fields((name) => name === "prices")}
+      ${fields(({ name }) => name === "prices")}
       <details open=${!model}><summary>All else</summary><div class="form">
-        ${fields((name) => !["prices", "name"].includes(name))}</div></details><//>
-    ${error && html`<${Failure} error=${error} />`}
-    <div class="actions"><${Button} type="submit" kind="primary" busy=${busy} needs="define">Save<//>
-      <${Button} onClick=${onDone}>Cancel<//></div></form>`;
+        ${fields(({ name }) => !["prices", "name"].includes(name))}</div></details>`} /></div>`;
 }

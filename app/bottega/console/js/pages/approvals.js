@@ -10,7 +10,7 @@ import { Button, Empty, Link, Loaded, Panel, Tabs, Time, useHeading } from "../p
 import { readBefore, Results, useChecks, useOthers, worth } from "../parts/checked.js";
 import { Decision } from "../parts/decision.js";
 import { useKeys } from "../parts/keys.js";
-import { Filter, Pages, usePages } from "../parts/lists.js";
+import { filtersOf, Pages, usePages } from "../parts/lists.js";
 import { Markdown } from "../parts/markdown.js";
 import { Author } from "../parts/readable.js";
 import { forAll } from "../parts/work.js";
@@ -62,11 +62,11 @@ export function Approvals({ query }) {
 
 /** All that was decided, the latest decision first. */
 function Decided({ query }) {
-  const path = withQuery("/v1/interrupts", { status: "resolved", order: "resolved_at",
-    user: query.user });
-  return html`<form class="filters" onSubmit=${(e) => e.preventDefault()}><${Filter} label="User"
-      value=${query.user ?? ""} onChange=${(user) => go(["approvals"], { tab: "decided", user }, { replace: true })} />
-    </form><${Panel}><${Pages} key=${path} path=${path} what="decisions" everyMs=${EVERY_MS} isSaved>${(items) =>
+  const path = withQuery("/v1/interrupts", { status: "resolved", order: "resolved_at", user: query.user });
+  const { field } = filtersOf(["approvals"], { tab: "decided" });
+  return html`<form class="filters" onSubmit=${(e) => e.preventDefault()}>${field("user", "User",
+    { value: query.user ?? "" })}</form>
+    <${Panel}><${Pages} key=${path} path=${path} what="decisions" everyMs=${EVERY_MS} isSaved>${(items) =>
       items.length ? html`<${Decisions} of=${items} />` : html`<${Empty} title="Nothing was decided." />`}<//><//>`;
 }
 

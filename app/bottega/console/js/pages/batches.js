@@ -4,7 +4,7 @@ import { count, duration, money, shortId, tokens } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Empty, Link, Loaded, Panel, Status, Time } from "../parts/basics.js";
-import { Confirmed, Pages, Table } from "../parts/lists.js";
+import { Confirmed, Pages, Rows } from "../parts/lists.js";
 import { RunTable } from "../parts/run_table.js";
 import { isFinal } from "../run/state.js";
 
@@ -13,34 +13,29 @@ const OPEN = ["queued", "running", "waiting"];
 const HEAD = ["Batch", "Of", "Status", "Progress", "#Completed", "#Failed", "#Time left", "#Tokens", "#Cost", "Made",
   ""];
 
-function Row({ batch, reload }) {
-  const { counts, usage } = batch;
-  const failed = counts.failed + counts.timeout;
-  const over = batch.total - OPEN.reduce((sum, status) => sum + counts[status], 0);
-  const act = (what) => () => post(url`/v1/batches/${batch.id}/${what}`).then(reload);
-  return html`<tr>
-    <td><${Link} path=${["batches", batch.id]} class="mono" title=${batch.id}>${shortId(batch.id)}<//></td>
-    <td>${batch.agent ?? batch.graph}</td><td><${Status} value=${batch.status} /></td>
-    <td><progress value=${over} max=${batch.total}
-      aria-label="Items that are over"></progress> ${count(over)} of ${count(batch.total)}</td>
-    <td class="right">${count(counts.completed)}</td><td class="right">${count(failed)}</td>
-    <td class="right">${batch.seconds_left == null ? "–" : duration(batch.seconds_left * 1000)}</td>
-    <td class="right">${usage ? tokens(usage.input + usage.output) : "–"}</td>
-    <td class="right">${money(usage?.cost)}</td>
-    <td><${Time} at=${batch.created_at} /></td>
-    <td>${batch.ended_at
-      ? failed > 0 && html`<${Confirmed} needs="run" kind="small" label="Retry"
+const Listed = ({ batches, reload }) => html`<${Rows} label="Batches" head=${HEAD} items=${batches}
+  empty="There is no batch." hint=${html`<p>Start one with <code>bottega batch FILE.jsonl --agent NAME</code>.</p>`}
+  cells=${(batch) => {
+    const { counts, usage } = batch;
+    const failed = counts.failed + counts.timeout;
+    const over = batch.total - OPEN.reduce((sum, status) => sum + counts[status], 0);
+    const act = (what) => () => post(url`/v1/batches/${batch.id}/${what}`).then(reload);
+    return [html`<${Link} path=${["batches", batch.id]} class="mono" title=${batch.id}>${shortId(batch.id)}<//>`,
+      batch.agent ?? batch.graph, html`<${Status} value=${batch.status} />`, html`<progress value=${over}
+        max=${batch.total} aria-label="Items that are over"></progress> ${count(over)} of ${count(batch.total)}`,
+      count(counts.completed), count(failed), batch.seconds_left == null ? "–" : duration(batch.seconds_left * 1000),
+      usage ? tokens(usage.input + usage.output) : "–", money(usage?.cost), html`<${Time} at=${batch.created_at} />`,
+      batch.ended_at ? failed > 0 && html`<${Confirmed} needs="run" kind="small" label="Retry"
         question="Repeat the failed items?" act=${act("retry")} />`
-      : html`<${Confirmed} needs="run" label="Cancel" question="Cancel all open items?"
-        act=${act("cancel")} />`}</td></tr>`;
-}
+        : html`<${Confirmed} needs="run" label="Cancel" question="Cancel all open items?" act=${act("cancel")} />`];
+  }} />`;
 
 function Items({ id }) {
   const found = useData(url`/v1/batches/${id}`, { everyMs: 2000, ended: isOver });
   const isLast = ({ status }) => isFinal(status) && found.data !== null && isOver(found.data);
   return html`<div class="head"><h1>Batch</h1></div>
     <${Panel}><${Loaded} from=${found} what="the batch">${(batch) => html`
-      <${Table} label="Batch" head=${HEAD}><${Row} batch=${batch} reload=${found.reload} /><//>
+      <${Listed} batches=${[batch]} reload=${found.reload} />
       ${batch.error && html`<p class="note bad">${batch.error.message}</p>`}`}<//><//>
     <${Panel} title="Items that have begun"><${Pages} path=${url`/v1/runs?parent_run_id=${id}`} what="items"
       everyMs=${5000} isOver=${isLast}>${(runs) => runs.length
@@ -51,9 +46,5 @@ export function Batches({ id }) {
   if (id) return html`<${Items} id=${id} key=${id} />`;
   return html`<div class="head"><h1>Batches</h1></div>
     <${Panel}><${Pages} path="/v1/batches?order=desc" what="batches" isSaved everyMs=${2000}
-      isOver=${isOver}>${(batches, reload) => batches.length
-      ? html`<${Table} label="Batches" head=${HEAD}>${batches.map((batch) => html`
-          <${Row} key=${batch.id} batch=${batch} reload=${reload} />`)}<//>`
-      : html`<${Empty} title="There is no batch.">
-          <p>Start one with <code>bottega batch FILE.jsonl --agent NAME</code>.</p><//>`}<//><//>`;
+      isOver=${isOver}>${(batches, reload) => html`<${Listed} ...${{ batches, reload }} />`}<//><//>`;
 }

@@ -8,7 +8,7 @@ import { count, duration, knownAmount, money, plain, shortId, tokens } from "../
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { Button, Copy, Empty, Link, Loaded, Panel, Status, Time } from "../parts/basics.js";
-import { Pages, usePages } from "../parts/lists.js";
+import { Pages, Rows, usePages } from "../parts/lists.js";
 import { titleOf, worth } from "../parts/run_table.js";
 import { Source } from "../parts/source.js";
 import { go } from "../router.js";
@@ -75,7 +75,7 @@ function Questions({ before, after }) {
 /** What a run was worth, and its version. */
 function Worth({ id }) {
   const { data } = useData(url`/v1/runs/${id}`);
-  return data && html`<span class="small">${data.outcome.source ? `outcome ${worth(data.outcome)}` : "not judged"}
+  return data && html`<span class="small">${data.judged_by ? worth(data) : "not judged"}
     ${data.version && ` · version ${data.version}`}</span>`;
 }
 
@@ -120,13 +120,9 @@ const compared = ({ is_same, version: { before, after } }) =>
   is_same ? "same" : before === null ? "only after" : after === null ? "only before" : "differs";
 
 const Received = ({ agent, items, more }) => items.length === 0 ? null : html`
-  <div class="scroll" tabindex="0" role="region" aria-label=${`What ${agent} received`}><table class="table">
-    <thead><tr><th scope="col">Received from</th><th scope="col">Before</th><th scope="col">After</th>
-      <th scope="col">Text</th></tr></thead>
-    <tbody>${items.map((each) =>
-      html`<tr key=${each.source}><th scope="row"><${Source} of=${each.source} /></th><td>${at(each)("before")}</td>
-        <td>${at(each)("after")}</td>
-      <td>${compared(each)}</td></tr>`)}</tbody></table></div>
+  <${Rows} label=${`What ${agent} received`} items=${items} id=${({ source }) => source}
+    head=${["Received from", "Before", "After", "Text"]} cells=${(each) => [html`<${Source} of=${each.source} />`,
+      at(each)("before"), at(each)("after"), compared(each)]} />
   ${more && html`<p class="small soft">There are more than 100 sources.</p>`}`;
 
 /** Beside the answers of models, a run's end and its waits come, whatever was asked for. */
@@ -181,7 +177,7 @@ function Choice({ run, onChoose }) {
             <${Button} kind="small" onClick=${() => onChoose(each.id)}
               aria-label=${`Compare with ${each.id}`}>Compare<//>
             <span>${titleOf(each, 80)}</span> <${Status} value=${each.status} /> <span class="small soft">
-              ${[worth(each.outcome), each.version && `version ${each.version}`].filter(Boolean).join(" · ")} · made
+              ${[worth(each), each.version && `version ${each.version}`].filter(Boolean).join(" · ")} · made
               ${" "}<${Time} at=${each.created_at} /></span>
             ${relation(run, each) && html`<strong class="small">${relation(run, each)}</strong>`}</div></li>`)}</ul>`;
     }}<//>
@@ -217,16 +213,12 @@ function change(before, after) {
 }
 
 /** A row for each figure that `of` has as `{before, after}`; `label`: for screen readers. */
-const Differences = ({ of, label }) =>
-  html`<div class="scroll" tabindex="0" role="region" aria-label=${label}><table class="table">
-  <thead><tr><th scope="col">Figure</th><th scope="col" class="right">Before</th>
-    <th scope="col" class="right">After</th><th scope="col" class="right">Change</th></tr></thead>
-  <tbody>${ROWS.filter(([name]) => of[name]).map(([name, label, shown]) => {
+const Differences = ({ of, label }) => html`<${Rows} label=${label} items=${ROWS.filter(([name]) => of[name])}
+  id=${([name]) => name} head=${["Figure", "#Before", "#After", "#Change"]} cells=${([name, label, shown]) => {
     const changed = change(amount(of[name].before), amount(of[name].after));
-    return html`<tr key=${name}><th scope="row">${label}</th>
-      <td class="right">${shown(of[name].before)}</td><td class="right">${shown(of[name].after)}</td>
-      <td class="right">${["same", "–"].includes(changed) ? changed : html`<mark>${changed}</mark>`}</td></tr>`;
-  })}</tbody></table></div>`;
+    return [label, shown(of[name].before), shown(of[name].after),
+      ["same", "–"].includes(changed) ? changed : html`<mark>${changed}</mark>`];
+  }} />`;
 
 /** A line of a column; the element `tag` (`del` or `ins`) marks the part that only this line has. */
 function Line({ row, side, tag }) {

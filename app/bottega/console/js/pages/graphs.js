@@ -4,14 +4,14 @@ import { useEffect, useState } from "preact/hooks";
 import { call, get, post, url } from "../api.js";
 import { excerpt } from "../format.js";
 import { changes, draftOf, POLICIES } from "../graphs/draft.js";
-import { Editor, MissingAgents } from "../graphs/editor.js";
+import { GraphEditor, MissingAgents } from "../graphs/editor.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { usePostOnce } from "../once.js";
-import { Button, chosenOf, Empty, Failure, Link, Loaded, Panel, permitted, Status, Tabs, Time,
+import { Button, chosenOf, Failure, Link, Loaded, Panel, permitted, Status, Tabs, Time,
   Value } from "../parts/basics.js";
 import { Dialog } from "../parts/dialog.js";
-import { Pages, Table } from "../parts/lists.js";
+import { Pages, Rows } from "../parts/lists.js";
 import { instead, useWork } from "../parts/work.js";
 import { may } from "../person.js";
 import { follow, go } from "../router.js";
@@ -27,13 +27,11 @@ function All() {
   return html`
     <div class="head"><h1>Graphs</h1></div>
     <${New} />
-    <${Panel}><${Pages} path="/v1/graphs" what="graphs">${(graphs) => graphs.length
-      ? html`<${Table} label="Graphs" head=${["Graph", "#Version", "Stored"]}>${graphs.map((graph) => html`<tr
-        key=${graph.name}>
-          <td><${Link} path=${["graphs", graph.name]}>${graph.name}<//></td><td class="right">${graph.version}</td><td>
-            <${Time} at=${graph.created_at} /></td></tr>`)}<//>`
-      : html`<${Empty} title="There is no graph yet.">
-        <p>A graph says which agents receive whose answers. Make one above.</p><//>`}<//><//>`;
+    <${Panel}><${Pages} path="/v1/graphs" what="graphs">${(graphs) => html`<${Rows} label="Graphs" items=${graphs}
+      id=${({ name }) => name} head=${["Graph", "#Version", "Stored"]} empty="There is no graph yet."
+      hint=${html`<p>A graph says which agents receive whose answers. Make one above.</p>`} cells=${(graph) => [
+        html`<${Link} path=${["graphs", graph.name]}>${graph.name}<//>`, graph.version,
+        html`<${Time} at=${graph.created_at} />`]} />`}<//><//>`;
 }
 
 function New() {
@@ -111,7 +109,7 @@ function Workshop({ graph, agents, query, reload, onAgent }) {
     ${isChanged && html`<p class="note" role="status">Not saved: ${differences.join(" · ")}</p>`}
     <${MissingAgents} graph=${draft} agents=${agents} />
     <${Tabs} tabs=${permitted(TABS)} chosen=${tab} onChoose=${show} label="Views of the graph" />
-    ${tab === "edit" && html`<${Editor} graph=${draft} agents=${agents} problems=${error?.problem?.errors ?? []}
+    ${tab === "edit" && html`<${GraphEditor} graph=${draft} agents=${agents} problems=${error?.problem?.errors ?? []}
       onAgent=${onAgent} onChange=${(next) => setDrafts((old) => [...old, next])} />`}
     ${tab === "try" && html`<${Trial} name=${name} agents=${agents} isChanged=${isChanged} />`}
     ${tab === "versions" && html`<${Versions} key=${base.version} name=${name} current=${base.version}

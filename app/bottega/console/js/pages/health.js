@@ -1,30 +1,31 @@
 /** Whether runs succeed, how long they take, what fails and what it costs: of all, or by agent, version or model. */
-import { useMemo } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 
 import { get, url, withQuery } from "../api.js";
-import { COUNTED } from "../en.js";
-import { AgentFigures } from "../figures/outcomes.js";
+import { ABOUT, COUNTED } from "../en.js";
+import { AgentChoice, AgentFigures, JUDGE_CHOICE } from "../figures/outcomes.js";
 import { rateOf, tallyOf } from "../figures/rates.js";
-import { clock, count, duration, seconds } from "../format.js";
+import { about, clock, count, duration } from "../format.js";
 import { html } from "../html.js";
-import { badlyOf, groupsOf } from "../health/failures.js";
+import { badlyOf, failureOf, groupsOf, numbersOf } from "../health/failures.js";
 import { slowestFirst } from "../health/slow.js";
 import { useData } from "../load.js";
-import { Empty, Figure, Figures, Link, Loaded, Panel, Time } from "../parts/basics.js";
+import { Button, Empty, Figure, Figures, Link, Loaded, Panel, Time } from "../parts/basics.js";
 import { Chart } from "../parts/chart.js";
-import { Export } from "../parts/export.js";
-import { Table } from "../parts/lists.js";
+import { RUN_COLUMNS } from "../parts/csv.js";
+import { allOf, Export } from "../parts/export.js";
+import { filtersOf, Rows, Table } from "../parts/lists.js";
 import { titleOf } from "../parts/run_table.js";
-import { fromFirst } from "../parts/points.js";
-import { SpanChoice, spanOf, timesOf, useOutcomes, useSeries, useSpan, useTotals } from "../parts/series.js";
+import { addressOf, createdIn, PeriodChoice, periodColumns, spanOf, timesOf, useOutcomes, useSeries, useSpan, useTotals
+} from "../parts/series.js";
 import { columnsOf, dollars } from "../parts/version_figures.js";
 import { ServerState, Warnings } from "../parts/waits.js";
-import { go } from "../router.js";
 import { didOf, failedTool, times } from "../run/diagnosis.js";
 import { RunState } from "../run/state.js";
 
 const EVERY_MS = 15_000;
-const MOST_FAILURES = 200;
+/** So many runs of a period are put into groups, and how often. */
+const MOST_GROUPED = 1000, GROUPS_EVERY_MS = 60_000;
 const MOST_CHANGED = 10;
 /** More lines than these are not told apart in a chart. */
 const MOST_LINES = 10;
@@ -32,26 +33,23 @@ const share = (part, whole) => (whole ? `${((100 * part) / whole).toFixed(part &
 
 /** When versions of agents, or of one, were stored in a span: `[{at, text}]`. */
 async function readChanges(span, agent) {
-  const { from } = timesOf(span);
+  const { from, to } = timesOf(span);
   const { items } = await get("/v1/agents?limit=200");
   const isNew = (each) => each.version > 1 && each.created_at >= from && (!agent || each.name === agent);
   const changed = items.filter(isNew).slice(0, MOST_CHANGED);
   const lists = await Promise.all(changed.map(({ name }) =>
     get(url`/v1/agents/${name}/versions?order=desc&limit=20`)));
   return lists.flatMap((list, place) => list.items
-    .filter((each) => each.version > 1 && each.created_at >= from)
+    .filter((each) => each.version > 1 && each.created_at >= from && each.created_at < to)
     .map((each) => ({ at: each.created_at, text: `${changed[place].name}@${each.version}` })));
 }
 
-/**
- * A chart of some metrics. With `by`: of one, a line for each key; `agent`: only its own, or those of its versions.
- * `first`: time of the first run of all.
- */
-function Measured({ title, names, by, agent, span, first, format, marks, colours = {} }) {
+/** A chart of some metrics. With `by`: of one, a line for each key; `agent`: only its own, or those of its versions. */
+function Measured({ title, names, by, agent, span, format, marks, colours = {} }) {
   const found = useSeries(names, span, by);
   const isOwn = ({ key }) => !agent || key === agent || key.startsWith(`${agent}@`);
-  const lines = useMemo(() => fromFirst(largest((found.data ?? []).filter(isOwn)), first)
-    .map((each) => ({ ...each, colour: colours[each.key] })), [found.data, agent, first]);
+  const lines = useMemo(() => largest((found.data ?? []).filter(isOwn))
+    .map((each) => ({ ...each, colour: colours[each.key] })), [found.data, agent]);
   return html`<${Panel} title=${title}><${Loaded} from=${found} what=${title.toLowerCase()}>${() => html`
     <${Chart} label=${title} format=${format} marks=${marks} series=${lines} />
     ${(found.data ?? []).filter(isOwn).length > MOST_LINES && html`<p class="small soft body">The largest ${MOST_LINES}
@@ -75,43 +73,62 @@ function Totals({ span, agent, slowest }) {
     <${Figure} name="Runs" value=${count(all?.runs ?? 0)} />
     <${Figure} name="Failed" value=${share(all?.errors ?? 0, all?.runs)}
       note=${all && `${count(all.errors)} runs`} />
-    <${Figure} name="95 % take less than" value=${seconds(all?.duration_p95)}
-      note=${slowest && `slowest: ${slowest.key}, ${seconds(slowest.duration_p95)}`} />
-    <${Figure} name="First token, 95 %" value=${seconds(all?.first_token_p95)} />
-    <${Figure} name="Wait in the queue, 95 %" value=${seconds(all?.queue_wait_p95)} />
+    <${Figure} name="95 % take less than" value=${about(all?.duration_p95)}
+      note=${slowest && `slowest: ${slowest.key}, ${about(slowest.duration_p95)}`} />
+    <${Figure} name="First token, 95 %" value=${about(all?.first_token_p95)} />
+    <${Figure} name="Wait in the queue, 95 %" value=${about(all?.queue_wait_p95)} />
     <${Figure} name="Queued now"
       value=${scheduler.data ? count(waiting.reduce((n, each) => n + each.queued, 0)) : "–"}
       note=${oldest && html`since <${Time} at=${oldest} />`} /><//>
-    <p class="small soft">${COUNTED} Each item of a batch is a run. Those out of time are failed, too.</p>`}<//>`;
+    <p class="small soft">${COUNTED} Each item of a batch is a run. Those out of time are failed, too.${" "}
+      ${ABOUT}</p>`}<//>`;
 }
 
-const FAILS = { title: "What fails", none: "No run failed in this time.", head: ["Cause", "Code", "#Runs", "Agents"],
-  lists: [{ status: "failed" }, { status: "timeout" }], like: ({ code }, agent) => ({ error_code: code, agent }) };
-const WENT_BADLY = { title: "What went badly or partly", none: "Nobody judged a run of this time as bad or partly.",
-  of: badlyOf, head: ["Reason", "Agent and version", "#Runs", "Judged"],
-  lists: [{ status: "completed", outcome: ["FAILURE", "PARTIAL"] }],
-  like: ({ runs: [{ agent, version, outcome: { value, source, reason } }] }) => ({ status: "completed", agent, version,
-    outcome: value, outcome_source: source, outcome_reason: reason?.slice(0, 500) }) };
+const FAILS = { title: "What fails", none: "No run failed in this time.", head: ["Cause", "Code"], of: failureOf,
+  query: () => ({ status: ["failed", "timeout"] }), like: ({ error }) => ({ error_code: error?.code }) };
+const WENT_BADLY = { title: "What went badly or partly", none: "No run of this time is judged bad or partly good.",
+  head: ["Reason", "How, by whom"], of: badlyOf,
+  query: (judge) => ({ outcome: ["FAILURE", "PARTIAL"], judged_by: judge }),
+  like: ({ outcome, error }) => ({ outcome: "PARTIAL,FAILURE", outcome_reason: outcome.reason?.slice(0, 500),
+    error_code: outcome.reason ? "" : error?.code }) };
+/** What an unfolded row's runs have in common beside the group. */
+const likeOne = ({ agent, version, outcome, judged_by: by }) => ({ agent, version, outcome: outcome.value,
+  judged_by: by?.source });
 
-/** Runs of a span in groups; `lists`: what to read; `like`: the filters of a group's runs. */
-function Groups({ title, none, head, lists, of = undefined, like, span, agent }) {
-  const about = { order: "desc", limit: MOST_FAILURES, agent };
-  const found = useData(withQuery("/v1/runs", { ...about, ...lists[0] }), { everyMs: EVERY_MS, from: async () => {
-    const answers = await Promise.all(lists.map((each) => get(withQuery("/v1/runs", { ...each, ...about,
-      created_after: timesOf(span).from }))));
-    return answers.flatMap(({ items }) => items).sort((a, b) => (a.created_at < b.created_at ? 1 : -1));
-  } });
-  return html`<${Panel} title=${title}><${Loaded} from=${found} what="runs">${(runs) => runs.length ? html`
-    <${Table} label=${title} head=${[...head, "First", "Last", "Newest run"]}>
-      ${groupsOf(runs, of).map((each) => html`<tr key=${each.key}><td>${each.signature}
-        ${each.code === "max_iterations" && html`<${ToolCause} run=${each.runs[0].id} />`}</td>
-        <td><${Link} path=${["runs"]} query=${{ ...like(each, agent), span }}><code>${each.code}</code><//></td>
-        <td class="right">${count(each.runs.length)}</td><td>${each.by.join(", ")}</td>
-        <td><${Time} at=${each.runs.at(-1).created_at} /></td><td><${Time} at=${each.runs[0].created_at} /></td>
-        <td><${Link} path=${["runs", each.runs[0].id]}>${titleOf(each.runs[0], 40)}<//></td></tr>`)}<//>
-    ${runs.length >= MOST_FAILURES && html`<p class="small soft body">Of the last ${MOST_FAILURES}
-      ${lists.length > 1 && " of a status"}.</p>`}` : html`<${Empty} title=${none} />`}<//><//>`;
+/** Runs of a period in groups that are alike, each with its versions; `like`: the filters of a group's runs. */
+function Groups({ title, none, head, of, query, like, span, agent, judge }) {
+  const [open, setOpen] = useState(null);
+  const found = useData(withQuery("/v1/runs", { order: "desc", agent, ...query(judge) }), { everyMs: GROUPS_EVERY_MS,
+    from: (path) => allOf(withQuery(path, createdIn(span)), MOST_GROUPED) });
+  const filters = { ...query(judge), agent, ...addressOf(span) };
+  const row = (runs, first, how, group) => html`${first}
+    <td class="right"><${Link} path=${["runs"]} query=${{ ...filters, ...group }}>${count(runs.length)}<//></td>
+    <td>${how}</td><td>${numbersOf(runs, (each) => of(each).of)}</td>
+    <td><${Time} at=${runs.at(-1).created_at} /></td><td><${Time} at=${runs[0].created_at} /></td>
+    <td><${Link} path=${["runs", runs[0].id]}>${titleOf(runs[0], 40)}<//></td>`;
+  const rows = (each) => html`<tr key=${each.key}>${row(each.runs, html`<td><${Button} kind="small ghost"
+      aria-expanded=${open === each.key} onClick=${() => setOpen(open === each.key ? null : each.key)}
+      aria-label=${`Versions of: ${each.what}`}>${open === each.key ? "▾" : "▸"}<//> ${each.what}
+      ${each.code === "max_iterations" && html`<${ToolCause} run=${each.runs[0].id} />`}</td>`,
+    numbersOf(each.runs, (run) => of(run).how), like(each.runs[0]))}</tr>
+    ${open === each.key && groupsOf(each.runs, of).map((one) => html`<tr key=${one.key}>${row(one.runs,
+      html`<td class="soft">└ ${one.of}</td>`, one.how, { ...like(one.runs[0]), ...likeOne(one.runs[0]) })}</tr>`)}`;
+  return html`<${Panel} title=${title} actions=${found.data?.items.length > 0 && html`<${Export}
+      name=${title.toLowerCase()} items=${groupsOf(found.data.items, of)} columns=${{ ...GROUPED,
+        ...periodColumns(span) }} />`}><${Loaded} from=${found} what="runs">${({ items, isCut }) => items.length ? html`
+    <${Table} label=${title} head=${[head[0], "#Runs", head[1], "Agent and version", "First", "Last", "Newest run"]}>
+      ${groupsOf(items, (run) => ({ what: of(run).what, code: run.error?.code ?? "" })).map(rows)}
+      <tr>${row(items, html`<td><strong>Total${isCut && " of the newest"}</strong></td>`,
+        numbersOf(items, (run) => of(run).how), {})}</tr><//>`
+    : html`<${Empty} title=${none} />`}<//><//>`;
 }
+
+/** The columns of a file of groups; what a group's runs have in common is that of the first. */
+const GROUPED = { reason: ({ what }) => what,
+  ...Object.fromEntries(["agent", "version", "outcome", "judged_by", "judged_by_name"].map((name) => [name,
+    ({ runs: [run] }) => RUN_COLUMNS[name](run)])), code: ({ runs: [run] }) => run.error?.code,
+  runs: ({ runs }) => runs.length, first: ({ runs }) => runs.at(-1).created_at, last: ({ runs }) => runs[0].created_at,
+  newest_run: ({ runs }) => runs[0].id };
 
 /** Which tool kept failing in a run that used all its calls; its log alone tells. */
 function ToolCause({ run }) {
@@ -123,24 +140,19 @@ function ToolCause({ run }) {
 }
 
 /** All agents side by side. Those that ran as a part of other agents' runs only have tokens, but no time. */
-function Agents({ span, found }) {
-  const outcomes = useOutcomes(span, { by: "agent" });
+function Agents({ span, found, judge }) {
+  const outcomes = useOutcomes(span, { by: "agent" }, judge);
   const tally = (key) => tallyOf((outcomes.data?.items ?? []).filter((each) => each.key === key));
   return html`<${Panel} title="Agents, the slowest first" actions=${found.data && html`<${Export} name="agents"
-    columns=${columnsOf(tally, timesOf(span))} items=${found.data.items} />`}>
+    columns=${columnsOf(tally, span, judge)} items=${found.data.items} />`}>
     <${Loaded} from=${found} what="agents">${({ items }) => {
     const agents = slowestFirst(items.filter(({ runs, tokens }) => runs || tokens));
-    return agents.length ? html`<${Table} label="Agents" head=${["Agent", "#Runs", "#Failed", "#Judged good",
-      "#Half take", "#95 % take", "#Tokens", "#Cost of a run"]}>
-      ${agents.map(({ key, runs, errors, tokens, run_cost: cost, ...lasted }) => html`<tr key=${key}>
-        <td><${Link} path=${["health"]} query=${{ agent: key, span }}>${key}<//></td>
-        <td class="right">${count(runs)}</td>
-        <td class=${errors ? "right bad-text" : "right"}>${share(errors, runs)}</td>
-        <td class="right">${rateOf(tally(key))}</td>
-        <td class="right">${seconds(lasted.duration_p50)}</td><td class="right">${seconds(lasted.duration_p95)}</td>
-        <td class="right">${count(tokens)}</td>
-        <td class="right">${runs ? dollars(cost / runs, tokens) : "–"}</td></tr>`)}<//>`
-      : html`<${Empty} title="No agent ran in this time." />`;
+    return html`<${Rows} label="Agents" items=${agents} id=${({ key }) => key} empty="No agent ran in this time."
+      head=${["Agent", "#Runs", "#Failed", "#Judged good", "#Half take", "#95 % take", "#Tokens", "#Cost of a run"]}
+      cells=${({ key, runs, errors, tokens, run_cost: cost, ...lasted }) => [html`<${Link} path=${["health"]}
+          query=${{ agent: key, ...addressOf(span) }}>${key}<//>`, count(runs), html`<span class=${errors ? "bad-text"
+          : ""}>${share(errors, runs)}</span>`, rateOf(tally(key)), about(lasted.duration_p50),
+        about(lasted.duration_p95), count(tokens), runs ? dollars(cost / runs, tokens) : "–"]} />`;
   }}<//><//>`;
 }
 
@@ -150,17 +162,14 @@ function Providers() {
     `${agent} with ${model}: ${didOf({ code, message: status ? `HTTP ${status}` : "" })} ${times(calls)}, ${
       clock(first)}${calls > 1 ? ` to ${clock(last)}` : ""}`;
   return html`<${Panel} title="Providers, by the last 100 calls that were sent"><${Loaded} from=${found}
-    what="providers">${({ items }) => html`<${Table} label="Providers"
-      head=${["Provider", "#Calls", "#Failed", "#Median", "#95 %", "Why", "Now"]}>
-      ${items.map(({ name, recent, ...now }) => html`<tr key=${name}>
-        <td><${Link} path=${["operations", "providers"]}>${name}<//></td>
-        <td class="right">${count(recent.calls)}</td>
-        <td class=${recent.failed ? "right bad-text" : "right"}>${share(recent.failed, recent.calls)}</td>
-        <td class="right">${duration(recent.duration_p50_ms)}</td>
-        <td class="right">${duration(recent.duration_p95_ms)}</td>
-        <td class="small">${recent.failures.length ? recent.failures.map((each) => html`<p>${whyOf(each)}</p>`)
-          : "–"}</td>
-        <td class="small"><${ServerState} health=${now} /></td></tr>`)}<//>`}<//><//>`;
+    what="providers">${({ items }) => html`<${Rows} label="Providers" items=${items} id=${({ name }) => name}
+      head=${["Provider", "#Calls", "#Failed", "#Median", "#95 %", "Why", "Now"]}
+      cells=${({ name, recent, ...now }) => [html`<${Link} path=${["operations", "providers"]}>${name}<//>`,
+        count(recent.calls), html`<span class=${recent.failed ? "bad-text" : ""}>${
+          share(recent.failed, recent.calls)}</span>`,
+        duration(recent.duration_p50_ms), duration(recent.duration_p95_ms), recent.failures.length
+          ? recent.failures.map((each) => html`<p class="small">${whyOf(each)}</p>`) : "–",
+        html`<span class="small"><${ServerState} health=${now} /></span>`]} />`}<//><//>`;
 }
 
 const NONE = [];
@@ -174,7 +183,7 @@ const BY = { "": "all together", agent: "agent", version: "version", model: "mod
  * @type {[string, string, (value: number) => string][]}
  */
 const CHARTS = [["Runs", "runs", count], ["Failures", "errors", count],
-  ["95 % take less than", "duration_p95", seconds], ["First token, 95 %", "first_token_p95", seconds],
+  ["95 % take less than", "duration_p95", about], ["First token, 95 %", "first_token_p95", about],
   ["Cost", "cost", dollars], ["Tokens", "tokens", count]];
 
 const Together = (shown) => html`<div class="charts">
@@ -182,44 +191,38 @@ const Together = (shown) => html`<div class="charts">
     ...${shown} />
   <${Measured} title="Failures by code" names=${{ errors: "" }} by="code" format=${count} ...${shown} />
   <${Measured} title="Time of a run" names=${{ duration_p50: "half take less", duration_p95: "95 % take less" }}
-    format=${seconds} ...${shown} />
-  <${Measured} title="Waits" names=${WAITS} format=${seconds} ...${shown} /></div>`;
+    format=${about} ...${shown} />
+  <${Measured} title="Waits" names=${WAITS} format=${about} ...${shown} /></div>`;
 
 const Apart = ({ by, ...shown }) => html`<div class="charts">${CHARTS.map(([title, metric, format]) => html`
   <${Measured} key=${metric} title=${`${title} by ${by}`} names=${{ [metric]: "" }} by=${by} format=${format}
     ...${shown} />`)}</div>`;
 
-function Charts({ span, by, agent }) {
+function Charts({ span, by, agent, judge }) {
   const changes = useData(withQuery("/v1/agents", { agent }), { from: () => readChanges(span, agent),
     everyMs: 60_000 });
   const marks = changes.data ?? NONE;
-  const first = useData("/v1/runs?limit=1&order=asc").data?.items[0]?.created_at; // the charts begin there
   const byAgent = useSpan(agent ? null : "/v1/metrics/totals", span, { by: "agent" });
   const [slowest] = slowestFirst((byAgent.data?.items ?? []).filter(({ runs }) => runs));
   return html`<${Totals} span=${span} agent=${agent} slowest=${slowest} />
-    ${agent && html`<${AgentFigures} agent=${agent} span=${span} />`}
-    ${by ? html`<${Apart} key=${by} ...${{ by, agent, span, first, marks }} />`
-      : html`<${Together} ...${{ span, first, marks }} />`}
-    ${[FAILS, WENT_BADLY].map((each) => html`<${Groups} key=${each.title} ...${each} span=${span} agent=${agent} />`)}
-    ${!agent && html`<${Agents} span=${span} found=${byAgent} />`}
+    ${agent && html`<${AgentFigures} ...${{ agent, span, judge }} />`}
+    ${by ? html`<${Apart} key=${by} ...${{ by, agent, span, marks }} />`
+      : html`<${Together} ...${{ span, marks }} />`}
+    ${[FAILS, WENT_BADLY].map((each) => html`<${Groups} key=${each.title} ...${each} ...${{ agent, span, judge }} />`)}
+    ${!agent && html`<${Agents} ...${{ span, judge }} found=${byAgent} />`}
     <${Providers} />`;
 }
 
 /** Of one agent the page also says what it costs, and whether a version or memory helped. */
 export function Health({ query }) {
   const agent = query.agent || undefined;
-  const span = spanOf(query, agent ? "30d" : "24h");
-  const agents = useData("/v1/agents?limit=200");
-  const names = new Set([...(agents.data?.items ?? []).map(({ name }) => name), ...(agent ? [agent] : [])]);
+  const span = spanOf(query), judge = query.judged_by || undefined;
   const choices = Object.entries(BY).filter(([name]) => !agent || ["agent", "version"].includes(name));
   const by = choices.some(([name]) => name === query.by) ? query.by : agent ? "version" : "";
-  const set = (change) => go(["health"], { ...query, ...change }, { replace: true });
-  const choice = (label, value, name, options) => html`<label class="inline">${label} <select value=${value}
-    onChange=${(e) => set({ [name]: e.target.value })}>${options.map(([each, words]) => html`
-      <option value=${each}>${words}</option>`)}</select></label>`;
+  const { set, choice } = filtersOf(["health"], query);
   return html`<div class="head"><h1>Health${agent && html` of ${agent}`}</h1><div class="actions">
-      ${choice("Agent", agent ?? "", "agent", [["", "all"], ...[...names].map((each) => [each, each])])}
-      ${choice("Lines by", by, "by", choices)}
-      <${SpanChoice} span=${span} onChange=${(value) => set({ span: value })} /></div></div>
-    <${Charts} key=${`${span} ${agent}`} span=${span} by=${by} agent=${agent} />`;
+      <${AgentChoice} agent=${agent} set=${set} />
+      ${choice("by", "Lines by", choices, { any: "", kind: "inline", value: by })} ${choice(...JUDGE_CHOICE)}
+      <${PeriodChoice} query=${query} set=${set} /></div></div>
+    <${Charts} key=${`${span} ${agent} ${judge}`} ...${{ span, by, agent, judge }} />`;
 }

@@ -112,8 +112,8 @@ export function Home() {
 const byEnd = (a, b) => (a.ended_at < b.ended_at ? 1 : -1);
 
 /** What went wrong with a run that failed, or that somebody judged. */
-const whyOf = ({ error, agent, graph, version, outcome }) => (error ? causeOf(error)
-  : `${agent ?? graph}${version ? ` version ${version}` : ""} ${excerpt(judgedOf(outcome), 160)}`);
+const whyOf = (run) => (run.error ? causeOf(run.error)
+  : `${run.agent ?? run.graph}${run.version ? ` version ${run.version}` : ""} ${excerpt(judgedOf(run), 160)}`);
 
 /**
  * Failed runs and those that went badly, newest first, together with those that failed alike. `hasMore`: there are

@@ -2,15 +2,12 @@
 import { useState } from "preact/hooks";
 
 import { call, post, url } from "../api.js";
-import { Known } from "../forms/parts.js";
-import { useSchemas } from "../forms/schemas.js";
-import { begun } from "../forms/shape.js";
-import { Fields } from "../forms/typed.js";
+import { SchemaForm } from "../forms/schema_form.js";
 import { html } from "../html.js";
 import { usePostOnce } from "../once.js";
-import { Button, Empty, Failure, Link, Loading, Panel, Time } from "../parts/basics.js";
+import { Button, Empty, Failure, Link, Panel, Time } from "../parts/basics.js";
 import { Confirmed, Pages } from "../parts/lists.js";
-import { instead, useWork } from "../parts/work.js";
+import { useWork } from "../parts/work.js";
 
 export function Mcp() {
   const [turn, setTurn] = useState(0);
@@ -54,20 +51,6 @@ function Server({ server, reload }) {
 
 function Add({ onAdded }) {
   const [postOnce] = usePostOnce();
-  const [schemas, failed] = useSchemas();
-  const [draft, setDraft] = useState(/** @type {any} */ (null));
-  const { busy, error, work } = useWork();
-  if (failed) return html`<${Failure} error=${failed} />`;
-  if (!schemas) return html`<${Loading} what="the form" />`;
-  const schema = schemas.NewMcpServerAtUrl;
-  const send = instead(() => work(async () => {
-    await postOnce("/v1/mcp-servers", draft ?? begun(schema, schemas));
-    setDraft(null);
-    onAdded();
-  }));
-  return html`<${Panel} title="Add a server" needs="define"><form class="form body" onSubmit=${send}>
-    <${Known.Provider} value=${{ schemas, problems: error?.problem?.errors ?? [] }}>
-      <${Fields} schema=${schema} value=${draft ?? begun(schema, schemas)} at="" onChange=${setDraft} /><//>
-    ${error && html`<${Failure} error=${error} />`}
-    <div class="actions"><${Button} type="submit" kind="primary" busy=${busy}>Add<//></div></form><//>`;
+  return html`<${Panel} title="Add a server" needs="define"><${SchemaForm} schema="NewMcpServerAtUrl" label="Add"
+    send=${(draft) => postOnce("/v1/mcp-servers", draft).then(onAdded)} /><//>`;
 }

@@ -10,7 +10,8 @@ import { Episode, Episodes } from "../memory/episodes.js";
 import { Given } from "../memory/given.js";
 import { Pattern, Patterns } from "../memory/patterns.js";
 import { Button, Empty, Failure, Link, Loaded, Panel, Status, Tabs, Time, Value } from "../parts/basics.js";
-import { Confirmed, Filter, Pages, Table, usePages } from "../parts/lists.js";
+import { Confirmed, filtersOf, Pages, Rows, Table, usePages } from "../parts/lists.js";
+import { periodIn } from "../parts/series.js";
 import { forAll } from "../parts/work.js";
 import { follow, go } from "../router.js";
 
@@ -24,7 +25,8 @@ export function Memory({ rest: [part = "episodes", id], query }) {
   const [all, one] = VIEWS[part] ?? VIEWS.episodes;
   const chosen = part === "runs" || !(part in VIEWS) ? "episodes" : part;
   return html`<div class="head"><h1>Memory</h1></div>
-    <${Tabs} tabs=${TABS} chosen=${chosen} onChoose=${(name) => go(["memory", name])} label="Parts of memory" />
+    <${Tabs} tabs=${TABS} chosen=${chosen} label="Parts of memory"
+      onChoose=${(name) => go(["memory", name], periodIn(query))} />
     <div role="tabpanel" aria-label=${chosen} class="stacked"><${id ? one : all} key=${id} id=${id} query=${query} />
       </div>`;
 }
@@ -37,13 +39,12 @@ function Reports() {
   const start = () => follow(post("/v1/memory/maintenance"), ({ id }) => ["memory", "reports", id]);
   return html`<${Panel} title="Reports" actions=${html`<${Confirmed} needs="admin" label="Run it now" kind="small"
     question="Merge, age and judge now?" act=${start} />`}>
-    <${Pages} path="/v1/memory/reports?order=desc" what="reports" everyMs=${5000}>${(items) => items.length
-      ? html`<${Table} label="Reports of memory's maintenance" head=${["Began", "Why", "State", "#Took"]}>
-        ${items.map((each) => html`<tr key=${each.id}><td><${Link} path=${["memory", "reports", each.id]}><${Time}
-          at=${each.created_at} /><//></td><td>${each.cause}</td><td><${Status}
-            value=${SHOWN[each.status] ?? each.status} />${each.error && html` <span class="bad-text small">
-              ${each.error}</span>`}</td><td class="right">${took(each)}</td></tr>`)}<//>`
-      : html`<${Empty} title="There is no report yet."><p>Maintenance runs each night.</p><//>`}<//><//>`;
+    <${Pages} path="/v1/memory/reports?order=desc" what="reports" everyMs=${5000}>${(items) => html`<${Rows}
+      label="Reports of memory's maintenance" items=${items} head=${["Began", "Why", "State", "#Took"]}
+      empty="There is no report yet." hint=${html`<p>Maintenance runs each night.</p>`} cells=${(each) => [
+        html`<${Link} path=${["memory", "reports", each.id]}><${Time} at=${each.created_at} /><//>`, each.cause,
+        html`<${Status} value=${SHOWN[each.status] ?? each.status} />${each.error && html` <span class="bad-text small">
+          ${each.error}</span>`}`, took(each)]} />`}<//><//>`;
 }
 
 function Report({ id }) {
@@ -71,14 +72,11 @@ const HEAD = ["Lesson", "By", "Agent", "Made", ""];
 
 function Lessons({ query }) {
   const { user, session_id, state = "active" } = query;
-  const set = (change) => go(["memory", "lessons"], { ...query, ...change }, { replace: true });
-  const field = (name, label) => html`<${Filter} label=${label} value=${query[name] ?? ""}
-    onChange=${(value) => set({ [name]: value || undefined })} />`;
+  const { field, choice } = filtersOf(["memory", "lessons"], { ...query, state });
   const path = withQuery("/v1/lessons", { order: "desc", user, session_id, state });
   return html`<form class="filters" onSubmit=${(e) => e.preventDefault()}>
       ${field("user", "User")} ${field("session_id", "Session")}
-      <label>State <select value=${state} onChange=${(e) => set({ state: e.target.value })}>
-        <option>active</option><option>removed</option></select></label></form>
+      ${choice("state", "State", ["active", "removed"], { any: "" })}</form>
     ${!(user || session_id) && html`<p class="note">These lessons belong to no user and no session, or all runs of their
       agent get them. Name a user to see what is learnt for this user.</p>`}
     <${Panel} title="Lessons"><${Grouped} key=${path} path=${path} /><//>`;

@@ -4,17 +4,14 @@ import { useState } from "preact/hooks";
 import { call, get, post, url, withQuery } from "../api.js";
 import { WAITS_FOR } from "../en.js";
 import { count, duration, exact, excerpt, shortId } from "../format.js";
-import { Known } from "../forms/parts.js";
-import { useSchemas } from "../forms/schemas.js";
-import { Fields } from "../forms/typed.js";
+import { SchemaForm } from "../forms/schema_form.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { usePostOnce } from "../once.js";
 import { Providers } from "../operations/providers.js";
-import { Button, chosenOf, Copy, Empty, Failure, Figure, Figures, Link, Loaded, Panel, permitted, Status, Tabs, Time,
-  Value } from "../parts/basics.js";
-import { Act, Confirmed, Pages, Sending, Table } from "../parts/lists.js";
-import { instead, useWork } from "../parts/work.js";
+import { Button, chosenOf, Copy, Empty, Figure, Figures, Link, Loaded, Panel, permitted, Status, Tabs,
+  Time, Value } from "../parts/basics.js";
+import { Act, Confirmed, filtersOf, Pages, Rows, Sending, } from "../parts/lists.js";
 import { may } from "../person.js";
 import { follow, go } from "../router.js";
 import { causeOf } from "../run/diagnosis.js";
@@ -36,21 +33,16 @@ export function Operations({ id, query }) {
 }
 
 function Audit({ query }) {
-  const set = (value) => go(["operations", "audit"], { ...query, action: value.trim() }, { replace: true });
+  const { field } = filtersOf(["operations", "audit"], query);
   const path = withQuery("/v1/audit", { order: "desc", action: query.action });
   const target = (text) => (text.length === 36 ? shortId(text) : excerpt(text, 60));
-  return html`<${Panel} title="Audit log"
-    actions=${html`<label class="inline">Action <input value=${query.action ?? ""} placeholder="any, such as run.cancel"
-      onChange=${(e) => set(e.target.value)} /></label>`}>
-    <${Pages} key=${path} path=${path} what="the audit log" isSaved>${(entries) => entries.length
-      ? html`<${Table} label="Audit log" head=${["When", "Who", "Action", "What", "Details"]}>
-        ${entries.map((each) => html`<tr key=${each.id}><td><${Time} at=${each.at} /></td>
-          <td class="mono small">${each.actor}</td><td>${each.action}</td>
-          <td class="mono small" title=${each.target}>${target(each.target)}</td>
-          <td class="small">${Object.keys(each.details).length
-          ? excerpt(JSON.stringify(each.details), 120) : "–"}</td>
-          </tr>`)}<//>`
-      : html`<${Empty} title="Nothing is noted yet." />`}<//><//>`;
+  return html`<${Panel} title="Audit log" actions=${field("action", "Action", { kind: "inline",
+    placeholder: "any, such as run.cancel" })}>
+    <${Pages} key=${path} path=${path} what="the audit log" isSaved>${(entries) => html`<${Rows} label="Audit log"
+      head=${["When", "Who", "Action", "What", "Details"]} items=${entries} empty="Nothing is noted yet."
+      cells=${(each) => [html`<${Time} at=${each.at} />`, html`<span class="mono small">${each.actor}</span>`,
+        each.action, html`<span class="mono small" title=${each.target}>${target(each.target)}</span>`,
+        Object.keys(each.details).length ? excerpt(JSON.stringify(each.details), 120) : "–"]} />`}<//><//>`;
 }
 
 function Schedules() {
@@ -64,22 +56,19 @@ function Schedules() {
   };
   const path = (each) => url`/v1/schedules/${each.name}`;
   return html`<${Panel} title="Schedules"><${Pages} key=${version} path="/v1/schedules" what="schedules"
-    everyMs=${10_000}>${(schedules, reload) => schedules.length
-      ? html`<${Table} label="Schedules" head=${["Name", "When", "Starts", "Next", "Last", ""]}>
-        ${schedules.map((each) => html`<tr key=${each.name}><td>${each.name}</td><td><code>${each.cron}</code> <span
-          class="small soft">${each.timezone}</span></td>
-        <td>${each.run.agent ?? each.run.graph}</td><td>${each.paused ? "paused" : html`<${Starts} key=${each.next_at}
-          schedule=${each} />`}</td>
-        <td>${each.last_run_id ? html`<${Link} path=${["runs", each.last_run_id]}><${Time} at=${each.last_at} />
-          <//>` : "–"}${each.last_error && html`<p class="small bad-text">${each.last_error.message}</p>`}</td>
-        <td class="actions"><${Act} needs="run" kind="small" label="Run now"
+    everyMs=${10_000}>${(schedules, reload) => html`<${Rows} label="Schedules" items=${schedules}
+      id=${({ name }) => name} empty="No run is scheduled." head=${["Name", "When", "Starts", "Next", "Last", ""]}
+      cells=${(each) => [each.name, html`<code>${each.cron}</code> <span class="small soft">${each.timezone}</span>`,
+        each.run.agent ?? each.run.graph, each.paused ? "paused" : html`<${Starts} key=${each.next_at}
+          schedule=${each} />`, html`${each.last_run_id ? html`<${Link} path=${["runs", each.last_run_id]}><${Time}
+          at=${each.last_at} /><//>` : "–"}${each.last_error && html`<p class="small bad-text">
+          ${each.last_error.message}</p>`}`, html`<span class="actions"><${Act} needs="run" kind="small" label="Run now"
           act=${() => follow(get(path(each)).then(({ run }) => post("/v1/runs", run)), ({ id }) => ["runs", id])} />
           <${Act} needs="define" kind="small" label="Edit" act=${async () => setEdited(await get(path(each)))} />
           <${Act} needs="define" kind="small" label=${each.paused ? "Go on" : "Pause"}
-          act=${async () => (await call("PATCH", path(each), { paused: !each.paused }), reload())} />
+            act=${async () => (await call("PATCH", path(each), { paused: !each.paused }), reload())} />
           <${Confirmed} needs="define" label="Delete" question=${`Delete ${each.name}?`}
-            act=${async () => (await call("DELETE", path(each)), reload())} /></td></tr>`)}<//>`
-      : html`<${Empty} title="No run is scheduled." />`}<//><//>
+            act=${async () => (await call("DELETE", path(each)), reload())} /></span>`]} />`}<//><//>
     ${edited && html`<${Change} key=${edited.name} schedule=${edited} onDone=${() => {
       setEdited(null);
       setVersion((n) => n + 1);
@@ -104,43 +93,27 @@ function Starts({ schedule }) {
 }
 
 /** Change a schedule, in the fields that the API has for it. */
-function Change({ schedule, onDone }) {
-  const [schemas, failed] = useSchemas();
-  const { cron, timezone, paused, run } = schedule;
-  const [draft, setDraft] = useState({ cron, timezone, paused, run });
-  const { busy, error, work } = useWork();
-  const send = instead(() => work(() => call("PUT", url`/v1/schedules/${schedule.name}`, draft).then(onDone)));
-  if (failed) return html`<${Failure} error=${failed} />`;
-  return schemas && html`<${Panel} title=${`Change ${schedule.name}`}><form class="form body" onSubmit=${send}>
-    <${Known.Provider} value=${{ schemas, problems: error?.problem?.errors ?? [] }}>
-      <${Fields} schema=${schemas.ScheduleContent} value=${draft} at="" onChange=${setDraft} /><//>
-    ${error && html`<${Failure} error=${error} />`}
-    <div class="actions"><${Button} type="submit" kind="primary" busy=${busy}>Save<//><${Button} onClick=${onDone}>
-      Cancel<//></div></form><//>`;
-}
+const Change = ({ schedule: { name, cron, timezone, paused, run }, onDone }) => html`<${Panel}
+  title=${`Change ${name}`}><${SchemaForm} schema="ScheduleContent" value=${{ cron, timezone, paused, run }}
+  label="Save" onCancel=${onDone}
+  send=${(draft) => call("PUT", url`/v1/schedules/${name}`, draft).then(onDone)} /><//>`;
 
 const SHOWN = { pending: "pending", delivered: "completed", failed: "failed" };
 
 const keyOf = (each) => `${each.run_id}:${each.seq}`;
 
 function Webhooks({ query }) {
-  const status = query.status ?? "";
-  const choose = (value) => go(["operations", "webhooks"], { ...query, status: value }, { replace: true });
-  const path = withQuery("/v1/webhook-deliveries", { order: "desc", status });
-  return html`<${Panel} title="Deliveries" actions=${html`<label class="inline">Status <select value=${status}
-    onChange=${(e) => choose(e.target.value)}><option value="">any</option>
-      ${Object.keys(SHOWN).map((each) => html`<option>${each}</option>`)}</select></label>`}>
-    <${Pages} key=${path} path=${path} what="deliveries" isSaved everyMs=${5000}>${(items) => items.length
-      ? html`<${Table} label="Deliveries of webhooks" head=${["Run", "Event", "To", "Status", "#Tries", "Last answer",
-        "Next try"]}>${items.map((each) => html`<tr key=${keyOf(each)}>
-        <td><${Link} path=${["runs", each.run_id]} class="mono">${each.run_id.slice(0, 8)}…<//></td><td>${each.event}
-          </td><td class="small">${each.url}</td><td><${Status} value=${SHOWN[each.status]} /></td><td class="right">
-            ${each.tries}</td>
-        <td class="small">${each.answer ?? each.error ?? "–"}</td><td>
-          ${each.status === "pending" && each.next_at ? html`<${Time} at=${each.next_at}
-            />` : each.ended_at ? html`ended <${Time} at=${each.ended_at} />` : "–"}</td></tr>`)}<//>`
-      : html`<${Empty} title="No webhook was asked for.">
-        <p>A run with <code>webhook_url</code> is told of at its end.</p><//>`}<//>
+  const { choice } = filtersOf(["operations", "webhooks"], query);
+  const path = withQuery("/v1/webhook-deliveries", { order: "desc", status: query.status });
+  return html`<${Panel} title="Deliveries" actions=${choice("status", "Status", Object.keys(SHOWN),
+    { kind: "inline" })}><${Pages} key=${path} path=${path} what="deliveries" isSaved everyMs=${5000}>
+    ${(items) => html`<${Rows} label="Deliveries of webhooks" items=${items} id=${keyOf}
+      empty="No webhook was asked for." hint=${html`<p>A run with <code>webhook_url</code> is told of at its end.</p>`}
+      head=${["Run", "Event", "To", "Status", "#Tries", "Last answer", "Next try"]} cells=${(each) => [
+        html`<${Link} path=${["runs", each.run_id]} class="mono">${each.run_id.slice(0, 8)}…<//>`, each.event, each.url,
+        html`<${Status} value=${SHOWN[each.status]} />`, each.tries, each.answer ?? each.error ?? "–",
+        each.status === "pending" && each.next_at ? html`<${Time} at=${each.next_at} />`
+          : each.ended_at ? html`ended <${Time} at=${each.ended_at} />` : "–"]} />`}<//>
     <p class="small soft body">A delivery that does not arrive is tried again by itself. One that failed is not sent any
       more: its receiver can read the run.</p><//>
     ${may("admin") && html`<${SigningSecrets} />`}`;
@@ -187,16 +160,14 @@ function Keys() {
     />` : key.expires_at ? html`until <${Time} at=${key.expires_at} />` : "valid");
   return html`
     <${Panel} title="API keys"><${Pages} key=${version} path="/v1/keys?order=desc" what="keys">
-      ${(keys, reload) => keys.length
-      ? html`<${Table} label="API keys" head=${["Name", "Prefix", "Scopes", "Made", "Last used", "State", ""]}>
-        ${keys.map((each) => html`<tr key=${each.id}><td>${each.name}</td><td class="mono">${each.prefix}</td><td>
-          ${each.scopes.join(", ")}</td>
-          <td><${Time} at=${each.created_at} /></td><td><${Time} at=${each.last_used_at} /></td><td>${state(each)}</td>
-          <td>${!each.revoked_at && html`<${Confirmed} label="Revoke"
-            question=${`Revoke ${each.name}? Its programs stop working.`}
-              act=${async () => (await call("DELETE", url`/v1/keys/${each.id}`), reload())} />`}</td></tr>`)}<//>`
-      : html`<${Empty} title="There is no key: only this machine can use the server.">
-        <p>From the first key on, every request needs one.</p><//>`}<//><//>
+      ${(keys, reload) => html`<${Rows} label="API keys" items=${keys}
+      empty="There is no key: only this machine can use the server."
+      hint=${html`<p>From the first key on, every request needs one.</p>`}
+      head=${["Name", "Prefix", "Scopes", "Made", "Last used", "State", ""]} cells=${(each) => [each.name,
+        html`<span class="mono">${each.prefix}</span>`, each.scopes.join(", "), html`<${Time} at=${each.created_at} />`,
+        html`<${Time} at=${each.last_used_at} />`, state(each), !each.revoked_at && html`<${Confirmed} label="Revoke"
+          question=${`Revoke ${each.name}? Its programs stop working.`}
+          act=${async () => (await call("DELETE", url`/v1/keys/${each.id}`), reload())} />`]} />`}<//><//>
     <${Panel} title="Make a key">
       ${made && html`<div class="state" role="status"><p><strong>The key ${made.name}. It is shown only now.</strong>
         </p><${Value} value=${made.key} /><${Copy} text=${made.key} label="Copy the key" /></div>`}
@@ -218,14 +189,12 @@ function Secrets() {
     setVersion((n) => n + 1);
   };
   return html`<${Panel} title="Secrets that tools and providers send"><${Pages} key=${version} path="/v1/secrets"
-    what="secrets">${(secrets, reload) => secrets.length
-      ? html`<${Table} label="Secrets" head=${["Name", "Only to", "#Version", "Changed", ""]}>
-        ${secrets.map((each) => html`<tr key=${each.name}><td class="mono">${each.name}</td>
-        <td>${each.hosts.join(", ")}</td><td class="right">${each.version}</td>
-        <td><${Time} at=${each.updated_at} /></td>
-        <td><${Confirmed} needs="define" label="Delete" question=${`Delete ${each.name}? What sends it fails.`}
-          act=${async () => (await call("DELETE", url`/v1/secrets/${each.name}`), reload())} /></td></tr>`)}<//>`
-      : html`<${Empty} title="No secret is stored." />`}<//><//>
+    what="secrets">${(secrets, reload) => html`<${Rows} label="Secrets" items=${secrets} id=${({ name }) => name}
+      empty="No secret is stored." head=${["Name", "Only to", "#Version", "Changed", ""]} cells=${(each) => [
+        html`<span class="mono">${each.name}</span>`, each.hosts.join(", "), each.version,
+        html`<${Time} at=${each.updated_at} />`, html`<${Confirmed} needs="define" label="Delete"
+          question=${`Delete ${each.name}? What sends it fails.`}
+          act=${async () => (await call("DELETE", url`/v1/secrets/${each.name}`), reload())} />`]} />`}<//><//>
     <${Panel} title="Store a secret" needs="define">
       <p class="small soft body">Its value is never shown again. Under a name that exists it is the next version.</p>
       <${Sending} label="Save" send=${store}>
@@ -253,57 +222,40 @@ function Scheduler() {
     <div class="columns"><${Panel} title="Queued runs"><${Queue} rows=${runs} /><//>
       <${Panel} title="Limits"><${Limits} quotas=${quotas} /><//></div>
     <${Panel} title="Waiting runs"><${Waiting} rows=${waiting} /><//>
-    <${Panel} title="Workers">${workers.length
-      ? html`<${Table} label="Workers"
-        head=${["Worker", "Up since", "Last seen", "#Runs", "#Slots busy", "#Waiting", "#Parked",
-          "Your sub-agents held back"]}>
-        ${workers.map((each) => html`<tr key=${each.id}><td class="mono small">${each.id}</td>
-          <td><${Time} at=${each.started_at} /></td><td><${Time} at=${each.seen_at} /></td>
-          <td class="right">${count(each.pool.runs)}</td>
-            <td class="right">${count(each.pool.busy)} of ${count(each.pool.size)}</td>
-          <td class="right">${count(each.pool.queued)}</td><td class="right">${count(each.pool.parked)}</td>
-          <td>${each.tenant.breakers.length
-            ? each.tenant.breakers.map(
-              (breaker) => html`<p class="small bad-text">
-                ${breaker.agent} in run <span class="mono">${breaker.run_id}
-                  </span>: no task starts after ${count(breaker.failures)} failures in a row${
-                  breaker.retry_after_ms == null ? "; one is tried now"
-                    : `; one is tried in ${duration(breaker.retry_after_ms)}`}</p>`) : "–"}</td></tr>`)}<//>`
-      : html`<${Empty} title="No worker is up: runs wait."><p>Start one with <code>bottega worker</code>.</p><//>`}
-        <//>`}<//>`;
+    <${Panel} title="Workers"><${Rows} label="Workers" items=${workers} empty="No worker is up: runs wait."
+      hint=${html`<p>Start one with <code>bottega worker</code>.</p>`} head=${["Worker", "Up since", "Last seen",
+        "#Runs", "#Slots busy", "#Waiting", "#Parked", "Your sub-agents held back"]} cells=${({ pool, ...each }) => [
+        html`<span class="mono small">${each.id}</span>`, html`<${Time} at=${each.started_at} />`,
+        html`<${Time} at=${each.seen_at} />`, count(pool.runs), `${count(pool.busy)} of ${count(pool.size)}`,
+        count(pool.queued), count(pool.parked), each.tenant.breakers.map((breaker) => html`<p class="small bad-text">
+          ${breaker.agent} in run <span class="mono">${breaker.run_id}</span>: no task starts after${" "}
+          ${count(breaker.failures)} failures in a row${breaker.retry_after_ms == null ? "; one is tried now"
+            : `; one is tried in ${duration(breaker.retry_after_ms)}`}</p>`)]} /><//>`}<//>`;
 }
 
-function Waiting({ rows }) {
-  if (!rows.length) return html`<${Empty} title="No run waits for a model, people or other runs." />`;
-  return html`<${Table} label="Waiting runs" head=${["For", "Agent", "#Runs", "The first since", "Why"]}>
-    ${rows.map((each) => html`<tr key=${`${each.reason} ${each.agent}`}><td><${Link} path=${["runs"]}
-      query=${{ waiting_for: each.reason }}>${WAITS_FOR[each.reason]}<//></td><td>${each.agent}</td>
-      <td class="right">${count(each.runs)}</td><td><${Time} at=${each.oldest_at} /></td>
-      <td class="small">${causeOf(each.error) || "–"}</td></tr>`)}<//>`;
-}
+const Waiting = ({ rows }) => html`<${Rows} label="Waiting runs" items=${rows}
+  empty="No run waits for a model, people or other runs." head=${["For", "Agent", "#Runs", "The first since", "Why"]}
+  id=${(each) => `${each.reason} ${each.agent}`} cells=${(each) => [html`<${Link} path=${["runs"]}
+    query=${{ waiting_for: each.reason }}>${WAITS_FOR[each.reason]}<//>`, each.agent, count(each.runs),
+    html`<${Time} at=${each.oldest_at} />`, causeOf(each.error) || "–"]} />`;
 
-function Queue({ rows }) {
-  if (!rows.length) return html`<${Empty} title="No run is queued." />`;
-  const most = Math.max(...rows.map((each) => each.queued));
-  return html`<${Table} label="Queued runs by priority"
-    head=${["Priority", "Runs", "#Number", "The oldest waits since"]}>
-    ${rows.map((each) => html`<tr key=${each.priority}><td>${each.priority}</td>
-      <td class="wide-cell"><${Meter} of=${each.queued} most=${most} /></td>
-      <td class="right">${count(each.queued)}</td><td><${Time} at=${each.oldest_at} /></td></tr>`)}<//>`;
-}
+const Queue = ({ rows }) => html`<${Rows} label="Queued runs by priority" items=${rows} empty="No run is queued."
+  head=${["Priority", "Runs", "#Number", "The oldest waits since"]} id=${({ priority }) => priority}
+  cells=${(each) => [each.priority, html`<${Meter} of=${each.queued}
+    most=${Math.max(...rows.map(({ queued }) => queued))} />`, count(each.queued),
+    html`<${Time} at=${each.oldest_at} />`]} />`;
 
 const QUOTAS = { concurrent_runs: "Runs at once", queued_runs: "Queued runs", tokens_per_day: "Tokens today (UTC)",
   cost_per_day: "Cost today (UTC), USD", storage_bytes: "Stored, in bytes" };
 
-const Limits = ({ quotas }) => html`<${Table} label="Limits" head=${["Limit", "Used", "#Number"]}>
-  ${quotas.map((each) => html`<tr key=${each.name}><td>${QUOTAS[each.name] ?? each.name}</td>
-    <td class="wide-cell">${each.limit && html`<${Meter} of=${Number(each.used)} most=${Number(each.limit)} />`}</td>
-    <td class="right">${each.limit == null ? `${Number(each.used) ? `${amount(each, each.used)}, ` : ""}no limit`
-      : `${amount(each, each.used)} of ${amount(each, each.limit)}`}</td>
-      </tr>`)}<//>`;
+const Limits = ({ quotas }) => html`<${Rows} label="Limits" items=${quotas} id=${({ name }) => name}
+  head=${["Limit", "Used", "#Number"]} cells=${(each) => [QUOTAS[each.name] ?? each.name,
+    each.limit && html`<${Meter} of=${Number(each.used)} most=${Number(each.limit)} />`,
+    each.limit == null ? `${Number(each.used) ? `${amount(each, each.used)}, ` : ""}no limit`
+      : `${amount(each, each.used)} of ${amount(each, each.limit)}`]} />`;
 
 const amount = (quota, value) => (quota.name === "cost_per_day" ? Number(value).toFixed(2) : count(Number(value)));
 
 const Meter = ({ of, most }) =>
-  html`<span class="stack" aria-hidden="true">
+  html`<span class="stack wide-cell" aria-hidden="true">
     <i class="bar model" style=${{ width: `${Math.min(100, (100 * of) / Math.max(1e-9, most))}%` }}></i></span>`;

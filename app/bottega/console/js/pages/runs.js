@@ -2,26 +2,24 @@
 import { useMemo, useState } from "preact/hooks";
 
 import { newId, post, url, withQuery } from "../api.js";
-import { OUTCOME_WORDS, WAITS_FOR } from "../en.js";
+import { JUDGES, MEMORY_DRAWS, OUTCOME_WORDS, WAITS_FOR } from "../en.js";
 import { count, money, tokens } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
-import { Button, Empty, Link, Panel } from "../parts/basics.js";
+import { Button, Empty, Link, Panel, } from "../parts/basics.js";
 import { RUN_COLUMNS } from "../parts/csv.js";
 import { Export } from "../parts/export.js";
-import { Choices, Confirmed, Filter, Pages, severalOf } from "../parts/lists.js";
+import { Choices, Confirmed, filtersOf, Pages, severalOf } from "../parts/lists.js";
 import { RunTable } from "../parts/run_table.js";
-import { SPANS, timesOf } from "../parts/series.js";
+import { createdIn, PeriodChoice, spanOf } from "../parts/series.js";
 import { forAll } from "../parts/work.js";
 import { go } from "../router.js";
 import { isFinal } from "../run/state.js";
 
 const STATUSES = ["queued", "running", "waiting", "completed", "failed", "timeout", "cancelled"];
 const OUTCOMES = [...Object.entries(OUTCOME_WORDS), ["PARTIAL,FAILURE", "not good: partly or bad"]];
-const JUDGES = [["feedback", "people"], ["check", "checks"]];
-const MORE = ["outcome", "outcome_source", "outcome_reason", "error_code", "version", "waiting_for", "retrying",
-  "rated"];
-const FILTERS = ["q", "status", "agent", "user", "session_id", ...MORE];
+const MORE = ["judged_by", "outcome_reason", "memory_draw", "error_code", "waiting_for", "retrying", "rated"];
+const FILTERS = ["q", "status", "agent", "version", "outcome", "user", "session_id", ...MORE];
 const COUNT_EVERY_MS = 60_000;
 
 /** Filters that take several values. */
@@ -30,37 +28,29 @@ const SEVERAL = ["status", "agent", "outcome"];
 export function Runs({ query }) {
   const wanted = Object.fromEntries(FILTERS.map((name) => [name, SEVERAL.includes(name) ? severalOf(query[name])
     : query[name]]));
-  const times = useMemo(() => madeIn(query), [query.span, query.from, query.to]);
+  const period = spanOf(query, "");
+  const times = useMemo(() => (period ? createdIn(period) : {}), [query.span, query.from, query.to]);
   const path = withQuery("/v1/runs", { ...wanted, ...times, order: "desc" });
-  const set = (change) => go(["runs"], { ...query, ...change }, { replace: true });
-  const field = (name, label, rest = {}) => html`<${Filter} label=${label} value=${query[name] ?? ""} ...${rest}
-    onChange=${(text) => set({ [name]: text })} />`;
-  const choice = (name, label, values) => html`<label>${label}
-    <select value=${query[name] ?? ""} onChange=${(e) => set({ [name]: e.target.value })}>
-      <option value="">any</option>${values.map(([value, text = value]) => html`<option value=${value}
-        title=${value}>${text}</option>`)}
-    </select></label>`;
+  const { set, field, choice } = filtersOf(["runs"], query);
   return html`
     <div class="head"><h1>Runs</h1></div>
     <form class="filters" onSubmit=${(e) => e.preventDefault()}>
       ${field("q", "Question contains", { kind: "grow", type: "search", maxlength: 500 })}
       <${Choices} label="Status" values=${STATUSES} chosen=${wanted.status}
         onChange=${(text) => set({ status: text })} />
-      ${field("agent", "Agents", { placeholder: "any; commas between" })} ${field("user", "User")}
-      ${field("session_id", "Session")}
-      ${choice("span", "Made in", Object.entries(SPANS).map(([name, { text }]) => [name, `the last ${text}`]))}
+      ${field("agent", "Agents", { placeholder: "any; commas between" })} ${field("version", "Version")}
+      ${choice("outcome", "Outcome", OUTCOMES)} ${field("user", "User")} ${field("session_id", "Session")}
+      <${PeriodChoice} query=${query} set=${set} usual="" kind="" />
     </form>
-    <details open=${[...MORE, "from", "to"].some((name) => query[name])}>
+    <details open=${MORE.some((name) => query[name])}>
       <summary>More filters</summary>
       <form class="filters" onSubmit=${(e) => e.preventDefault()}>
-        ${choice("outcome", "Outcome", OUTCOMES)}
-        ${choice("outcome_source", "Judged by", JUDGES)} ${field("outcome_reason", "Reason contains")}
-        ${choice("rated", "Rated by a person", [["true", "yes"], ["false", "no"]])}
+        ${choice("judged_by", "Judged by", Object.entries(JUDGES))} ${field("outcome_reason", "Reason contains")}
+        ${choice("memory_draw", "Memory", Object.entries(MEMORY_DRAWS))}
+        ${choice("rated", "Rated by people", [["true", "yes"], ["false", "no"]])}
         ${choice("waiting_for", "Waits for", Object.entries(WAITS_FOR))}
         ${choice("retrying", "Tries a model again", [["true", "yes"], ["false", "no"]])}
-        ${field("error_code", "Code of the error")} ${field("version", "Version")}
-        ${field("from", "Made from", { type: "datetime-local" })}
-        ${field("to", "Made before", { type: "datetime-local" })}
+        ${field("error_code", "Code of the error")}
       </form>
     </details>
     <${Sums} key=${`sums ${path}`} path=${withQuery("/v1/runs/totals", { ...wanted, ...times })} />
@@ -68,12 +58,6 @@ export function Runs({ query }) {
       ? html`<${Chosen} path=${path} runs=${runs} reload=${reload} />`
       : html`<${Empty} title="No run is like that."><${Button} onClick=${() => go(["runs"])}>Show all runs<//><//>`}<//>
         <//>`;
-}
-
-/** The time in which runs were made, by the address: a span up to now, or from and to, which are more exact. */
-function madeIn({ span, from, to }) {
-  const at = (text) => (Number.isNaN(Date.parse(text)) ? undefined : new Date(text).toISOString());
-  return { created_after: at(from) ?? (SPANS[span] && timesOf(span).from), created_before: at(to) };
 }
 
 /** How many runs the filters find, and what they spent. */

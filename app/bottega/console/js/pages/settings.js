@@ -5,9 +5,9 @@ import { call, fetchBlob, url, withQuery } from "../api.js";
 import { count, exact } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
-import { Button, Failure, Link, Loaded, Panel, Time } from "../parts/basics.js";
+import { Button, Failure, Link, Loaded, Panel, Select, Time } from "../parts/basics.js";
 import { FilePart } from "../parts/files.js";
-import { Confirmed, Pages, Table } from "../parts/lists.js";
+import { Confirmed, Pages, Rows, Table } from "../parts/lists.js";
 import { save } from "../parts/export.js";
 import { may, me } from "../person.js";
 import { dates, theme } from "../preferences.js";
@@ -26,14 +26,12 @@ export function Settings() {
   const own = Intl.DateTimeFormat().resolvedOptions().timeZone;
   return html`<div class="head"><h1>Settings</h1></div>
     <${Panel} title="This browser"><form class="form body" onSubmit=${(e) => e.preventDefault()}>
-      <label>Theme <select value=${theme.value} onChange=${(e) => (theme.value = e.target.value)}>
-        ${Object.entries(THEMES).map(([value, word]) => html`<option value=${value}>${word}</option>`)}</select></label>
-      <label>Language of dates <select value=${dates.value.language}
-        onChange=${(e) => set({ language: e.target.value })}>
-        ${LANGUAGES.map((each) => html`<option value=${each}>${nameOf(each)}</option>`)}</select></label>
-      <label>Time zone <select value=${dates.value.zone} onChange=${(e) => set({ zone: e.target.value })}>
-        <option value="">of this browser (${own})</option>${["UTC", ...ZONES].map((each) => html`<option value=${each}>
-          ${each}</option>`)}</select></label>
+      <${Select} label="Theme" value=${theme.value} options=${Object.entries(THEMES)}
+        onChange=${(value) => (theme.value = value)} />
+      <${Select} label="Language of dates" value=${dates.value.language}
+        options=${LANGUAGES.map((each) => [each, nameOf(each)])} onChange=${(language) => set({ language })} />
+      <${Select} label="Time zone" any=${`of this browser (${own})`} value=${dates.value.zone}
+        options=${["UTC", ...ZONES]} onChange=${(zone) => set({ zone })} />
       <p class="small soft">Now: ${exact(new Date().toISOString())}</p></form><//>
     <${Panel} title="You"><dl class="body">${me.value ? html`<dt>Name</dt><dd>${me.value.name}</dd>
       <dt>May</dt><dd>${me.value.scopes.join(", ")}</dd>` : html`<dt>Name</dt>
@@ -128,14 +126,10 @@ function FactRow({ fact, user, reload }) {
 
 function UserFiles({ name }) {
   const path = withQuery("/v1/files", { user: name, order: "desc" });
-  return html`<${Pages} path=${path} what="files">${(files, reload) => files.length ? html`<${Table}
-    label=${`Files of ${name}`} head=${["Name", "#Bytes", "Stored", ""]}>${files.map((each) => html`<tr key=${each.id}>
-      <td><${FilePart} part=${{ ...each, type: "file", file: each.id }} /></td>
-      <td class="right">${count(each.size)}</td><td><${Time} at=${each.created_at} /></td>
-      <td><${Confirmed} label="Delete" question=${`Delete ${each.name ?? "it"}?`}
-        act=${async () => {
-          await call("DELETE", withQuery(url`/v1/files/${each.id}`, { user: name }));
-          reload();
-        }} /></td></tr>`)}<//>`
-    : html`<p class="small soft">It has none.</p>`}<//>`;
+  const remove = ({ id }) => call("DELETE", withQuery(url`/v1/files/${id}`, { user: name }));
+  return html`<${Pages} path=${path} what="files">${(files, reload) => html`<${Rows} label=${`Files of ${name}`}
+    items=${files} empty="It has none." head=${["Name", "#Bytes", "Stored", ""]} cells=${(each) => [
+      html`<${FilePart} part=${{ ...each, type: "file", file: each.id }} />`, count(each.size),
+      html`<${Time} at=${each.created_at} />`, html`<${Confirmed} label="Delete"
+        question=${`Delete ${each.name ?? "it"}?`} act=${() => remove(each).then(reload)} />`]} />`}<//>`;
 }

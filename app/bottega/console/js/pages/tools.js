@@ -6,8 +6,8 @@ import { trialOf } from "../agents/schema.js";
 import { excerpt } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
-import { Button, Empty, Link, Loaded, Panel } from "../parts/basics.js";
-import { Table } from "../parts/lists.js";
+import { Button, Link, Loaded, Panel } from "../parts/basics.js";
+import { Rows } from "../parts/lists.js";
 import { go } from "../router.js";
 
 /** `[{place, name, description, definition, parameters}]`: tools of agents that are called outside. */
@@ -31,14 +31,13 @@ export function Tools({ query }) {
     }}<//>`}<//>`;
 }
 
-const Listed = ({ tools }) => html`<${Panel} title="Tools that are called outside">${tools.length
-  ? html`<${Table} label="Tools" head=${["Tool", "Of", "What it does", ""]}>${tools.map((each) => html`<tr
-    key=${`${each.place} ${each.name}`}><td><code>${each.name}</code></td><td><${Link} path=${each.path}>
-    ${each.place}<//></td><td class="small">${excerpt(each.description ?? "", 120)}</td><td><${Button} kind="small"
-      needs="define" aria-label=${`Try ${each.name} of ${each.place}`}
-        onClick=${() => go(["tools"], { [each.path[0] === "mcp" ? "server" : "agent"]: each.place, tool: each.name })}>
-        Try<//></td></tr>`)}<//>`
-  : html`<${Empty} title="There is none yet."><p>Give an agent an HTTP request, or add an MCP server.</p><//>`}<//>`;
+const Listed = ({ tools }) => html`<${Panel} title="Tools that are called outside"><${Rows} label="Tools" items=${tools}
+  id=${(each) => `${each.place} ${each.name}`} empty="There is none yet."
+  hint=${html`<p>Give an agent an HTTP request, or add an MCP server.</p>`} head=${["Tool", "Of", "What it does", ""]}
+  cells=${(each) => [html`<code>${each.name}</code>`, html`<${Link} path=${each.path}>${each.place}<//>`,
+    excerpt(each.description ?? "", 120), html`<${Button} kind="small" needs="define"
+      aria-label=${`Try ${each.name} of ${each.place}`} onClick=${() => go(["tools"],
+        { [each.path[0] === "mcp" ? "server" : "agent"]: each.place, tool: each.name })}>Try<//>`]} /><//>`;
 
 function Trial({ tool }) {
   const [asked, setAsked] = useState(null);

@@ -1,14 +1,15 @@
 /** Tokens and money: over time, and by who spent them. */
 import { withQuery } from "../api.js";
 import { COUNTED } from "../en.js";
-import { count, money, tokens } from "../format.js";
+import { count, knownAmount, money, tokens } from "../format.js";
 import { html } from "../html.js";
+import { useData } from "../load.js";
 import { Empty, Link, Loaded, Panel, Unpriced } from "../parts/basics.js";
 import { Chart } from "../parts/chart.js";
-import { Filter, Pages, Table } from "../parts/lists.js";
-import { hourOf, SpanChoice, spanOf, useSeries } from "../parts/series.js";
+import { Export } from "../parts/export.js";
+import { filtersOf, Pages, Table } from "../parts/lists.js";
+import { addressOf, PeriodChoice, periodColumns, spanOf, usagePeriod, useSeries } from "../parts/series.js";
 import { dollars } from "../parts/version_figures.js";
-import { go } from "../router.js";
 
 const KINDS = ["agent", "model", "user", "session", "key", "batch", "metadata", "day"];
 const FILTERS = { agent: "Agent", model: "Model", user: "User", session_id: "Session",
@@ -17,25 +18,37 @@ const EVERY_MS = 30_000;
 /** What orders those that spent something: their tokens, since not each model has a price. */
 const spent = (each) => each.input + each.output;
 
-/** Tokens and cost over time, of all runs or by agent, version or model. */
-function OverTime({ span, by }) {
-  const cost = useSeries({ cost: "cost" }, span, by);
-  const used = useSeries({ tokens: "tokens" }, span, by);
-  const chart = (title, found, format, none) => html`<${Panel} title=${title}>
-    <${Loaded} from=${found} what=${title.toLowerCase()}>${(series) => html`<${Chart} label=${title} series=${series}
-      format=${format} none=${none} />`}<//><//>`;
-  return html`<div class="charts">
-    ${chart("Cost", cost, dollars, "No call with a known price yet; new ones come within 75 s.")}
-    ${chart("Tokens", used, tokens)}</div>`;
+const NO_PRICE = "No call with a known price yet; new ones come within 75 s.";
+const chart = (title, found, format, none) => html`<${Panel} title=${title}>
+  <${Loaded} from=${found} what=${title.toLowerCase()}>${(series) => html`<${Chart} label=${title} series=${series}
+    format=${format} none=${none} />`}<//><//>`;
+
+/** Tokens and cost over time, of all runs or by agent or model. `agent`: only its own. */
+function OverTime({ span, by, agent }) {
+  const own = (found) => ({ ...found, data: found.data?.filter(({ key }) => !agent || key === agent) ?? null });
+  const cost = useSeries({ cost: "cost" }, span, by), used = useSeries({ tokens: "tokens" }, span, by);
+  return html`<div class="charts">${chart("Cost", own(cost), dollars, NO_PRICE)}
+    ${chart("Tokens", own(used), tokens)}</div>`;
+}
+
+/** The same by day, of what meets the filters. */
+function ByDay({ span, only }) {
+  const found = useData(withQuery("/v1/usage", { by: "day", limit: 200, order: "asc", ...only, ...usagePeriod(span) }),
+    { everyMs: EVERY_MS });
+  const series = (of) => ({ ...found, data: found.data && [{ key: "what the filters find",
+    points: found.data.items.map((each) => ({ at: `${each.day}T00:00:00Z`, value: of(each) })) }] });
+  return html`<div class="charts">${chart("Cost by day", series(({ cost }) => Number(cost.amount)), dollars, NO_PRICE)}
+    ${chart("Tokens by day", series(spent), tokens)}</div>`;
 }
 
 /** `hasMore`: there are others, which are not shown. */
-function Sums({ by, items, hasMore }) {
+function Sums({ by, items, hasMore, period }) {
   const isInSeveral = by === "agent" || by === "model"; // so that the runs of all are not their sum
   const most = Math.max(1, ...items.map((each) => each.input + each.output));
   const part = (value) => `${(100 * value) / most}%`;
   const name = (each) => each[by] ?? `no ${by === "metadata" ? "such key" : by}`;
-  const path = { batch: (each) => [["runs", each.batch]], agent: (each) => [["health"], { agent: each.agent }],
+  const path = { batch: (each) => [["runs", each.batch]],
+    agent: (each) => [["health"], { agent: each.agent, ...period }],
     session: (each) => [["chat"], { session: each.session }] }[by];
   const named = (each) => {
     const [to, query] = (each[by] && path?.(each)) || [];
@@ -66,32 +79,37 @@ function Sums({ by, items, hasMore }) {
         ${" "}<${Link} path=${["usage"]} query=${{ by: "model" }}>which models<//>`}</span></p>`;
 }
 
-function Who({ query, span, set }) {
+function Who({ query, span, filters: { field, choice } }) {
   const by = KINDS.includes(query.by) ? query.by : "agent";
-  const key = query.key ?? "";
-  const only = Object.fromEntries(Object.keys(FILTERS).map((name) => [name, query[name]]));
+  const key = query.key ?? "", only = filtersIn(query);
   const path = withQuery("/v1/usage", { by: by === "metadata" ? `metadata:${key}` : by, ...only,
-    since: hourOf(span), order: by === "day" ? "desc" : "asc" });
-  return html`<${Panel} title="Who spent it" actions=${html`<label class="inline">By <select value=${by}
-      onChange=${(e) => set({ by: e.target.value })}>${KINDS.map((each) => html`<option>${each}</option>`)}</select>
-      </label>`}>
+    ...usagePeriod(span), order: by === "day" ? "desc" : "asc" });
+  return html`<${Panel} title="Who spent it" actions=${html`${choice("by", "By", KINDS,
+      { any: "", kind: "inline", value: by })}<${Export} key=${path} name="usage" path=${path} columns=${{
+        [by]: (each) => each[by], ...SUMS, ...periodColumns(span), ...Object.fromEntries(Object.entries(only)
+          .map(([name, value]) => [`only_${name}`, () => value])) }} />`}>
     <div class="body"><form class="filters" onSubmit=${(e) => e.preventDefault()}>
-      ${by === "metadata" && html`<${Filter} label="Key of the metadata" value=${key}
-        onChange=${(text) => set({ key: text })} />`}
-      ${Object.entries(FILTERS).map(([name, label]) => html`<${Filter} key=${name} label=${label}
-        value=${query[name] ?? ""} onChange=${(text) => set({ [name]: text })} />`)}</form></div>
+      ${by === "metadata" && field("key", "Key of the metadata")}
+      ${Object.entries(FILTERS).map(([name, label]) => field(name, label))}</form></div>
     ${by === "metadata" && !key ? html`<${Empty} title="Name a key, such as customer." />`
-      : html`<${Pages} key=${path} path=${path} what="usage" everyMs=${EVERY_MS} isSaved>${(items, _, hasMore) =>
-        items.length ? html`<${Sums} by=${by} items=${items} hasMore=${hasMore} />`
+      : html`<${Pages} key=${path} path=${path} what="usage" everyMs=${EVERY_MS}>${(items, _, hasMore) =>
+        items.length ? html`<${Sums} ...${{ by, items, hasMore }} period=${addressOf(span)} />`
         : html`<${Empty} title="No run like that has used tokens in this time." />`}<//>`}<//>`;
 }
 
+const filtersIn = (query) => Object.fromEntries(Object.keys(FILTERS).filter((name) => query[name])
+  .map((name) => [name, query[name]]));
+const SUMS = { runs: ({ runs }) => runs, tokens_in: ({ input }) => input, tokens_out: ({ output }) => output,
+  cost: ({ cost }) => knownAmount(cost), currency: ({ cost }) => cost.currency,
+  all_priced: ({ cost }) => (cost.complete ? "yes" : "no") };
+
 export function Usage({ query }) {
-  const span = spanOf(query, "30d");
-  const set = (change) => go(["usage"], { ...query, ...change }, { replace: true });
+  const span = spanOf(query), only = filtersIn(query);
+  const filters = filtersOf(["usage"], query);
   const over = ["agent", "model"].includes(query.by ?? "agent") ? query.by ?? "agent" : undefined;
-  return html`<div class="head"><h1>Usage</h1><div class="actions"><${SpanChoice} span=${span}
-      onChange=${(value) => set({ span: value })} /></div></div>
-    <${OverTime} key=${`${span} ${over}`} span=${span} by=${over} />
-    <${Who} query=${query} span=${span} set=${set} />`;
+  return html`<div class="head"><h1>Usage</h1><div class="actions"><${PeriodChoice} query=${query}
+      set=${filters.set} /></div></div>
+    ${Object.keys(only).length > (over === "agent" && only.agent ? 1 : 0) ? html`<${ByDay} span=${span} only=${only} />`
+      : html`<${OverTime} key=${`${span} ${over}`} span=${span} by=${over} agent=${only.agent} />`}
+    <${Who} ...${{ query, span, filters }} />`;
 }

@@ -70,6 +70,12 @@ export function useHeading(id) {
 export const Link = ({ path, query, needs, children, ...rest }) => may(needs) && html`<a href=${to(path, query)}
   ...${rest}>${children}</a>`;
 
+/** One of some values, or of some `[value, words]`; `any`: words for none of them. */
+export const Select = ({ label, options, onChange = null, any = "", kind = "", ...rest }) => html`<label class=${kind}>
+  ${label} <select ...${rest} onChange=${(e) => onChange?.(e.target.value)}>
+  ${[...(any ? [["", any]] : []), ...options.map((each) => [each].flat())].map(([value, words = value]) => html`<option
+    value=${value}>${words}</option>`)}</select></label>`;
+
 export const Panel = ({ title, actions, children, kind = "", needs }) => may(needs) && html`
   <section class="panel ${kind}">
     ${title && html`<header><h2>${title}</h2><div class="actions">${actions}</div></header>`}

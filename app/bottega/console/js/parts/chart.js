@@ -107,6 +107,19 @@ function Values({ label, series, format }) {
     ${rows.length > MOST_ROWS && html`<p class="small soft">The newest ${MOST_ROWS} are shown.</p>`}`;
 }
 
+/** One bar for each series, where only one time has values. */
+const Bars = ({ label, series, format, place }) => {
+  const shown = series.map(({ key, points }) => ({ key, value: points[place].value }))
+    .filter(({ value }) => value != null);
+  const most = Math.max(...shown.map(({ value }) => value), 1e-9);
+  return html`<div class="plot bars" role="img" tabindex="0" aria-label=${`${label}. ${shown.map(({ key, value }) =>
+    `${key}: ${format(value)}`).join(", ")}`}><p class="small soft">All in one step, from
+    ${" "}${exact(series[0].points[place].at)}:</p>
+    ${shown.map(({ key, value }) => html`<p key=${key}><span>${key}</span><i style=${{
+      width: `${(35 * value) / most}%`, background: `var(--${colourOf(series.findIndex((each) => each.key === key),
+        series.find((each) => each.key === key))})` }}></i> ${format(value)}</p>`)}</div>`;
+};
+
 const NO_MARKS = [];
 
 /**
@@ -117,11 +130,16 @@ const NO_MARKS = [];
  */
 export function Chart({ label, series, format, marks = NO_MARKS, none = "There was nothing." }) {
   const [isOpen, setOpen] = useState(false);
-  if (!series.length || !series[0].points.length) return html`<p class="small soft body">${none}</p>`;
+  const filled = (series[0]?.points ?? []).flatMap((_, place) => (series.some(({ points }) => points[place].value)
+    ? [place] : []));
+  if (!filled.length) return html`<p class="small soft body">${none}</p>`;
   const last = series.map(({ key, points }) => {
     const value = points.findLast((each) => each.value)?.value;
     return `${key}: ${value == null ? "none" : format(value)}`;
   });
+  if (filled.length === 1) {
+    return html`<figure class="chart"><${Bars} ...${{ label, series, format }} place=${filled[0]} /></figure>`;
+  }
   return html`<figure class="chart">
     <${Plot} series=${series} format=${format} marks=${marks} label=${`${label}. Last values: ${last.join(", ")}`} />
     <p class="legend small soft">${series.map((each, place) => html`<span key=${each.key}>

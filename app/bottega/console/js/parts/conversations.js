@@ -5,9 +5,9 @@ import { call, post, url, withQuery } from "../api.js";
 import { CONVERSATION_STATES } from "../en.js";
 import { dayOf, excerpt } from "../format.js";
 import { html } from "../html.js";
-import { go, route } from "../router.js";
+import { go, } from "../router.js";
 import { Button, Empty, Link, Panel, Time } from "./basics.js";
-import { Act, Confirmed, Filter, Pages } from "./lists.js";
+import { Act, Confirmed, filtersOf, Pages } from "./lists.js";
 import { searchOf } from "./search_words.js";
 import { isUnread } from "./seen.js";
 
@@ -24,18 +24,13 @@ export function Conversations({ query }) {
   const { q = "", of = "", user = "", state = "" } = query;
   const search = searchOf(q);
   const path = withQuery("/v1/sessions", { order: "updated_at", ...search, agent: of, user, state });
-  const set = (change) => go(["chat"], { ...route.value.query, ...change }, { replace: true });
-  const field = (name, label, value, rest = {}) => html`<${Filter} label=${label} value=${value} ...${rest}
-    onChange=${(text) => set({ [name]: text })} />`;
+  const { field, choice } = filtersOf(["chat"], query);
   return html`<${Panel} title="Conversations">
     <form class="filters body" onSubmit=${(e) => e.preventDefault()}>
-      ${field("q", "Name, words or date", q, { kind: "grow", type: "search", maxlength: 500, soon: true,
+      ${field("q", "Name, words or date", { kind: "grow", type: "search", maxlength: 500, soon: true,
         placeholder: "such as: ada refund yesterday" })}
-      ${field("of", "Answered by", of)} ${field("user", "User", user)}
-      <label>State <select value=${state} onChange=${(e) => set({ state: e.target.value })}>
-        <option value="">any</option>
-        ${Object.entries(CONVERSATION_STATES).map(([value, text]) => html`<option value=${value}>${text}</option>`)}
-      </select></label>
+      ${field("of", "Answered by")} ${field("user", "User")}
+      ${choice("state", "State", Object.entries(CONVERSATION_STATES))}
     </form>
     ${search.active_after && html`<p class="small soft">Conversations${" "}
       ${daysOf(search.active_after, search.active_before)}${search.q && `, with: ${search.q}`}</p>`}

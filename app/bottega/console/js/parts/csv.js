@@ -1,6 +1,7 @@
 /** Lists as comma-separated values. Pure. */
+import { JUDGES, OUTCOME_WORDS } from "../en.js";
 import { knownAmount } from "../format.js";
-import { causeOf } from "../run/diagnosis.js";
+import { causeOf, memoryOf } from "../run/diagnosis.js";
 
 /** The columns of runs in a file. */
 export const RUN_COLUMNS = {
@@ -13,9 +14,11 @@ export const RUN_COLUMNS = {
   session: (run) => run.session_id,
   status: (run) => run.status,
   cause: (run) => causeOf(run.error),
-  outcome: (run) => run.outcome?.value,
-  outcome_source: (run) => run.outcome?.source,
-  outcome_reason: (run) => run.outcome?.reason,
+  memory: memoryOf,
+  outcome: (run) => OUTCOME_WORDS[run.outcome?.value],
+  judged_by: (run) => JUDGES[run.judged_by?.source],
+  judged_by_name: (run) => run.judged_by?.author,
+  reason: (run) => run.outcome?.reason,
   made: (run) => run.created_at,
   ended: (run) => run.ended_at,
   seconds: (run) => (run.started_at && run.ended_at
@@ -38,6 +41,8 @@ function field(value) {
 function valuesOf(item, before = "") {
   return Object.entries(item).flatMap(([name, value]) => {
     const place = before + name;
+    if (name === "outcome") return [[place, OUTCOME_WORDS[value] ?? value]];
+    if (name === "outcome_source") return [[place, JUDGES[value] ?? value]];
     if (value?.currency) return [[`${place}.amount`, knownAmount(value)], [`${place}.complete`, value.complete]];
     if (value === null || typeof value !== "object") return [[place, value]];
     return Array.isArray(value) ? [[place, value.length ? JSON.stringify(value) : ""]] : valuesOf(value, `${place}.`);

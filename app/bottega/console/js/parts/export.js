@@ -20,19 +20,19 @@ export function save(blob, name) {
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
-const PAGE = 100;
+const PAGE = 200;
 /** So many items are written to a file; then it says that there are more. */
 const MOST = 10_000;
 
-/** All items of a list, page by page. */
-async function allOf(path) {
+/** The items of a list, page by page: `{items, isCut}`. `most`: about so many. */
+export async function allOf(path, most = MOST) {
   const items = [];
   let cursor = null;
   do {
     const page = await get(withQuery(path, { limit: PAGE, cursor }));
     items.push(...page.items);
     cursor = page.next_cursor;
-  } while (cursor && items.length < MOST);
+  } while (cursor && items.length < most);
   return { items, isCut: cursor !== null };
 }
 

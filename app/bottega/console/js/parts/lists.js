@@ -4,8 +4,8 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { get, withQuery } from "../api.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
-import { place } from "../router.js";
-import { Button, Failure, Loaded } from "./basics.js";
+import { go, place } from "../router.js";
+import { Button, Empty, Failure, Loaded, Select } from "./basics.js";
 import { Export } from "./export.js";
 import { leave } from "./keys.js";
 import { instead, useWork } from "./work.js";
@@ -154,7 +154,29 @@ export function Sending({ children, label, send }) {
       <span class="small soft" role="status">${made !== null && `Done: ${made}`}</span></div></form>`;
 }
 
+/** Numbers are on the right: their column's name begins with #. */
+const sideOf = (name) => (String(name).startsWith("#") ? "right" : "");
+
 export const Table = ({ label, head, children }) => html`<div class="scroll" tabindex="0" role="region"
-  aria-label=${label}><table class="table">
-  <thead><tr>${head.map((each) => each ? html`<th scope="col" class=${each.startsWith("#") ? "right" : ""}>
-    ${each.replace("#", "")}</th>` : html`<td></td>`)}</tr></thead><tbody>${children}</tbody></table></div>`;
+  aria-label=${label}><table class="table"><thead><tr>${head.map((each) => (each && !each.type ? html`<th scope="col"
+    class=${sideOf(each)}>${each.replace("#", "")}</th>` : html`<td>${each}</td>`))}</tr></thead>
+  <tbody>${children}</tbody></table></div>`;
+
+/**
+ * A table with a row for each item. `cells`: what an item's row shows, below the names in `head`; `id`: what tells
+ * items apart; `kind`: a class of its row; `empty`: what is said, with `hint`, if there is none.
+ */
+export const Rows = ({ items, cells, head, empty = "", hint = null, id = (each) => each.id, label, kind = null }) => (
+  items.length === 0 && empty ? html`<${Empty} title=${empty}>${hint}<//>`
+    : html`<${Table} label=${label} head=${head}>${items.map((each) => html`<tr key=${id(each)} class=${kind?.(each)}>
+      ${cells(each).map((cell, place) => html`<td class=${sideOf(head[place])}>${cell}</td>`)}</tr>`)}<//>`);
+
+/** Filters that the address of a page holds: `set` changes them; `field` and `choice` make what a person fills in. */
+export function filtersOf(path, query) {
+  const set = (change) => go(path, { ...query, ...change }, { replace: true });
+  const field = (name, label, rest = {}) => html`<${Filter} label=${label} value=${query[name] ?? ""} ...${rest}
+    onChange=${(text) => set({ [name]: text })} />`;
+  const choice = (name, label, options, rest = {}) => html`<${Select} label=${label} any="any" options=${options}
+    value=${query[name] ?? ""} ...${rest} onChange=${(value) => set({ [name]: value })} />`;
+  return { set, field, choice };
+}

@@ -2,21 +2,21 @@
 import { OUTCOME_WORDS } from "../en.js";
 import { duration, excerpt, money } from "../format.js";
 import { html } from "../html.js";
-import { causeOf } from "../run/diagnosis.js";
+import { causeOf, judgeOf, memoryOf } from "../run/diagnosis.js";
 import { Link, RunStatus, Time } from "./basics.js";
+import { Rows } from "./lists.js";
 
 const lasted = (run) =>
   run.started_at && duration((run.ended_at ? Date.parse(run.ended_at) : Date.now()) - Date.parse(run.started_at));
 
 /** @typedef {import("../api.js").Schemas["RunSummary"]} RunSummary */
 
-/** What a run was worth, and what says so: a judgement, or its status. */
-export const worth = ({ value, source }) => (source || value === "FAILURE"
-  ? `${OUTCOME_WORDS[value]} (${source ?? "status"})` : "–");
+/** What a run was worth, and who says so: "bad by checks". */
+export const worth = (run) => (run.judged_by ? `${OUTCOME_WORDS[run.outcome.value]} by ${judgeOf(run)}` : "–");
 
 /** The same with the reason, which its title has as a whole. */
-export const Worth = ({ of }) => html`<span title=${[of.value, of.reason].filter(Boolean).join(": ")}>${worth(of)}
-  ${of.reason && html` <span class="why small">${excerpt(of.reason, 60)}</span>`}</span>`;
+export const Worth = ({ of }) => html`<span title=${of.outcome.reason ?? ""}>${worth(of)}
+  ${of.outcome.reason && html` <span class="why small">${excerpt(of.outcome.reason, 60)}</span>`}</span>`;
 
 /**
  * A run by what was asked; its id, which nobody remembers, only where nothing was.
@@ -39,24 +39,17 @@ export function RunTable({ runs, chosen, onChoose }) {
   };
   const box = (label, isOn, ids) => html`<input type="checkbox" aria-label=${label} checked=${isOn}
     onChange=${(e) => turn(ids, e.target.checked)} />`;
-  return html`<div class="scroll" tabindex="0" role="region" aria-label="Runs">
-  <table class="table">
-    <thead><tr>${chosen && html`<td>${box("Choose all shown", isAll, runs.map(({ id }) => id))}</td>`}
-      <th scope="col">Question</th><th scope="col">Agent</th><th scope="col">User</th>
-      <th scope="col">Status</th><th scope="col">Outcome</th><th scope="col" class="right">Time</th>
-      <th scope="col" class="right">Cost</th><th scope="col">Made</th></tr></thead>
-    <tbody>${runs.map((run) => html`<tr key=${run.id}>
-      ${chosen && html`<td>${box(`Choose ${titleOf(run, 60)}`, chosen.has(run.id), [run.id])}</td>`}
-      <td class="asks"><${Link} path=${["runs", run.id]} title=${run.id}>${titleOf(run)}<//></td>
-      <td class="name">${run.agent ?? run.graph}
-        ${run.agent && run.graph && html` <span class="soft small">in ${run.graph}</span>`}</td>
-      <td class="name">${run.user ?? "–"}</td>
-      <td><${RunStatus} status=${run.status} waitsFor=${run.waiting?.reason} />
-        ${run.error && html` <span class="why small bad-text" title=${run.error.message}>${causeOf(run.error)}
-          </span>`}</td>
-      <td><${Worth} of=${run.outcome} /></td>
-      <td class="right">${lasted(run) ?? "–"}</td>
-      <td class="right">${money(run.usage?.cost)}</td>
-      <td><${Time} at=${run.created_at} /></td>
-    </tr>`)}</tbody></table></div>`;
+  const boxes = (cell) => (chosen ? [cell()] : []);
+  return html`<${Rows} label="Runs" items=${runs} head=${[
+    ...boxes(() => box("Choose all shown", isAll, runs.map(({ id }) => id))), "Question", "Agent", "Version", "Memory",
+    "User", "Status", "Outcome", "#Time", "#Cost", "Made"]} cells=${(run) => [
+    ...boxes(() => box(`Choose ${titleOf(run, 60)}`, chosen.has(run.id), [run.id])),
+    html`<span class="asks"><${Link} path=${["runs", run.id]} title=${run.id}>${titleOf(run)}<//></span>`,
+    html`<span class="name">${run.agent ?? run.graph}</span>
+      ${run.agent && run.graph && html` <span class="soft small">in ${run.graph}</span>`}`,
+    run.version ?? "–", memoryOf(run), html`<span class="name">${run.user ?? "–"}</span>`,
+    html`<${RunStatus} status=${run.status} waitsFor=${run.waiting?.reason} />${run.error && html` <span
+      class="why small bad-text" title=${run.error.message}>${causeOf(run.error)}</span>`}`,
+    html`<${Worth} of=${run} />`, lasted(run) ?? "–", money(run.usage?.cost),
+    html`<${Time} at=${run.created_at} />`]} />`;
 }

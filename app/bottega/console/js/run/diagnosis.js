@@ -1,5 +1,6 @@
 /** Why a run is as it is, in one sentence made from its log by rules. Pure. */
-import { HELD_BACK, LABEL_SOURCES, LONG_WORK, MODEL_ERRORS, RUN_ERRORS, WAITED_FOR } from "../en.js";
+import { HELD_BACK, JUDGES, LONG_WORK, MEMORY_DRAWS, MODEL_ERRORS, OUTCOME_WORDS, RUN_ERRORS,
+  WAITED_FOR } from "../en.js";
 import { ago, count, duration, excerpt, stopAfter } from "../format.js";
 import { isFinal } from "./state.js";
 
@@ -34,9 +35,20 @@ export function causeOf(error) {
   return RUN_ERRORS[error.code] ?? excerpt(error.message ?? error.code, 90);
 }
 
-/** How a judged run went, who said so, and why. `outcome`: as of a run. */
-export const judgedOf = ({ value, source, reason }) => `went ${{ SUCCESS: "well", PARTIAL: "partly well" }[value]
-  ?? "badly"}, by ${LABEL_SOURCES[source] ?? "its status"}${reason ? `: ${reason}` : ""}`;
+/** Who judged a run: "people", or "people (key:3f2a)" with a person's name. */
+export const judgeOf = ({ judged_by: by }) => by && `${JUDGES[by.source]}${by.author ? ` (${by.author})` : ""}`;
+
+/** What a run was worth, who said so, and why. */
+export const judgedOf = (run) => `is ${OUTCOME_WORDS[run.outcome.value]}, by ${judgeOf(run)}${run.outcome.reason
+  ? `: ${run.outcome.reason}` : ""}`;
+
+/**
+ * Whether a run had memory: as chance drew it, or why it had none to draw.
+ *
+ * @param {{memory_draw?: string | null, memory_used?: string, ended_at?: string | null}} run
+ */
+export const memoryOf = ({ memory_draw: draw, memory_used: used = "", ended_at: end }) => MEMORY_DRAWS[draw]
+  ?? (used === "off" || used.startsWith("none") ? "off" : end ? "no pattern" : "–");
 
 /** What a model did to the call that failed last and was never answered, and how often; null: there is none. */
 function failedCall(state) {

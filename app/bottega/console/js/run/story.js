@@ -90,7 +90,7 @@ export function Diagnosis({ run, state, now }) {
       class="bad-text">But ${trouble}</strong>`}</p>
     ${state.error && html`<details class="small"><summary>As reported: <code>${state.error.code}</code></summary>
       <p>${state.error.message}</p></details>`}
-    ${run.outcome.source && html`<p title=${run.outcome.value}>It ${judgedOf(run.outcome)}</p>`}
+    ${run.outcome.source && html`<p>It ${judgedOf(run)}</p>`}
     ${like.length > 0 && html`<p>${count(like.length)} other ${like.length === 1 ? "run" : "runs"} failed alike
       since ${clock(since)}. <${Link} path=${["runs"]} query=${{ status: failed,
         error_code: run.error?.code }}>Show them<//></p>`}

@@ -6,10 +6,10 @@ import { count, duration, excerpt, money, plain, tokens } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { usePostOnce } from "../once.js";
-import { Button, chosenOf, Copy, Empty, Failure, Loaded, Panel, permitted, Status, Tabs,
+import { Button, chosenOf, Copy, Empty, Failure, Loaded, Panel, permitted, Select, Status, Tabs,
   Value } from "../parts/basics.js";
 import { Dialog } from "../parts/dialog.js";
-import { Pages } from "../parts/lists.js";
+import { Pages, Rows } from "../parts/lists.js";
 import { Readable, ResultOf, ToolCall } from "../parts/readable.js";
 import { Source } from "../parts/source.js";
 import { instead, useWork } from "../parts/work.js";
@@ -72,21 +72,14 @@ function Text({ task }) {
       class="actions"><${Copy} text=${plain(text)} /></div>` : html`<p class="soft">Nothing yet.</p>`}`;
 }
 
-const Calls = ({ task, onPrompt }) => task.calls.length === 0
-  ? html`<${Empty} title="No model call yet." />`
-  : html`<div class="scroll" tabindex="0" role="region" aria-label="Model calls"><table class="table"><thead><tr><th
-    scope="col">Call</th><th scope="col">Model</th><th scope="col" class="right">Time</th><th scope="col"
-      class="right">In</th><th scope="col" class="right">Out</th><th scope="col" class="right">Cost</th><th
-        scope="col">Result</th></tr></thead>
-    <tbody>${task.calls.map((each) => html`<tr key=${each.call}><td>${may("read") ? html`<${Button} kind="small ghost"
-      onClick=${() => onPrompt(each.call)} aria-label=${`Prompt of call ${each.call}`}>${each.call}<//>` : each.call}
-        </td><td>${each.model}</td><td class="right">${duration(each.ms)}</td>
-      <td class="right">${tokens(each.usage?.input)}</td><td class="right">${tokens(each.usage?.output)}</td><td
-        class="right">${money(each.usage?.cost)}</td>
-      <td>${each.error && !each.message ? html`<span class="bad-text">${excerpt(each.error.message)}
-        </span>` : excerpt(plain(each.message?.content)
-          || (each.message?.tool_calls ?? []).map((call) => call.name).join(", "), 80)}</td></tr>`)}</tbody></table>
-            </div>`;
+const Calls = ({ task, onPrompt }) => html`<${Rows} label="Model calls" items=${task.calls} id=${({ call }) => call}
+  empty="No model call yet." head=${["Call", "Model", "#Time", "#In", "#Out", "#Cost", "Result"]} cells=${(each) => [
+    may("read") ? html`<${Button} kind="small ghost" onClick=${() => onPrompt(each.call)}
+      aria-label=${`Prompt of call ${each.call}`}>${each.call}<//>` : each.call, each.model, duration(each.ms),
+    tokens(each.usage?.input), tokens(each.usage?.output), money(each.usage?.cost),
+    each.error && !each.message ? html`<span class="bad-text">${excerpt(each.error.message)}</span>`
+      : excerpt(plain(each.message?.content) || (each.message?.tool_calls ?? []).map((call) => call.name).join(", "),
+        80)]} />`;
 
 /** More calls than these are folded. */
 const FEW = 6;
@@ -178,10 +171,8 @@ function Prompt({ run, task, call, onChoose }) {
   const found = useData(chosen && withQuery(url`/v1/runs/${run.id}/prompt`, { task_id: task.id, call: chosen }));
   if (chosen === null) return html`<${Empty} title="No model call yet." />`;
   return html`
-    <label class="choice">Model call <select value=${chosen} onChange=${(e) => onChoose(Number(e.target.value))}>
-      ${task.calls.map((each) =>
-        html`<option value=${each.call}>
-          ${each.call}${each.model ? ` · ${each.model}` : ""}</option>`)}</select></label>
+    <${Select} kind="choice" label="Model call" value=${chosen} onChange=${(call) => onChoose(Number(call))}
+      options=${task.calls.map(({ call, model }) => [call, `${call}${model ? ` · ${model}` : ""}`])} />
     <${Loaded} from=${found} what="the prompt">${(prompt) => html`
       <p class="small soft">${prompt.version && `version ${prompt.version} of the agent · `}${prompt.model}
         ${params(prompt.params)}</p>

@@ -4,7 +4,7 @@ import { useMemo, useState } from "preact/hooks";
 import { SPAN_KINDS } from "../en.js";
 import { count, duration, money, tokens } from "../format.js";
 import { html } from "../html.js";
-import { Status } from "../parts/basics.js";
+import { Select, Status } from "../parts/basics.js";
 import { Windowed } from "../parts/windowed.js";
 import { causeOf } from "./diagnosis.js";
 import { axis, idleTimes } from "./scale.js";
@@ -80,9 +80,7 @@ export function Timeline({ state, now, chosen, onChoose }) {
   const shown = status || text ? chosenRows(rows, status, text) : rows;
   return html`<div class="timeline">
     ${rows.length >= FEW && html`<form class="filters body" onSubmit=${(e) => e.preventDefault()}>
-      <label>Status <select value=${status} onChange=${(e) => setStatus(e.target.value)}>
-        <option value="">any</option>${STATUSES.map((each) => html`<option value=${each}>${each}</option>`)}</select>
-          </label>
+      <${Select} label="Status" any="any" value=${status} options=${STATUSES} onChange=${setStatus} />
       <label>Task or agent <input type="search" value=${text} onInput=${(e) => setText(e.target.value)} /></label>
       <span class="small soft" role="status">${shown.length} of ${rows.length} tasks</span></form>`}
     <div class="task-row names" aria-hidden="true"><span>Task</span><span>Time</span><span class="wide">Tokens</span>
