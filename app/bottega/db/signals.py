@@ -17,7 +17,7 @@ run. If the process dies before this call, the sweep calls ``arrive``.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import asyncpg
 import structlog
@@ -48,8 +48,57 @@ Notify = Callable[[str | None], None]
 """Function of a signal's payload; ``None``: signals may have been lost."""
 
 
+class _Outbox:
+    """Waiting items of one kind. A task delivers the items, those of a pause together.
+
+    Args:
+        deliver: delivers some items. After an error, the items are lost.
+        pause_s: seconds between two deliveries.
+    """
+
+    def __init__(
+        self, deliver: Callable[[Sequence[tuple[str, str]]], Awaitable[None]], pause_s: float
+    ) -> None:
+        self._deliver, self._pause_s = deliver, pause_s
+        self._items: dict[tuple[str, str], None] = {}
+        self._sending: asyncio.Task[None] | None = None
+
+    def add(self, channel: str, payload: str) -> None:
+        """Add an item. Equal items that wait are delivered only once."""
+        self._items[channel, payload] = None
+
+    def send(self) -> None:
+        """Deliver all items in a task."""
+        if self._sending is None:
+            self._sending = asyncio.ensure_future(self._send())
+
+    def take(self) -> list[tuple[str, str]]:
+        """Return and remove all items."""
+        items = [*self._items]
+        self._items.clear()
+        return items
+
+    async def sent(self) -> None:
+        """Wait until all items are delivered or lost."""
+        while self._sending is not None:
+            await asyncio.wait([self._sending])
+
+    async def _send(self) -> None:
+        try:
+            while self._items:
+                try:
+                    await self._deliver(self.take())
+                except Exception as error:
+                    logger.warning("signals.lost", error=str(error), kind=type(error).__name__)
+                await asyncio.sleep(self._pause_s)
+        finally:
+            self._sending = None
+
+
 class SignalSender:
     """Sender of signals by NOTIFY, on a connection of a pool, or of wake-ups over NATS.
+
+    Arrivals do not wait for each other's 10 ms: the next items of a batch are queued by ``arrive``.
 
     Attributes:
         pool: pool of the connection; ``None``: signals wait until :meth:`take` returns the signals.
@@ -62,8 +111,8 @@ class SignalSender:
         self.pool: asyncpg.Pool | None = None
         self.claims: Callable[[], bool] = lambda: False
         self.wake: Callable[[str, str], bool] = lambda _channel, _payload: False
-        self._pending: dict[tuple[str, str], None] = {}
-        self._sending: asyncio.Task[None] | None = None
+        self._notifications = _Outbox(self._notify, _TOGETHER_S)
+        self._arrivals = _Outbox(self._arrive, 0.0)
 
     def publish(self, channel: str, payload: str) -> None:
         """Queue a signal. Equal waiting signals are sent only once. A signal may be lost.
@@ -73,44 +122,33 @@ class SignalSender:
         """
         if channel == DUE and self.claims():
             return
+        outbox = self._arrivals if channel == ARRIVALS else self._notifications
         for each in payload.split(","):
-            self._pending[channel, each] = None
-        if self._sending is None and self.pool is not None:
-            self._sending = asyncio.ensure_future(self._send())
+            outbox.add(channel, each)
+        if self.pool is not None:
+            outbox.send()
 
     def take(self) -> list[tuple[str, str]]:
         """Return and remove the pending signals: channels and payloads."""
-        pending = [*self._pending]
-        self._pending.clear()
-        return pending
+        return [*self._notifications.take(), *self._arrivals.take()]
 
     async def sent(self) -> None:
         """Wait until all pending signals are sent."""
-        while self._sending is not None:
-            await asyncio.wait([self._sending])
+        await self._arrivals.sent()  # an arrival may publish notifications
+        await self._notifications.sent()
 
-    async def _send(self) -> None:
-        try:
-            while self._pending and self.pool is not None:
-                pending = self.take()
-                try:
-                    await self._deliver(self.pool, pending)
-                except Exception as error:
-                    logger.warning("signals.lost", error=str(error), kind=type(error).__name__)
-                await asyncio.sleep(_TOGETHER_S)
-        finally:
-            self._sending = None
-
-    async def _deliver(self, pool: asyncpg.Pool, pending: Sequence[tuple[str, str]]) -> None:
+    async def _notify(self, signals: Sequence[tuple[str, str]]) -> None:
         by_channel: defaultdict[str, list[str]] = defaultdict(list)
-        for channel, payload in pending:
+        for channel, payload in signals:
             if not (channel in WAKE_UPS and self.wake(channel, payload)):
                 by_channel[channel].append(payload)
-        arrivals = by_channel.pop(ARRIVALS, [])
-        if by_channel:
-            await pool.execute(_SEND, *_notifications(by_channel), timeout=_PATIENCE_S)
-        for payload in arrivals:
-            await pool.execute(_ARRIVE, *payload.split(), timeout=_PATIENCE_S)
+        if by_channel and self.pool is not None:
+            await self.pool.execute(_SEND, *_notifications(by_channel), timeout=_PATIENCE_S)
+
+    async def _arrive(self, arrivals: Sequence[tuple[str, str]]) -> None:
+        for _, payload in arrivals:
+            if self.pool is not None:
+                await self.pool.execute(_ARRIVE, *payload.split(), timeout=_PATIENCE_S)
 
 
 def _notifications(by_channel: Mapping[str, Sequence[str]]) -> tuple[list[str], list[str]]:
