@@ -37,14 +37,14 @@ from benchmarks.harness import cpu_s, percentile, process
 from benchmarks.model import fast_model
 from bottega.db import embedded, migrate
 from bottega.db.signals import DUE
-from bottega.engine.queue import IDLE_POLL_S, POLL_S
+from bottega.engine.queue import POLL_S
 from bottega.events.nats import NatsSignals
 from bottega.services import background
 from bottega.settings import Settings
 
 _REPORT = """
-SELECT report($1, $2, 0, '{}', '{}', '{}',
-              '{"version": "0", "age_s": 0, "pool": {}, "tenants": {}}')
+SELECT * FROM report($1, $2, 0, '{}', '{}', '{}',
+                     '{"version": "0", "age_s": 0, "pool": {}, "tenants": {}}')
 """
 _CLAIM = "SELECT * FROM claim($1, 20, 0, '{}', '{}')"
 _LISTENING = 3
@@ -128,14 +128,19 @@ async def listening(url: str, count: int, nats: str | None) -> AsyncIterator[Non
 async def be_idle(connection: asyncpg.Connection, listens: bool) -> None:
     """Report and claim without a place, as often as an idle worker with default settings."""
     worker, lease_s = uuid4(), Settings().lease_s
-    await asyncio.sleep(random.uniform(0, lease_s / 2))
+    await asyncio.sleep(random.uniform(0, lease_s))
     next_claim = 0.0
     while True:
-        await connection.fetch(_REPORT, worker, lease_s)
-        if time.monotonic() > next_claim:
+        (about,) = await connection.fetch(_REPORT, worker, lease_s)
+        if about["is_sweep_due"]:
+            await connection.fetch("SELECT sweep($1)", lease_s)
+        if about["is_due"] or (listens and time.monotonic() > next_claim):
             await connection.fetch(_CLAIM, worker)
-            next_claim = time.monotonic() + (POLL_S if listens else IDLE_POLL_S)
-        await asyncio.sleep(lease_s / 2)
+            next_claim = time.monotonic() + POLL_S
+        if listens:
+            await asyncio.sleep(lease_s / 3)
+        else:  # the first reports came together
+            await asyncio.sleep(about["again_s"] * random.uniform(0.5, 1.5))
 
 
 async def paced(client: Client, seconds: float) -> int:

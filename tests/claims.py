@@ -73,9 +73,8 @@ async def report(
     """Report as a worker with these runs (tenant, id, attempt); return those still its own."""
     parts = [list(part) for part in zip(*runs, strict=True)] or [[], [], []]
     about = '{"version": "1", "age_s": 0, "pool": {}, "tenants": {}}'
-    query = "SELECT report($1, $2, $3, $4, $5, $6, $7) AS id"
-    rows = await pool.fetch(query, worker, lease_s, places, *parts, about)
-    return {row["id"] for row in rows} - {worker}
+    query = "SELECT own FROM report($1, $2, $3, $4, $5, $6, $7)"
+    return set(await pool.fetchval(query, worker, lease_s, places, *parts, about))
 
 
 async def claim(

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import math
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -85,6 +86,7 @@ class Service:
         serving: true: this process serves the API.
         working: true: this process executes runs.
         nats: connection for wake-ups and live text; ``None``: the database has them.
+        sweep_due: set by a report of this process's worker, if a sweep of the queue is due.
     """
 
     settings: Settings
@@ -106,6 +108,7 @@ class Service:
     sign_in: SignIn | None = None
     stop_working: asyncio.Event = field(default_factory=asyncio.Event)
     nats: NatsSignals | None = None
+    sweep_due: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @asynccontextmanager
@@ -132,10 +135,15 @@ async def open_service(
         await require_current(database.pool)
         listener, nats = NotifyListener(database.connect), _nats(settings, database)
         services, keys = Services(), _keys(settings, database, listener)
+        sweep_due = asyncio.Event()
+        # API processes sweep, too: waiting runs must time out even while no worker process exists.
+        every_s = math.inf if worker else settings.lease_s / 4
+        sweep = partial(queue.sweep_regularly, database.pool, settings.lease_s, sweep_due, every_s)
         async with (
             open_memory_services(settings, database, listener, services) as memory_services,
             services.running(
                 descriptors=partial(warn_when_exhausted, descriptors),
+                sweep=sweep,
                 **_of_every_process(settings, database, listener, nats, memory_services),
             ),
             open_outgoing(settings, url, database, listener, keys.is_open, descriptors) as outgoing,
@@ -160,6 +168,7 @@ async def open_service(
                 pins=_pins(settings),
                 sign_in=_sign_in(settings, database),
                 nats=nats,
+                sweep_due=sweep_due,
             )
             if api:
                 await keys.is_open()
@@ -180,12 +189,10 @@ def _of_every_process(
 ) -> dict[str, Callable[[], Awaitable[None]]]:
     return {
         **({} if nats is None else {"nats": nats.run}),
-        # API processes sweep, too: waiting runs must time out even while no worker process exists.
-        "sweep": partial(queue.sweep_regularly, database.pool, settings.lease_s),
         "erase": _erasing(database, listener, memory).run,
         "accesses": memory.memory.accesses.run,
         "notices": listener.run,
-        "storage": StorageSums(database.pool),
+        "storage": StorageSums(database.pool, listener),
         "metrics": partial(refresh_regularly, settings.operator_providers),
     }
 
@@ -300,7 +307,7 @@ def _lease(
     def listen(is_next: bool) -> None:
         needed = is_next or service.serving or bool(executor.under_way())
         service.listener.need(is_needed=needed)
-        claimer.poll_s = queue.POLL_S if needed else queue.IDLE_POLL_S
+        claimer.poll_s = queue.POLL_S if needed else math.inf
 
     claimer = queue.RunClaimer(pool, worker_id, ClaimReader(pool), execute, places)
     lease = WorkerLease(
@@ -309,8 +316,9 @@ def _lease(
         settings.lease_s,
         places=places,
         load=lambda: runtime.load(len(executor.under_way())).with_models(models.calls()),
-        begin=lambda: claimer.notice(None),
+        claim=lambda: claimer.notice(None),
         listen=listen,
+        sweep=service.sweep_due.set,
     )
     return lease, claimer
 

@@ -47,8 +47,12 @@ class WorkLoop:
         channel: notifications on this channel wake the loop; see :func:`wake_on_notify`.
         act: a function that does the due work and returns the seconds until more work is due.
             ``act`` raises ``ModelError`` or ``UnavailableError`` if a service is down.
-        poll_s: maximum number of seconds between two calls.
+        poll_s: maximum number of seconds between two calls. While the process rests, only a
+            wake-up leads to a call, because other processes work.
         first_s: seconds from the start to the first call, unless a wake-up comes earlier.
+
+    Attributes:
+        rests: returns true while the process rests.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class WorkLoop:
         first_s: float = 0.0,
     ) -> None:
         self.channel = channel
+        self.rests: Callable[[], bool] = lambda: False
         self._act = act
         self._poll_s = poll_s
         self.first_s = first_s
@@ -92,7 +97,7 @@ class WorkLoop:
         pause, self.first_s = self.first_s, 0.0
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(pause, self._poll_s)):
+                async with asyncio.timeout(None if self.rests() else min(pause, self._poll_s)):
                     await self._awake.wait()
             self._awake.clear()
             # The pause is at least 50 ms, because another worker may have claimed the due rows.
@@ -114,8 +119,9 @@ class WorkLoop:
 
 
 def wake_on_notify(listener: NotifyListener, *loops: WorkLoop) -> None:
-    """Wake each loop at notifications on its channel."""
+    """Wake each loop at notifications on its channel. The loops rest while nobody listens."""
     for loop in loops:
+        loop.rests = listener.rests
         listener.subscribe(loop.channel, loop.on_notice)
 
 

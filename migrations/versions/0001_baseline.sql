@@ -950,9 +950,11 @@ CREATE INDEX ix_schedules_next_at ON schedules (next_at) WHERE NOT paused;
 CREATE UNLOGGED TABLE workers (
     id uuid NOT NULL,
     started_at timestamptz NOT NULL,
-    -- Its last report, and until when it is alive without another one.
+    -- Its last report, until when it is alive without another one, and until when it may be one of
+    -- the workers that get the next runs (see next_workers).
     seen_at timestamptz NOT NULL,
     leased_until timestamptz NOT NULL,
+    next_until timestamptz NOT NULL,
     -- Places without a run, and those of them that a tenant with runs there may take.
     free_places integer NOT NULL,
     common_places integer NOT NULL,

@@ -16,7 +16,6 @@ from structlog.testing import capture_logs
 from bottega.container import open_service
 from bottega.db.signals import DUE
 from bottega.db.tables import DEFAULT_TENANT
-from bottega.engine import queue
 from bottega.errors import FencedError
 from bottega.settings import Settings
 from tests.claims import claim, hand_back, report
@@ -235,9 +234,8 @@ async def test_a_step_that_is_sent_again_is_stored_once(quick: Settings, databas
 
 
 async def test_a_worker_that_does_not_listen_claims_runs_that_the_next_workers_leave(
-    settings: Settings, database_url: str, model: FakeModel, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, database_url: str, model: FakeModel
 ) -> None:
-    monkeypatch.setattr(queue, "IDLE_POLL_S", 0.2)
     configured = settings.model_copy(update={"openai_base_url": model.base_url, "lease_s": 1.0})
     model.script(text("done"))
     async with (

@@ -90,6 +90,21 @@ async def test_a_run_that_its_worker_does_not_name_is_queued_again(
     assert [row["run_id"] for row in await owner.fetch(QUEUED)] == runs[1:]
 
 
+async def test_the_lease_of_a_run_begins_with_its_claim(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    """A worker without runs reports rarely, and may die before its first report with a run."""
+    run_id = (await claimed(database, DEFAULT_TENANT, uuid4())).run_id
+    await owner.execute(
+        "UPDATE workers SET seen_at = now() - interval '8 s', next_until = now() - interval '3 s'"
+    )
+    assert await sweep(database.pool) == 0
+    await owner.execute("UPDATE run_heads SET claimed_at = now() - interval '6 s'")
+    assert await sweep(database.pool) == 1
+    causes = "SELECT jsonb_path_query_array(attempts, '$[*].next') FROM runs WHERE id = $1"
+    assert from_json(await owner.fetchval(causes, run_id)) == ["crash"]
+
+
 async def test_a_first_claim_says_how_long_the_run_has_waited(
     database: Database, owner: asyncpg.Pool
 ) -> None:

@@ -223,6 +223,9 @@ class Here:
         self.worker = worker
         self.cancelled: list[UUID] = []
 
+    def under_way(self) -> Sequence[UUID]:
+        return self.worker.runs
+
     def cancel(self, run_id: UUID, task_id: UUID | None = None) -> None:
         if run_id in self.worker.runs:
             self.cancelled.append(run_id)
@@ -292,7 +295,7 @@ async def test_runs_wake_the_first_worker_with_a_place(
     assert await awake(database_url, database) == [str(second)]
     await report(database.pool, second, full, places=10)  # two places, for other tenants alone
     assert await awake(database_url, database) == [str(third)]
-    await owner.execute("UPDATE workers SET leased_until = now() WHERE id = $1", third)
+    await owner.execute("UPDATE workers SET next_until = now() WHERE id = $1", third)
     assert await awake(database_url, database) == [str(second)]
     await report(database.pool, second, places=0)
     assert await awake(database_url, database) == []

@@ -37,6 +37,7 @@ class Busy:
         self.asked = self.begun = 0
         self.id = uuid4()
         self.is_next = False
+        self.sweeps = 0
 
     def leases(self) -> Sequence[RunLease]:
         return self.runs
@@ -54,6 +55,9 @@ class Busy:
     def listen(self, is_next: bool) -> None:
         self.is_next = is_next
 
+    def sweep(self) -> None:
+        self.sweeps += 1
+
     @asynccontextmanager
     async def working(self, database: Database, lease_s: float = 0.6) -> AsyncIterator[WorkerLease]:
         lease = WorkerLease(
@@ -62,8 +66,9 @@ class Busy:
             lease_s,
             places=lambda: 10,
             load=self.load,
-            begin=self.begin,
+            claim=self.begin,
             listen=self.listen,
+            sweep=self.sweep,
         )
         async with lease.kept(database.connect, database.pool):
             await until(lambda: self.begun)
@@ -78,6 +83,36 @@ async def test_a_worker_learns_whether_it_gets_the_next_runs(database: Database)
         for worker in workers:
             await stack.enter_async_context(worker.working(database))
         await until(lambda: [worker.is_next for worker in workers] == [True] * 4 + [False] * 2)
+
+
+async def test_a_worker_without_runs_reports_rarely_unless_it_gets_the_next(
+    database: Database,
+) -> None:
+    workers = [Busy({}) for _ in range(6)]
+    for place, worker in enumerate(workers):
+        worker.id = UUID(int=place)
+    async with contextlib.AsyncExitStack() as stack:
+        for worker in workers:
+            await stack.enter_async_context(worker.working(database))
+        await until(lambda: [worker.is_next for worker in workers] == [True] * 4 + [False] * 2)
+        workers[5].runs = [RunLease(DEFAULT_TENANT, uuid4(), 1)]
+        await until(lambda: workers[5].lost)
+        before = [worker.asked for worker in workers]
+        await until(lambda: workers[0].asked, lambda asked: asked > before[0] + 12)
+        reports = [worker.asked - count for worker, count in zip(workers, before, strict=True)]
+    assert reports[4] <= 5 < 7 < reports[5]
+
+
+async def test_a_report_says_whether_a_sweep_is_due(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    await owner.execute("DELETE FROM last_sweep")
+    worker = Busy({})
+    async with worker.working(database, lease_s=60.0):
+        await until(lambda: worker.sweeps)
+    await sweep(database.pool, 60.0)
+    async with (other := Busy({})).working(database, lease_s=60.0):
+        assert other.sweeps == 0
 
 
 async def loads(owner: asyncpg.Pool) -> list[Any]:

@@ -6,7 +6,8 @@ Claim: :class:`RunClaimer` claims due runs for free places, and executes the run
 - after the end of a run, if this worker was nearly full or the run's tenant has due runs,
 - when :mod:`bottega.db.signals` calls ``claims_own`` for runs that this process has queued,
 - 10 ms after a claim that left due runs for this worker,
-- every ``POLL_S`` s (``IDLE_POLL_S`` s without notifications): a notification may be lost.
+- every ``POLL_S`` s while the worker listens: a notification may be lost,
+- after a report of the lease, if due runs wait for a worker.
 
 Fence: each write of a claimed run has the run's attempt. If a worker has lost a run, the database's
 answer to the worker's next write or report says so, and the worker stops the run.
@@ -36,7 +37,7 @@ from bottega.engine.claim import ClaimedRun, ClaimReader, hand_back
 from bottega.events.listener import happens
 from bottega.services import background
 
-POLL_S, IDLE_POLL_S = 2.0, 20.0
+POLL_S = 2.0
 _MOST = 20  # maximum number of runs of a claim
 _CLAIM_S = 3.0
 """Timeout of a claim in seconds: less than the 5 s after which a sweep takes a claim's runs."""
@@ -66,11 +67,14 @@ async def sweep(pool: asyncpg.Pool, lease_s: float) -> int:
     return lost or 0
 
 
-async def sweep_regularly(pool: asyncpg.Pool, lease_s: float) -> None:
-    """Sweep at once, and then four times in each lease, until cancelled."""
+async def sweep_regularly(
+    pool: asyncpg.Pool, lease_s: float, due: asyncio.Event, every_s: float
+) -> None:
+    """Sweep at once, whenever ``due`` is set, and every ``every_s`` seconds, until cancelled."""
     while True:
         await sweep(pool, lease_s)
-        await asyncio.sleep(lease_s / 4)
+        await happens(due, every_s)
+        due.clear()
 
 
 class RunClaimer:
@@ -95,7 +99,7 @@ class RunClaimer:
         self._active: dict[asyncio.Task[bool], ClaimedRun] = {}
         self._ended: dict[UUID, float] = {}
         self._wake = asyncio.Event()
-        self.poll_s = POLL_S  # IDLE_POLL_S while the worker does not listen
+        self.poll_s = POLL_S  # infinite while the worker does not listen
 
     def notice(self, payload: str | None) -> None:
         """Claim at once if the payload is this worker's id or ``None`` (signals may be lost)."""

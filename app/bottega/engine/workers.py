@@ -22,10 +22,8 @@ from bottega.db.sessions import ListenSession
 from bottega.events.listener import Connect, keep_connected
 from bottega.services import background
 
-_REPORT = "SELECT report($1, $2, $3, $4, $5, $6, $7) AS id"
+_REPORT = "SELECT * FROM report($1, $2, $3, $4, $5, $6, $7)"
 _LEAVE_S = 1.0
-_IDLE = 1.5
-"""Factor of the time between reports of a worker without runs, which has no run to lose."""
 _ANY_ALIVE = "SELECT EXISTS (SELECT FROM workers WHERE leased_until > now())"
 _ALIVE = text("SELECT * FROM live_workers()")
 
@@ -81,9 +79,11 @@ class WorkerLease:
         worker_id: id of this process as a worker; each process has a new id.
         lease_s: number of seconds for which the lease lasts after each report.
         places: returns the number of places. ``places`` and ``load`` are called in the event loop.
-        begin: called in the event loop when the lease begins, and again after a lost connection.
+        claim: called in the event loop when the lease begins, also after a lost connection, and
+            after a report if due runs wait for a worker.
         listen: called in the event loop after each report. The argument is true if this worker may
             get one of the next runs.
+        sweep: called in the event loop after a report, if a sweep is due.
     """
 
     def __init__(
@@ -94,11 +94,13 @@ class WorkerLease:
         *,
         places: Callable[[], int],
         load: Callable[[], Load],
-        begin: Callable[[], object],
+        claim: Callable[[], object],
         listen: Callable[[bool], object],
+        sweep: Callable[[], object],
     ) -> None:
         self._worker_id, self._owner, self._lease_s = worker_id, owner, lease_s
-        self._places, self._load, self._begin, self._listen = places, load, begin, listen
+        self._places, self._load, self._claim = places, load, claim
+        self._listen, self._sweep = listen, sweep
         self._began = monotonic()
         self._loop = asyncio.get_running_loop()
         self._open = 0
@@ -149,24 +151,29 @@ class WorkerLease:
     async def _report_regularly(self, connect: Connect) -> None:
         every_s = self._lease_s / 3  # two reports may be lost
 
-        async def report(connection: ListenSession) -> None:
+        async def report_on(connection: ListenSession) -> None:
             is_first = True
             while True:
                 runs = self._owner.leases()
-                rows = await connection.fetch(_REPORT, *self._values(runs), timeout=every_s)
+                report = await connection.fetchrow(_REPORT, *self._values(runs), timeout=every_s)
                 self._open = 0  # report no free places while the main event loop does not answer
                 self._loop.call_soon_threadsafe(self._measure)
-                if is_first:
-                    self._loop.call_soon_threadsafe(self._begin)
+                own, is_next, is_due, is_sweep_due, again_s = report
+                if is_first or is_due:
+                    self._loop.call_soon_threadsafe(self._claim)
                     is_first = False
-                own = {row["id"] for row in rows}
                 for run in runs:
                     if run.run_id not in own:
                         self._loop.call_soon_threadsafe(self._owner.lose, run)
-                self._loop.call_soon_threadsafe(self._listen, self._worker_id in own)
-                await asyncio.sleep(every_s if runs else every_s * _IDLE)
+                self._loop.call_soon_threadsafe(self._listen, is_next)
+                if is_sweep_due:
+                    self._loop.call_soon_threadsafe(self._sweep)
+                while again_s > 0:
+                    await asyncio.sleep(min(again_s, every_s))
+                    has_begun = not runs and bool(self._owner.leases())
+                    again_s = 0 if has_begun else again_s - every_s
 
-        async with background(partial(keep_connected, connect, report, every_s)):
+        async with background(partial(keep_connected, connect, report_on, every_s)):
             await asyncio.Event().wait()  # until cancelled
 
 

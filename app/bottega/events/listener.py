@@ -47,6 +47,10 @@ class NotifyListener:
         """Return true while this process receives the notifications of a channel."""
         return channel in self._heard
 
+    def rests(self) -> bool:
+        """Return true while this process needs no notifications."""
+        return not self._needed.is_set()
+
     def subscribe(self, channel: str, notify: Notify) -> None:
         """Call ``notify`` with each notification, and with ``None`` when listening starts."""
         self._subscribers[channel].append(notify)

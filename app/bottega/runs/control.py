@@ -87,6 +87,9 @@ async def request_task_cancel(
 class RunsHere(Protocol):
     """The runs that a worker executes."""
 
+    def under_way(self) -> Sequence[object]:
+        """Return the ids of the runs that have not ended."""
+
     def cancel(self, run_id: UUID, task_id: UUID | None = None) -> None:
         """Cancel a run, or only one of the run's tasks. Idempotent."""
 
@@ -109,9 +112,10 @@ class WorkerInbox:
         self._read: list[int] = []
 
     async def run(self) -> None:
-        """Read the inbox several times a second, until cancelled."""
+        """Read the inbox several times a second while runs are under way, until cancelled."""
         while True:
-            await self._read_inbox()
+            if self._read or self._runs.under_way():
+                await self._read_inbox()
             await asyncio.sleep(_PROBE_S)
 
     async def _read_inbox(self) -> None:

@@ -25,7 +25,8 @@ from bottega.clock import Clock, monotonic, utcnow
 from bottega.db.engine import Database
 from bottega.db.pages import FIRST_PLACE
 from bottega.db.tables import idempotency_keys
-from bottega.leased_work import WorkLoop
+from bottega.events.listener import NotifyListener
+from bottega.leased_work import WorkLoop, wake_on_notify
 from bottega.tenants import erase
 from bottega.tenants.erase import RUNS_AT_ONCE, Removed
 
@@ -217,10 +218,13 @@ class StorageSums:
     """Background work that sums up storage. One of the processes does this every five seconds."""
 
     pool: asyncpg.Pool
+    listener: NotifyListener
 
     async def __call__(self) -> None:
         """Sum up the bytes that tenants stored and deleted, until cancelled."""
-        await WorkLoop("storage", self.add_up, poll_s=_SUMS_POLL_S).run()
+        loop = WorkLoop("bottega_storage", self.add_up, poll_s=_SUMS_POLL_S)
+        wake_on_notify(self.listener, loop)
+        await loop.run()
 
     async def add_up(self) -> float:
         """Sum up a page of changes. Return the seconds until the next page may be due."""

@@ -21,26 +21,6 @@
 -- the number of runs claimed since then. Before the sum can exceed concurrent_runs, a claim counts
 -- again. A child run does not count. A run that waits for its child runs counts.
 
--- Called with the run's row locked. Store the run in run_queue. p_is_due: false if an earlier run
--- of the conversation must end first. The run then has no queued_at, and does not expire.
-CREATE OR REPLACE FUNCTION enqueue_run(
-    p_tenant uuid, p_run uuid, p_is_due boolean DEFAULT true
-) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    INSERT INTO run_queue (tenant_id, run_id, rank, is_child, is_due, due_at, expires_at)
-    SELECT r.tenant_id, r.id, r.created_at + (r.priority - 1) * interval '30 seconds',
-           r.parent_run_id IS NOT NULL, p_is_due, clock_timestamp(), CASE
-               WHEN r.attempt > 0 THEN r.deadline
-               WHEN r.queued_at IS NULL THEN 'infinity'
-               ELSE r.queued_at + make_interval(secs => r.queue_timeout_s) END
-    FROM runs r WHERE r.tenant_id = p_tenant AND r.id = p_run
-    ON CONFLICT (tenant_id, run_id) DO UPDATE SET
-        is_due = excluded.is_due, due_at = excluded.due_at, expires_at = excluded.expires_at;
-    IF p_is_due THEN
-        PERFORM wake_worker();
-    END IF;
-END $$;
-
 -- Return at most 500 tenants with due runs: ids above p_from, then (round 2) the ids up to p_from.
 -- Each step of the recursion finds the next tenant by index, without reading all the tenant's runs.
 CREATE OR REPLACE FUNCTION due_tenants(p_from uuid DEFAULT gen_random_uuid()) RETURNS uuid[]
@@ -193,31 +173,45 @@ BEGIN
     END IF;
 END $$;
 
--- Called by a worker three times in each lease. Extend the lease. Store the worker's runs, places
--- (0 while the worker stops) and load (p_about: {"version", "age_s", "pool", "tenants": {tenant:
--- load}}). Return the runs that the worker still has, and its own id if next_workers() has the id.
+-- Called by a worker. Extend the lease (p_lease_s). Store the worker's runs, places (0 while the
+-- worker stops) and load (p_about: {"version", "age_s", "pool", "tenants": {tenant: load}}). own:
+-- the worker's runs that it still has. is_next: next_workers() has the worker. again_s: seconds to
+-- the next report, a third of the lease. Workers that have no runs and are not next have longer
+-- leases, and together send at most five reports a second.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION report(
     p_worker uuid, p_lease_s double precision, p_places integer, p_tenants uuid[], p_runs uuid[],
-    p_attempts integer[], p_about jsonb
-) RETURNS SETOF uuid LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
-    INSERT INTO workers (id, started_at, seen_at, leased_until, free_places, common_places, runs,
-                         version, pool, tenants)
-    SELECT p_worker, now() - make_interval(secs => (p_about ->> 'age_s')::double precision),
-           clock_timestamp(), clock_timestamp() + make_interval(secs => p_lease_s),
-           greatest(0, p_places - cardinality(p_runs)),
+    p_attempts integer[], p_about jsonb, OUT own uuid[], OUT is_next boolean, OUT is_due boolean,
+    OUT is_sweep_due boolean, OUT again_s double precision
+) LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+DECLARE
+    v_rest_s double precision := CASE WHEN p_runs = '{}' THEN greatest(
+        p_lease_s, (SELECT count(*) / 5 FROM workers)) ELSE 0 END;
+BEGIN
+    INSERT INTO workers (id, started_at, seen_at, leased_until, next_until, free_places,
+                         common_places, runs, version, pool, tenants)
+    SELECT p_worker, now() - make_interval(secs => (p_about ->> 'age_s')::double precision), now(),
+           now() + make_interval(secs => p_lease_s + v_rest_s),
+           now() + make_interval(secs => p_lease_s), greatest(0, p_places - cardinality(p_runs)),
            count_common_places(p_places, cardinality(p_runs)),
            ARRAY(SELECT n.run_id || ':' || n.attempt
                  FROM unnest(p_runs, p_attempts) AS n(run_id, attempt)),
            p_about ->> 'version', p_about -> 'pool', p_about -> 'tenants'
     ON CONFLICT (id) DO UPDATE SET
-        seen_at = excluded.seen_at, leased_until = excluded.leased_until, runs = excluded.runs,
+        seen_at = excluded.seen_at, leased_until = excluded.leased_until,
+        next_until = excluded.next_until, runs = excluded.runs,
         free_places = excluded.free_places, common_places = excluded.common_places,
         pool = excluded.pool, tenants = excluded.tenants;
-    SELECT h.run_id FROM run_heads h WHERE h.tenant_id = ANY (p_tenants) AND h.run_id = ANY (p_runs)
-      AND (h.run_id, h.attempt) IN (SELECT * FROM unnest(p_runs, p_attempts))
-    UNION ALL SELECT n.id FROM next_workers() AS n WHERE n.id = p_worker;
-$$;
+    own := ARRAY(SELECT h.run_id FROM run_heads h
+                 WHERE h.tenant_id = ANY (p_tenants) AND h.run_id = ANY (p_runs)
+                   AND (h.run_id, h.attempt) IN (SELECT * FROM unnest(p_runs, p_attempts)));
+    is_next := EXISTS (SELECT FROM next_workers() AS n WHERE n.id = p_worker);
+    is_due := EXISTS (SELECT FROM run_queue q WHERE q.is_due);
+    is_sweep_due := NOT EXISTS (
+        SELECT FROM last_sweep o
+        WHERE o.at BETWEEN now() - make_interval(secs => p_lease_s / 4) AND now());
+    again_s := p_lease_s / 3 + CASE WHEN is_next THEN 0 ELSE v_rest_s END;
+END $$;
 
 -- Called by a worker that stops executing a run, or by the sweep (causes crash and lost). Queue the
 -- run again, begin its wait (p_wait: see begin_wait), or end it (p_error, or a requested
@@ -280,13 +274,16 @@ BEGIN
         SELECT o.*, x.cause FROM (
             (SELECT h.tenant_id, h.run_id, h.attempt, 'running' AS status, CASE
                  WHEN h.deadline < now() - interval '60 seconds' THEN NULL  -- end the run
-                 WHEN w.leased_until > now() THEN 'lost' ELSE 'crash' END AS cause
-             FROM run_heads h LEFT JOIN workers w ON w.id = h.worker_id
+                 WHEN w.id IS NULL THEN 'crash' ELSE 'lost' END AS cause
+             FROM run_heads h
+             -- The lease of a run begins with the last report, or with the run's claim.
+             LEFT JOIN workers w ON w.id = h.worker_id AND w.leased_until > now()
+                  AND greatest(w.seen_at, h.claimed_at) + (w.next_until - w.seen_at) > now()
              WHERE h.deadline < now() - interval '60 seconds'
-                OR w.leased_until > now() AND h.claimed_at < w.seen_at - interval '5 seconds'
+                OR w.id IS NOT NULL AND h.claimed_at < w.seen_at - interval '5 seconds'
                    AND (h.worker_id, h.run_id || ':' || h.attempt) NOT IN (
                        SELECT id, unnest(runs) FROM workers)
-                OR coalesce(w.leased_until <= now(), true) AND v_since + v_lease < clock_timestamp()
+                OR w.id IS NULL AND v_since + v_lease < clock_timestamp()
              LIMIT 1000)
             UNION ALL
             (SELECT tenant_id, run_id, NULL, 'queued', NULL FROM run_queue

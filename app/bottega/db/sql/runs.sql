@@ -188,6 +188,26 @@ BEGIN
     RETURN NULL;
 END $$;
 
+-- Called with the run's row locked. Store the run in run_queue. p_is_due: false if an earlier run
+-- of the conversation must end first. The run then has no queued_at, and does not expire.
+CREATE OR REPLACE FUNCTION enqueue_run(
+    p_tenant uuid, p_run uuid, p_is_due boolean DEFAULT true
+) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO run_queue (tenant_id, run_id, rank, is_child, is_due, due_at, expires_at)
+    SELECT r.tenant_id, r.id, r.created_at + (r.priority - 1) * interval '30 seconds',
+           r.parent_run_id IS NOT NULL, p_is_due, clock_timestamp(), CASE
+               WHEN r.attempt > 0 THEN r.deadline
+               WHEN r.queued_at IS NULL THEN 'infinity'
+               ELSE r.queued_at + make_interval(secs => r.queue_timeout_s) END
+    FROM runs r WHERE r.tenant_id = p_tenant AND r.id = p_run
+    ON CONFLICT (tenant_id, run_id) DO UPDATE SET
+        is_due = excluded.is_due, due_at = excluded.due_at, expires_at = excluded.expires_at;
+    IF p_is_due THEN
+        PERFORM wake_worker();
+    END IF;
+END $$;
+
 -- Called by the API. If a live worker executes the run, store the request for the worker. Otherwise
 -- end the run. Return NULL for an unknown run and 'final' for an ended run.
 CREATE OR REPLACE FUNCTION cancel_run(p_tenant uuid, p_run uuid)

@@ -16,7 +16,7 @@ CREATE OR REPLACE FUNCTION next_workers(p_except uuid DEFAULT NULL)
 RETURNS TABLE (id uuid, is_common boolean)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
     SELECT w.id, w.common_places > 0 FROM workers w
-    WHERE w.leased_until > clock_timestamp() AND w.id IS DISTINCT FROM p_except
+    WHERE w.next_until > clock_timestamp() AND w.id IS DISTINCT FROM p_except
       AND (w.common_places > 0 OR p_except IS NULL AND w.free_places > 0)
     ORDER BY w.common_places > 0 DESC, w.common_places > cardinality(w.runs) DESC, w.id LIMIT 4
 $$;
