@@ -136,15 +136,12 @@ async def open_service(
         listener, nats = NotifyListener(database.connect), _nats(settings, database)
         services, keys = Services(), _keys(settings, database, listener)
         sweep_due = asyncio.Event()
-        # API processes sweep, too: waiting runs must time out even while no worker process exists.
-        every_s = math.inf if worker else settings.lease_s / 4
-        sweep = partial(queue.sweep_regularly, database.pool, settings.lease_s, sweep_due, every_s)
+        sweep_at = sweep_due if worker else None
         async with (
             open_memory_services(settings, database, listener, services) as memory_services,
             services.running(
                 descriptors=partial(warn_when_exhausted, descriptors),
-                sweep=sweep,
-                **_of_every_process(settings, database, listener, nats, memory_services),
+                **_of_every_process(settings, database, listener, nats, memory_services, sweep_at),
             ),
             open_outgoing(settings, url, database, listener, keys.is_open, descriptors) as outgoing,
             contextlib.AsyncExitStack() as stack,
@@ -186,9 +183,12 @@ def _of_every_process(
     listener: NotifyListener,
     nats: NatsSignals | None,
     memory: MemoryServices,
+    sweep_due: asyncio.Event | None,
 ) -> dict[str, Callable[[], Awaitable[None]]]:
     return {
         **({} if nats is None else {"nats": nats.run}),
+        # API processes sweep, too: waiting runs must time out even while no worker process exists.
+        "sweep": partial(queue.sweep_regularly, database.pool, settings.lease_s, sweep_due),
         "erase": _erasing(database, listener, memory).run,
         "accesses": memory.memory.accesses.run,
         "notices": listener.run,

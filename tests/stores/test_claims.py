@@ -93,7 +93,7 @@ async def test_a_run_that_its_worker_does_not_name_is_queued_again(
 async def test_the_lease_of_a_run_begins_with_its_claim(
     database: Database, owner: asyncpg.Pool
 ) -> None:
-    """A worker without runs reports rarely, and may die before its first report with a run."""
+    """Check it for a worker that reports rarely, and dies before its first report with a run."""
     run_id = (await claimed(database, DEFAULT_TENANT, uuid4())).run_id
     await owner.execute(
         "UPDATE workers SET seen_at = now() - interval '8 s', next_until = now() - interval '3 s'"

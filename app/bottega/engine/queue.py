@@ -67,14 +67,15 @@ async def sweep(pool: asyncpg.Pool, lease_s: float) -> int:
     return lost or 0
 
 
-async def sweep_regularly(
-    pool: asyncpg.Pool, lease_s: float, due: asyncio.Event, every_s: float
-) -> None:
-    """Sweep at once, whenever ``due`` is set, and every ``every_s`` seconds, until cancelled."""
+async def sweep_regularly(pool: asyncpg.Pool, lease_s: float, due: asyncio.Event | None) -> None:
+    """Sweep at once, and whenever ``due`` is set; without ``due``, four times in each lease."""
     while True:
         await sweep(pool, lease_s)
-        await happens(due, every_s)
-        due.clear()
+        if due is None:
+            await asyncio.sleep(lease_s / 4)
+        else:
+            await due.wait()
+            due.clear()
 
 
 class RunClaimer:

@@ -173,11 +173,9 @@ BEGIN
     END IF;
 END $$;
 
--- Called by a worker. Extend the lease (p_lease_s). Store the worker's runs, places (0 while the
--- worker stops) and load (p_about: {"version", "age_s", "pool", "tenants": {tenant: load}}). own:
--- the worker's runs that it still has. is_next: next_workers() has the worker. again_s: seconds to
--- the next report, a third of the lease. Workers that have no runs and are not next have longer
--- leases, and together send at most five reports a second.
+-- Called by a worker. Extend the lease (p_lease_s); store runs, places (0: the worker stops) and load
+-- (p_about). own: the runs that the worker still has. again_s: seconds until the next report. All
+-- workers that have no runs and are not next send at most five reports a second together.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION report(
     p_worker uuid, p_lease_s double precision, p_places integer, p_tenants uuid[], p_runs uuid[],
