@@ -86,7 +86,6 @@ class Service:
         serving: true: this process serves the API.
         working: true: this process executes runs.
         nats: connection for wake-ups and live text; ``None``: the database has them.
-        sweep_due: set by a report of this process's worker, if a sweep of the queue is due.
     """
 
     settings: Settings
@@ -108,7 +107,6 @@ class Service:
     sign_in: SignIn | None = None
     stop_working: asyncio.Event = field(default_factory=asyncio.Event)
     nats: NatsSignals | None = None
-    sweep_due: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @asynccontextmanager
@@ -135,13 +133,11 @@ async def open_service(
         await require_current(database.pool)
         listener, nats = NotifyListener(database.connect), _nats(settings, database)
         services, keys = Services(), _keys(settings, database, listener)
-        sweep_due = asyncio.Event()
-        sweep_at = sweep_due if worker else None
         async with (
             open_memory_services(settings, database, listener, services) as memory_services,
             services.running(
                 descriptors=partial(warn_when_exhausted, descriptors),
-                **_of_every_process(settings, database, listener, nats, memory_services, sweep_at),
+                **_of_every_process(settings, database, listener, nats, memory_services, worker),
             ),
             open_outgoing(settings, url, database, listener, keys.is_open, descriptors) as outgoing,
             contextlib.AsyncExitStack() as stack,
@@ -165,7 +161,6 @@ async def open_service(
                 pins=_pins(settings),
                 sign_in=_sign_in(settings, database),
                 nats=nats,
-                sweep_due=sweep_due,
             )
             if api:
                 await keys.is_open()
@@ -183,12 +178,16 @@ def _of_every_process(
     listener: NotifyListener,
     nats: NatsSignals | None,
     memory: MemoryServices,
-    sweep_due: asyncio.Event | None,
+    worker: bool,
 ) -> dict[str, Callable[[], Awaitable[None]]]:
     return {
         **({} if nats is None else {"nats": nats.run}),
-        # API processes sweep, too: waiting runs must time out even while no worker process exists.
-        "sweep": partial(queue.sweep_regularly, database.pool, settings.lease_s, sweep_due),
+        # Without a worker, too, runs that wait must time out.
+        **(
+            {}
+            if worker
+            else {"sweep": partial(queue.sweep_regularly, database.pool, settings.lease_s)}
+        ),
         "erase": _erasing(database, listener, memory).run,
         "accesses": memory.memory.accesses.run,
         "notices": listener.run,
@@ -291,6 +290,7 @@ def _lease(
     executor: "Executor",
     runtime: "SubagentRuntime",
     models: "ModelServices",
+    sweep: Callable[[], object],
 ) -> "tuple[WorkerLease, queue.RunClaimer]":
     from bottega.engine.claim import ClaimedRun, ClaimReader
     from bottega.engine.workers import WorkerLease
@@ -318,7 +318,7 @@ def _lease(
         load=lambda: runtime.load(len(executor.under_way())).with_models(models.calls()),
         claim=lambda: claimer.notice(None),
         listen=listen,
-        sweep=service.sweep_due.set,
+        sweep=sweep,
     )
     return lease, claimer
 
@@ -363,7 +363,8 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
             files=service.files,
             mcp=McpSessions(database.pool, egress, live_text),
         )
-        lease, claimer = _lease(service, worker_id, executor, runtime, models)
+        sweep_due = asyncio.Event()
+        lease, claimer = _lease(service, worker_id, executor, runtime, models, sweep_due.set)
         async with (
             measured(runtime, models),
             lease.kept(database.connect, database.pool),
@@ -372,6 +373,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
                 **{"child runs": runtime.children.run, "suspending": executor.hand_back_waiting},
                 inbox=WorkerInbox(database.pool, worker_id, executor).run,
                 secrets=secrets.run,
+                sweep=partial(queue.sweep_regularly, database.pool, settings.lease_s, sweep_due),
                 **{work.name: work.run for work in checks.stages},
             ),
             runtime.registry,

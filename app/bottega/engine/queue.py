@@ -67,7 +67,9 @@ async def sweep(pool: asyncpg.Pool, lease_s: float) -> int:
     return lost or 0
 
 
-async def sweep_regularly(pool: asyncpg.Pool, lease_s: float, due: asyncio.Event | None) -> None:
+async def sweep_regularly(
+    pool: asyncpg.Pool, lease_s: float, due: asyncio.Event | None = None
+) -> None:
     """Sweep at once, and whenever ``due`` is set; without ``due``, four times in each lease."""
     while True:
         await sweep(pool, lease_s)

@@ -368,7 +368,7 @@ class NewFork(Body):
 
 
 class JudgedBy(Answer):
-    """Who judged a run."""
+    """Name of who judged a run."""
 
     source: JudgeKind
     """`feedback`: people; `judge`: checks, at least one of which is a model; `check`: other checks;

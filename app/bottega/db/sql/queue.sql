@@ -173,7 +173,7 @@ BEGIN
     END IF;
 END $$;
 
--- Called by a worker. Extend the lease (p_lease_s); store runs, places (0: the worker stops) and load
+-- Called by a worker. Extend the lease (p_lease_s); store runs, places (0: the worker stops), load
 -- (p_about). own: the runs that the worker still has. again_s: seconds until the next report. All
 -- workers that have no runs and are not next send at most five reports a second together.
 -- owner: bottega_system, execute: bottega_app
