@@ -26,7 +26,7 @@ from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import asyncpg
 import httpx2
@@ -117,7 +117,14 @@ async def listening(url: str, count: int, nats: str | None) -> AsyncIterator[Non
     begins = [asyncio.Event() for _ in idle]
     for each, begun in zip(idle, begins, strict=True):
         each.subscribe(DUE, str(uuid4()), receive=lambda *_, begun=begun: begun.set())
-    workers = [partial(be_idle, each, n < _LISTENING) for n, each in enumerate(connections)]
+    ids = [uuid4() for _ in connections]
+    for _ in range(2):  # new sessions plan their first statements
+        for connection, worker in zip(connections, ids, strict=True):
+            await connection.fetch(_REPORT, worker, Settings().lease_s)
+    workers = [
+        partial(be_idle, connection, worker, n < _LISTENING)
+        for n, (connection, worker) in enumerate(zip(connections, ids, strict=True))
+    ]
     async with background(*workers, *(each.run for each in idle)):
         await asyncio.gather(*(begun.wait() for begun in begins))
         yield
@@ -125,11 +132,10 @@ async def listening(url: str, count: int, nats: str | None) -> AsyncIterator[Non
         connection.terminate()
 
 
-async def be_idle(connection: asyncpg.Connection, listens: bool) -> None:
+async def be_idle(connection: asyncpg.Connection, worker: UUID, listens: bool) -> None:
     """Report and claim without a place, as often as an idle worker with default settings."""
-    worker, lease_s = uuid4(), Settings().lease_s
+    lease_s, next_claim = Settings().lease_s, 0.0
     await asyncio.sleep(random.uniform(0, lease_s))
-    next_claim = 0.0
     while True:
         (about,) = await connection.fetch(_REPORT, worker, lease_s)
         if about["is_sweep_due"]:
@@ -137,10 +143,7 @@ async def be_idle(connection: asyncpg.Connection, listens: bool) -> None:
         if about["is_due"] or (listens and time.monotonic() > next_claim):
             await connection.fetch(_CLAIM, worker)
             next_claim = time.monotonic() + POLL_S
-        if listens:
-            await asyncio.sleep(lease_s / 3)
-        else:  # the first reports came together
-            await asyncio.sleep(about["again_s"] * random.uniform(0.5, 1.5))
+        await asyncio.sleep(lease_s / 3 if listens else about["again_s"])
 
 
 async def paced(client: Client, seconds: float) -> int:

@@ -6,8 +6,7 @@ Claim: :class:`RunClaimer` claims due runs for free places, and executes the run
 - after the end of a run, if this worker was nearly full or the run's tenant has due runs,
 - when :mod:`bottega.db.signals` calls ``claims_own`` for runs that this process has queued,
 - 10 ms after a claim that left due runs for this worker,
-- every ``POLL_S`` s while the worker listens: a notification may be lost,
-- after a report of the lease, if due runs wait for a worker.
+- every ``POLL_S`` s while it listens, and after reports that find due runs: signals may be lost.
 
 Fence: each write of a claimed run has the run's attempt. If a worker has lost a run, the database's
 answer to the worker's next write or report says so, and the worker stops the run.
