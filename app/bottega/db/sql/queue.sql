@@ -181,8 +181,7 @@ CREATE OR REPLACE FUNCTION report(
     p_worker uuid, p_lease_s double precision, p_places integer, p_tenants uuid[], p_runs uuid[],
     p_attempts integer[], p_about jsonb, OUT own uuid[], OUT is_next boolean, OUT is_due boolean,
     OUT is_sweep_due boolean, OUT again_s double precision
-) LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp
-SET plan_cache_mode = force_generic_plan AS $$
+) LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 DECLARE
     v_rest_s double precision := CASE WHEN p_runs = '{}' THEN greatest(
         p_lease_s, (SELECT count(*) / 5 FROM workers)) ELSE 0 END;
