@@ -7,7 +7,9 @@ operations give equal memories. The root agent has tools for this memory.
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from enum import StrEnum
+from enum import IntEnum, StrEnum
+from functools import lru_cache
+from itertools import chain, islice
 from operator import attrgetter
 from typing import Annotated, Any, NamedTuple
 
@@ -28,7 +30,7 @@ LABEL_BYTES = 48
 RECENT = 5
 """Number of subtasks for which a result stays warm; older results are the first to be archived."""
 GISTS = 12
-"""Number of the newest archived results that show a summary; all others show only a reference."""
+"""Maximum number of old results that a full section shows; the section only counts all others."""
 MEMORY_LIMIT = "memory_limit"
 
 NotifyListener = Callable[[str, str], None]
@@ -68,39 +70,52 @@ class Budgets(NamedTuple):
         return sum(self)
 
     def of(self, part: Area) -> int:
-        tokens: int = getattr(self, part.value)
-        return tokens
+        return int(getattr(self, part.value))
 
 
 Key = tuple[str, ...]
-"""The kind of an entry, and its name within the kind. The kind decides how entries are removed."""
-RESULT, TRACE, EPISODE = "result", "trace", "episode"
-NOTE, VARIABLE = "note", "variable"
+"""The kind of an entry, and its name within the kind."""
+TRACE, EPISODE, NOTE, VARIABLE = "trace", "episode", "note", "variable"
 
 
-@dataclass(slots=True)
+Heat = IntEnum("Heat", "HOT BRIEF WARM COLD")
+"""The importance of an entry. A full section shows hot entries first, then the summary of a brief
+entry (a trace), then warm entries, and last the summaries of cold entries."""
+
+
+@dataclass(slots=True, eq=False)
 class Entry:
     """An entry of a section.
 
     Attributes:
-        text: text of the entry in a prompt that has room for the whole entry.
-        tokens: maximum number of tokens of the entry's text in a prompt.
-        turn: number of the subtask that added the entry.
-        hot: true: the entry is shortened only after all entries that are not hot.
         reference: reference with which a model recalls the text after the entry was shortened.
+        whole: tokens of the whole line, counted when the entry was added.
+        turn: number of the subtask that added the entry; 0: the entry is not a result.
+        pruned: true: prompts contain a summary, even if the section has room.
         accessed: true after the entry was read.
     """
 
+    reference: str
     label: str
     text: str
-    tokens: int
-    turn: int
-    hot: bool = False
-    reference: str = ""
+    whole: int = 0
+    turn: int = 0
+    pruned: bool = False
+    heat: Heat = Heat.WARM
     accessed: bool = False
+
+    @property
+    def tokens(self) -> int:
+        return min(self.whole, GIST_TOKENS) if self.pruned else self.whole
+
+    @property
+    def line(self) -> str:
+        return f"{self.reference} {self.label}: {self.text}" if self.turn else self.text
 
 
 _values = attrgetter(*(each.name for each in fields(Entry)))
+_OF_RESULTS = [*map(attrgetter, ("reference", "label", "text", "whole", "turn", "pruned"))]
+"""Fields of results in a snapshot, which has a list for each field, since results are many."""
 
 
 class VariableScope(StrEnum):
@@ -169,14 +184,19 @@ class WorkingMemory:
         self.budgets = budgets or Budgets()
         self.count = count
         self._listener = listener
-        # Kind and JSON value of a variable, by kind of entry, scope, subtask (or empty) and name.
-        self._variables: dict[Key, tuple[VariableKind, Any]] = {}
+        self._summary = lru_cache(8 * GISTS)(summary_of)  # so that prompts repeat no work
         self._empty()
 
     def _empty(self) -> None:
+        # Kind and JSON value of a variable, by kind of entry, scope, subtask (or empty) and name.
+        self._variables: dict[Key, tuple[VariableKind, Any]] = {}
         self._entries: dict[Area, dict[Key, Entry]] = {part: {} for part in Area}
-        self._referred: set[str] = set()  # references of results that later results use
-        self._turn = self._skipped = self._others = 0  # numbers of results and of ``v`` references
+        frame = _gone(10**9, "m" * 12, "m" * 12)  # a section has also a title and empty lines
+        self._frame = self.count(frame) + max(map(self.count, _TITLES.values())) + 4
+        self._results: dict[str, Entry] = {}  # by reference
+        self._result_tokens = 0
+        self._referred: dict[str, None] = {}  # references of results that later results use
+        self._turn = self._others = 0  # numbers of results and of ``v`` references
         self._subtask = ""
         self._warned: set[str] = set()
 
@@ -184,9 +204,8 @@ class WorkingMemory:
 
     def initialize(self, system: str = "") -> None:
         """Reset the memory for a new task, with the agent's system text."""
-        self._variables.clear()
         self._empty()
-        self._note(Area.SYSTEM, "system", system, hot=True)
+        self._note(Area.SYSTEM, "system", system)
 
     def load_task_context(
         self,
@@ -206,7 +225,7 @@ class WorkingMemory:
                 are hot.
             by: the source of criteria and plan, which the titles in prompts name.
         """
-        self._note(Area.TASK, _DESCRIPTION[-1], task, hot=True)
+        self._note(Area.TASK, _DESCRIPTION[-1], task)
         lists = {
             "Goals": goals,
             "Success criteria": criteria,
@@ -216,7 +235,8 @@ class WorkingMemory:
         source = f" ({by})" if by else ""
         for title, lines in lists.items():
             if text := "\n".join(f"- {line}" for line in lines):
-                self._note(Area.TASK, title, f"{title}{source}:\n{text}", hot=title != "Plan")
+                heat = Heat.WARM if title == "Plan" else Heat.HOT
+                self._note(Area.TASK, title, f"{title}{source}:\n{text}", heat)
 
     def set(
         self,
@@ -280,12 +300,12 @@ class WorkingMemory:
         if _STEPS in self._entries[Area.STATE]:
             self._append(Area.STATE, _STEPS, f"\n{now}")
         else:
-            self._put(Area.STATE, _STEPS, "earlier steps", now)
+            self._put(Area.STATE, _STEPS, "earlier steps", now, Heat.BRIEF)
         ended = {name: f"completed: {name}" for name in completed}
         ended |= {name: f"failed: {name}: {error}" for name, error in (failed or {}).items()}
         for name, text in ended.items():
             self._put(Area.STATE, (NOTE, "ended", name), name, text)
-        self._put(Area.STATE, (NOTE, "now"), "now", f"now: {now}", hot=True)
+        self._put(Area.STATE, (NOTE, "now"), "now", f"now: {now}", Heat.HOT)
         if subtask != self._subtask:
             self._subtask = subtask
             for place, (kind, _) in list(self._variables.items()):
@@ -305,15 +325,16 @@ class WorkingMemory:
         """
         self._turn += 1
         reference = f"m{self._turn}"
-        self._referred.update(refers_to)
-        text = as_text(_jsonable(output))
-        self._put(Area.INTERMEDIATE, (RESULT, reference), label_of(subtask), text, reference)
+        self._referred.update(dict.fromkeys(refers_to))
+        label, text = label_of(subtask), as_text(_jsonable(output))
+        entry = self._results[reference] = Entry(reference, label, text, turn=self._turn)
+        entry.whole = self.count(entry.line) + 1
+        self._result_tokens += entry.whole
         return reference
 
     def skip(self, results: int) -> None:
         """Skip as many numbers of results as a different memory has stored results."""
         self._turn += results
-        self._skipped = results
 
     def retrieve_from_episodic(self, found: Iterable[Retrieved]) -> None:
         """Store retrieved episodes, best first, each shortened to an equal share of the section.
@@ -322,15 +343,15 @@ class WorkingMemory:
         """
         entries = self._entries[Area.RETRIEVED]
         earlier = sorted(entries, key=lambda key: entries[key].accessed)
-        items = list(found)
-        share = self._room(Area.RETRIEVED) // max(len(items), 1)
+        items, room = list(found), self.budgets.retrieved - self._frame
+        share = room // max(len(items), 1)
         for item in items:
             label = label_of(without_identities(item.source.partition(":")[0]))
             most = share - self.count(f"{label}: ") - 1
             if most > 0 and (text := summary_of(item.text, most, self.count, whole_lines=True)):
                 self._put(Area.RETRIEVED, (EPISODE, item.source), label, f"{label}: {text}")
         for key in earlier:
-            if sum(each.tokens for each in entries.values()) > self._room(Area.RETRIEVED):
+            if sum(each.tokens for each in entries.values()) > room:
                 entries.pop(key, None)
 
     @property
@@ -345,16 +366,17 @@ class WorkingMemory:
 
         The references of results are ``m1``, ``m2`` …; of other shortened entries, ``v1``, ``v2`` …
         """
-        return next((each.text for each in self._referable if each.reference == reference), None)
+        if reference in self._results:
+            return self._results[reference].text
+        return next((each.text for each in self._shortened if each.reference == reference), None)
 
     @property
     def references(self) -> list[str]:
-        return [each.reference for each in self._referable]
+        return [*self._results, *(each.reference for each in self._shortened)]
 
     @property
-    def _referable(self) -> Iterator[Entry]:
-        """All results, then all other entries that were shortened."""
-        for entries in reversed(self._entries.values()):
+    def _shortened(self) -> Iterator[Entry]:
+        for entries in self._entries.values():
             yield from (each for each in entries.values() if each.reference)
 
     def compose(self, *parts: Area, description: bool = True) -> str:
@@ -389,10 +411,12 @@ class WorkingMemory:
         """Shorten traces, and unused results that are more than 5 subtasks old.
 
         The method removes retrieved texts that were never read."""
-        for part, entries in self._entries.items():
-            for key in (*self._old_results(part), *(key for key in entries if key[0] == TRACE)):
-                entries[key].tokens = min(entries[key].tokens, GIST_TOKENS)
-        self._drop_unread()
+        others = (entries.values() for entries in self._entries.values())
+        for entry in chain(self._results.values(), *others):
+            entry.pruned |= self._heat(entry) in (Heat.BRIEF, Heat.COLD)
+        self._result_tokens = sum(each.tokens for each in self._results.values())
+        retrieved = self._entries[Area.RETRIEVED]
+        self._entries[Area.RETRIEVED] = {k: each for k, each in retrieved.items() if each.accessed}
 
     def clear(self) -> None:
         """Remove everything except metadata, which reflection needs."""
@@ -416,8 +440,9 @@ class WorkingMemory:
             "variables": [
                 [*place[1:], value, kind.value] for place, (kind, value) in self._variables.items()
             ],
-            "referred": sorted(self._referred),
-            "counts": [self._turn, self._skipped, self._others],
+            "results": [[*map(field, self._results.values())] for field in _OF_RESULTS],
+            "referred": list(self._referred),
+            "counts": [self._turn, self._others, self._result_tokens],
             "subtask": self._subtask,
             "warned": sorted(self._warned),
         }
@@ -431,65 +456,60 @@ class WorkingMemory:
             (VARIABLE, scope, subtask, key): (VariableKind(kind), value)
             for scope, subtask, key, value, kind in snapshot["variables"]
         }
-        self._referred = set(snapshot["referred"])
-        self._turn, self._skipped, self._others = snapshot["counts"]
+        results = zip(*snapshot["results"], strict=True)
+        self._results = {reference: Entry(reference, *rest) for reference, *rest in results}
+        self._referred = dict.fromkeys(snapshot["referred"])
+        self._turn, self._others, self._result_tokens = snapshot["counts"]
         self._subtask = snapshot["subtask"]
         self._warned = set(snapshot["warned"])
-
-    def _drop_unread(self) -> None:
-        entries = self._entries[Area.RETRIEVED]
-        self._entries[Area.RETRIEVED] = {
-            key: entry for key, entry in entries.items() if entry.accessed
-        }
 
     # Rendering
 
     def _rendered(self, part: Area, description: bool = True) -> str:
-        entries = self._entries[part]
+        entries, turn = self._entries[part], self._turn if part is Area.INTERMEDIATE else 0
+        if not (entries or turn):
+            return ""
         sizes = self._fitting(part)
-        left = [entries[key].reference for key in entries if key not in sizes]
-        if not description:
-            sizes.pop(_DESCRIPTION, None)
-        lines = [self._line(key, entries[key], size) for key, size in sizes.items()]
-        skipped = self._skipped if part is Area.INTERMEDIATE else 0
-        if left or skipped:
-            first = "m1" if skipped else left[0]
-            last = left[-1] if left else f"m{skipped}"
-            lines.insert(0, _gone(len(left) + skipped, first, last))
-        text = "\n".join([f"## {_TITLES[part]}", *filter(None, lines)])
+        left = [self._refer(each) for each in entries.values() if each not in sizes]
+        number = len(left) + turn - sum(each.turn > 0 for each in sizes)
+        if number > len(left):
+            last = next(n for n in range(turn, 0, -1) if self._results.get(f"m{n}") not in sizes)
+            left += ["m1", f"m{last}"]
+        if not description and _DESCRIPTION in entries:
+            sizes.pop(entries[_DESCRIPTION], None)
+        lines = [_gone(number, left[0], left[-1])] if left else []
+        lines += filter(None, (self._line(entry, size) for entry, size in sizes.items()))
+        text = "\n".join([f"## {_TITLES[part]}", *lines])
         return text if lines and self.count(text) + 2 <= self.budgets.of(part) else ""
 
-    def _fitting(self, part: Area) -> dict[Key, int]:
-        entries = self._entries[part]
-        sizes = {key: entry.tokens for key, entry in entries.items()}
-        filled, room = sum(sizes.values()), self._room(part)
-        for stage in (self._archived, self._squeezed):
-            if filled <= room:
-                break
-            for key, size in stage(part):
-                if filled > room and size < sizes[key]:
-                    self._refer(entries[key])
-                    filled -= sizes[key] - size
-                    sizes[key] = size
-        return {key: size for key, size in sizes.items() if size}
-
-    def _archived(self, part: Area) -> Iterator[tuple[Key, int]]:
-        """Yield entries that nobody needs now, with their smaller size; 0: left out."""
-        old = self._old_results(part)
-        yield from ((key, 0) for key in old[:-GISTS])
-        yield from ((key, GIST_TOKENS) for key in old[-GISTS:])
-        yield from ((key, GIST_TOKENS) for key in self._entries[part] if key[0] == TRACE)
-
-    def _squeezed(self, part: Area) -> Iterator[tuple[Key, int]]:
-        """Warn, and yield all entries with smaller sizes: cold entries first; 0: left out."""
-        self._warn(part)
-        entries = self._entries[part]
-        hot = [key for key, entry in entries.items() if self._is_hot(key, entry)]
-        cold = sorted((key for key in entries if key not in hot), key=lambda key: key[0] == TRACE)
-        share = max(self._room(part) // max(len(hot), 1), 0)
-        for keys, short in ((cold, GIST_TOKENS), (hot, share)):
-            for size in (short, 0):
-                yield from ((key, size) for key in keys)
+    def _fitting(self, part: Area) -> dict[Entry, int]:
+        """Return the entries that a prompt shows, in order, with their numbers of tokens."""
+        entries = [*self._entries[part].values()]
+        filled, results = sum(each.tokens for each in entries), {}
+        if part is Area.INTERMEDIATE:
+            filled, results = filled + self._result_tokens, self._results
+        left = max(self.budgets.of(part) - self._frame, 0)
+        if filled <= left:
+            return {each: each.tokens for each in (*entries, *results.values())}
+        # The prompt shows no other results. So the cost does not grow with the number of results.
+        newest = islice(reversed(results.values()), RECENT + 1 + GISTS)
+        used = map(results.get, islice(reversed(self._referred), left // GIST_TOKENS))
+        found = dict.fromkeys((*newest, *filter(None, used), *reversed(entries)))
+        heats = {each: self._heat(each) for each in found}
+        hot = [*heats.values()].count(Heat.HOT)
+        sizes: dict[Entry, int] = {}
+        for entry in sorted(found, key=lambda e: (heats[e], heats[e] == Heat.HOT and e.tokens)):
+            size, heat = entry.tokens, heats[entry]
+            if heat == Heat.HOT:
+                size = min(size, left // (hot - len(sizes)))
+            elif heat != Heat.WARM or size > left:
+                size = min(size, GIST_TOKENS)
+            sizes[entry] = size if size <= left else 0
+            left -= sizes[entry]
+            if sizes[entry] < entry.tokens and heat in (Heat.HOT, Heat.WARM):
+                self._warn(part)
+        shown = sorted((*entries, *reversed(found)), key=attrgetter("turn"))
+        return {each: sizes[each] for each in shown if sizes[each]}
 
     def _warn(self, part: Area) -> None:
         if self._listener is not None and part not in self._warned:
@@ -500,69 +520,47 @@ class WorkingMemory:
             )
         self._warned.add(part.value)
 
-    def _old_results(self, part: Area) -> list[Key]:
-        """Return the results of more than 5 subtasks ago to which no later result refers."""
-        return [
-            key
-            for key, entry in self._entries[part].items()
-            if key[0] == RESULT
-            and self._turn - entry.turn > RECENT
-            and key[-1] not in self._referred
-        ]
+    def _heat(self, entry: Entry) -> Heat:
+        if not entry.turn:
+            return entry.heat
+        age = self._turn - entry.turn
+        is_warm = age <= RECENT or entry.reference in self._referred
+        return Heat.HOT if age <= 1 else Heat.WARM if is_warm else Heat.COLD
 
-    def _is_hot(self, key: Key, entry: Entry) -> bool:
-        return entry.hot or (key[0] == RESULT and self._turn - entry.turn <= 1)
-
-    def _room(self, part: Area) -> int:
-        """Return the maximum number of tokens of all entries of a section together."""
-        title = self.count(_TITLES[part]) + 4
-        return self.budgets.of(part) - title - self.count(_gone(10**9, "m" * 12, "m" * 12))
-
-    def _line(self, key: Key, entry: Entry, size: int) -> str:
-        line = f"{entry.reference} {entry.label}: {entry.text}" if key[0] == RESULT else entry.text
-        if self.count(line) < size:
-            return line
-        self._refer(entry)
-        head = f"{entry.reference} {entry.label} (shortened): "
+    def _line(self, entry: Entry, size: int) -> str:
+        if size >= entry.whole:
+            return entry.line
+        head = f"{self._refer(entry)} {entry.label} (shortened): "
         most = size - self.count(head) - 1
-        line = head + summary_of(entry.text, most, self.count) if most > 0 else entry.reference
+        line = head + self._summary(entry.text, most, self.count) if most > 0 else entry.reference
         return line if self.count(line) < size else ""
 
-    def _refer(self, entry: Entry) -> None:
+    def _refer(self, entry: Entry) -> str:
         if not entry.reference:
             self._others += 1
             entry.reference = f"v{self._others}"
+        return entry.reference
 
     # Internals
 
-    def _note(self, part: Area, name: str, text: str, *, hot: bool) -> None:
+    def _note(self, part: Area, name: str, text: str, heat: Heat = Heat.HOT) -> None:
         if text:
-            self._put(part, (NOTE, name), name, text, hot=hot)
+            self._put(part, (NOTE, name), name, text, heat)
 
     def _show(self, place: Key, kind: VariableKind, value: Any) -> None:
         self._variables[place] = kind, value
         label = label_of(place[-1])
         self._put(_PART_OF[place[1]], place, label, f"{label} {_rendered(kind, value)}")
 
-    def _put(
-        self,
-        part: Area,
-        key: Key,
-        label: str,
-        text: str,
-        reference: str = "",
-        *,
-        hot: bool = False,
-    ) -> None:
+    def _put(self, part: Area, key: Key, label: str, text: str, heat: Heat = Heat.WARM) -> None:
         was = self._entries[part].pop(key, None)
-        reference = was.reference if was is not None else reference
-        tokens = self.count(f"{reference} {label}: {text}" if reference else text) + 1
-        self._entries[part][key] = Entry(label, text, tokens, self._turn, hot, reference)
+        reference = was.reference if was is not None else ""
+        self._entries[part][key] = Entry(reference, label, text, self.count(text) + 1, heat=heat)
 
     def _append(self, part: Area, key: Key, text: str) -> None:
         entry = self._entries[part][key]
         entry.text += text
-        entry.tokens += self.count(text)
+        entry.whole += self.count(text)
 
 
 def label_of(text: str) -> str:
