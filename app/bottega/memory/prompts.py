@@ -9,7 +9,8 @@ because a shortened message is a copy.
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import islice
 from operator import is_
 from typing import Annotated
 
@@ -54,6 +55,7 @@ class PromptMessage:
             cannot.
         label: short text about the tool call that the message answers.
         left: true if the prompt omits the message.
+        place: index of the message in the history.
     """
 
     message: StandardMessage
@@ -62,6 +64,7 @@ class PromptMessage:
     reference: str | None = None
     label: str = ""
     left: bool = False
+    place: int = 0
 
     @property
     def is_shrunk(self) -> bool:
@@ -234,10 +237,12 @@ class RunMemory:
         self._said: dict[str, StandardMessage] = {}
         self._has_own_recall = False  # true: the agent itself has a tool with the name of RECALL
         self._query: Query | None = None
-        self._seen: list[StandardMessage] = []  # the history of the last prompt
-        self._blocks: list[Block] = []  # of these messages
-        self._tokens = 0  # of the messages in the prompt
-        self._is_cut = False  # true after a message was shortened or removed
+        self._seen = 0  # number of the history's messages at the last prompt
+        self._blocks: list[Block] = []  # in the prompt
+        self._shown: dict[int, StandardMessage] = {}  # messages of these blocks, by index
+        self._prompt: list[StandardMessage] = []  # what the prompt contains of these messages
+        self._tokens = self._shrunk = 0  # tokens of the prompt, and number of shortened messages
+        self._gone: list[PromptMessage] = []  # messages that the prompt omits
         self._schemas: Sequence[ToolSchema] = ()
         self._schema_tokens = 0
         self._base = ""
@@ -305,19 +310,14 @@ class RunMemory:
                 f"the prompt has about {total} tokens, more than the working memory's limit of "
                 f"{self.limit}, after removing every message that may be removed",
             )
-        prompt: Sequence[StandardMessage] = query.agent.conversation_history
         query.composed = None
-        if self._is_cut:
-            known = [*self._messages()]
-            prompt = [each.sent for each in known if not each.left]
-            shrunk = sum(each.is_shrunk and not each.left for each in known)
-            if shrunk or len(prompt) < len(known):
-                left = len(known) - len(prompt)
-                query.composed = {"tokens": total, "shrunk": shrunk, "left": left}
-        if note is None:
-            return prompt
-        head = head_of(prompt)
-        return [*prompt[:head], note, *prompt[head:]]
+        if self._shrunk or self._gone:
+            left = len(self._gone)
+            query.composed = {"tokens": total, "shrunk": self._shrunk, "left": left}
+        elif note is None:
+            return query.agent.conversation_history
+        head = head_of(self._prompt)
+        return [*self._prompt[:head], *filter(None, (note,)), *self._prompt[head:]]
 
     def _with(self, note: SystemMessage | None) -> int:
         tokens = 0 if note is None else tokens_of(note, self.working.count)
@@ -326,31 +326,45 @@ class RunMemory:
     # The history
 
     def _read(self, query: Query) -> None:
-        history, seen, count = query.agent.conversation_history, self._seen, self.working.count
-        is_longer = len(history) >= len(seen) and all(map(is_, seen, history))
+        history, count = query.agent.conversation_history, self.working.count
+        same = map(history.__getitem__, self._shown) if self._gone else history
+        is_longer = len(history) >= self._seen and all(map(is_, same, self._shown.values()))
         if query is not self._query or not is_longer:
-            self._query, self._seen, self._blocks, self._tokens = query, [], [], 0
+            self._query, self._seen, self._gone = query, 0, []
+            self._show([], again=True)
             self._has_own_recall = any(t.name == RECALL for t in query.agent.registered_tools)
         pinned = {id(message) for message in (*history[: head_of(history)], *query.messages)}
         new = []
-        for message in history[len(self._seen) :]:
+        for place, message in enumerate(history[self._seen :], self._seen):
             if (known := self._known.get(id(message))) is None:
                 known = PromptMessage(message, message, tokens_of(message, count))
                 self._known[id(message)] = known
+            known.place = place
             new.append(known)
-        self._seen = list(history)
-        for block in blocks_of(new, pinned):
+        self._seen = len(history)
+        blocks = blocks_of(new, pinned)
+        for block in blocks:
             if block.pinned or not all(each.left for each in block.messages):
                 # a block is removed as a whole, even if hooks changed it
                 for each in block.messages:
                     each.left = False
             self._take(block)
-            self._blocks.append(block)
-            self._tokens += sum(each.tokens for each in block.messages if not each.left)
+        self._show(blocks)
 
-    def _messages(self) -> Iterator[PromptMessage]:
-        for block in self._blocks:
-            yield from block.messages
+    def _show(self, blocks: Iterable[Block], *, again: bool = False) -> None:
+        if again:
+            self._blocks, self._shown, self._prompt = [], {}, []
+            self._tokens = self._shrunk = 0
+        for block in blocks:
+            if block.messages[0].left:
+                self._gone += block.messages
+                continue
+            self._blocks.append(block)
+            for each in block.messages:
+                self._shown[each.place] = each.message
+                self._prompt.append(each.sent)
+                self._tokens += each.tokens
+                self._shrunk += each.is_shrunk
 
     def _take(self, block: Block) -> None:
         calls = {call.id: call for call in block.calls}
@@ -393,16 +407,13 @@ class RunMemory:
         mark = room * 3 // 4
         cold, warm, last = self._movable()
         for blocks, most in ((cold, mark), (warm, mark), (last, room)):
-            for block in blocks:
-                if self._tokens <= most:
-                    break
-                self._tokens -= block.shrink(count)
-            for block in blocks:
-                if self._tokens <= most:
-                    break
-                self._tokens -= block.leave()
-        self._is_cut = any(each.is_shrunk or each.left for each in self._messages())
-        if more and self._is_cut:
+            for save in (partial(Block.shrink, count=count), Block.leave):
+                for block in blocks:
+                    if self._tokens <= most:
+                        break
+                    self._tokens -= save(block)
+        self._show(self._blocks, again=True)
+        if more and (self._shrunk or self._gone):
             self.tools = [*self.tools, self._tool]
             self._schema_tokens += more  # until the caller's schemas include the tool
         self._index = "\n".join(self._lines())
@@ -417,7 +428,7 @@ class RunMemory:
         groups: tuple[list[Block], list[Block], list[Block]] = ([], [], [])
         age = 1
         for block in reversed(blocks[:newest]):
-            if not block.pinned and not block.messages[0].left:
+            if not block.pinned:
                 groups[2 if age <= 1 else 1 if age <= RECENT else 0].insert(0, block)
             age += bool(block.calls)
         return groups
@@ -425,17 +436,17 @@ class RunMemory:
     # Notes
 
     def _lines(self) -> Iterator[str]:
-        gone = [each for each in self._messages() if each.left]
-        answers = [each for each in gone if each.label]
-        said = [each.reference for each in gone if each.reference in self._said]
-        if not gone:
+        if not (gone := self._gone):
             return
         yield _LEFT
-        if said:
-            yield f"The messages themselves are {said[0]} to {said[-1]}."
-        if older := answers[:-LINES]:
-            yield f"{older[0].reference} to {older[-1].reference}: older answers"
-        for each in answers[-LINES:]:
+        if first := next((each.reference for each in gone if each.reference in self._said), None):
+            last = next(each.reference for each in reversed(gone) if each.reference in self._said)
+            yield f"The messages themselves are {first} to {last}."
+        answers = [*islice((each for each in reversed(gone) if each.label), LINES + 1)]
+        if len(answers) > LINES:
+            first = next(each.reference for each in gone if each.label)
+            yield f"{first} to {answers.pop().reference}: older answers"
+        for each in reversed(answers):
             text = " ".join(each.sent.content.split("\n", each.is_shrunk)[-1].split())
             head = f"{each.reference} {cut(each.label, _LINE_BYTES // 2)}: "
             yield head + cut(text[:_LINE_BYTES], _LINE_BYTES - len(head.encode(errors="replace")))
