@@ -7,11 +7,12 @@ because a shortened message is a copy.
 """
 
 import re
+from bisect import insort
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import islice
-from operator import is_
+from operator import attrgetter, is_
 from typing import Annotated
 
 from pydantic import Field
@@ -312,8 +313,7 @@ class RunMemory:
             )
         query.composed = None
         if self._shrunk or self._gone:
-            left = len(self._gone)
-            query.composed = {"tokens": total, "shrunk": self._shrunk, "left": left}
+            query.composed = {"tokens": total, "shrunk": self._shrunk, "left": len(self._gone)}
         elif note is None:
             return query.agent.conversation_history
         head = head_of(self._prompt)
@@ -357,7 +357,8 @@ class RunMemory:
             self._tokens = self._shrunk = 0
         for block in blocks:
             if block.messages[0].left:
-                self._gone += block.messages
+                for each in block.messages:  # an old question may leave after its answers
+                    insort(self._gone, each, key=attrgetter("place"))
                 continue
             self._blocks.append(block)
             for each in block.messages:
