@@ -118,7 +118,7 @@ async def listening(url: str, count: int, nats: str | None) -> AsyncIterator[Non
     for each, begun in zip(idle, begins, strict=True):
         each.subscribe(DUE, str(uuid4()), receive=lambda *_, begun=begun: begun.set())
     ids = [uuid4() for _ in connections]
-    for _ in range(6):  # a session plans its first five reports anew
+    for _ in range(6):  # a session plans each of its first five reports
         for connection, worker in zip(connections, ids, strict=True):
             await connection.fetch(_REPORT, worker, Settings().lease_s)
     workers = [
