@@ -1,11 +1,13 @@
 """The API process's cache of keys: lifetime and cost."""
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import asyncpg
 import pytest
 
 from bottega.db.engine import Database
+from bottega.errors import UnavailableError
 from bottega.events.listener import NotifyListener
 from bottega.services import background
 from bottega.tenants import keys
@@ -14,17 +16,20 @@ from tests.tenants import Holder, holder
 from tests.waiting import until
 
 UNKNOWN = "btg_aaaaaaaa_" + "A" * 43
-COUNTED = """
+# A look-up of this unknown key waits until the test releases a lock.
+SLOW_FOR_STRANGERS = """
 CREATE OR REPLACE FUNCTION find_key(p_hash bytea)
 RETURNS TABLE (tenant_id uuid, id uuid, prefix text, scopes text[], expires_at timestamptz,
                require_user boolean, limits jsonb)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 BEGIN
-    PERFORM nextval('asked');
     RETURN QUERY
     SELECT k.tenant_id, k.id, k.prefix, k.scopes, k.expires_at, k.require_user, k.limits
     FROM api_keys k
     WHERE k.key_hash = p_hash AND k.revoked_at IS NULL;
+    IF NOT FOUND THEN
+        PERFORM pg_advisory_xact_lock_shared(42);
+    END IF;
 END $$
 """
 
@@ -56,6 +61,15 @@ async def held(database_url: str) -> Holder:
 
 async def revoke(owner: asyncpg.Pool, held: Holder) -> None:
     await owner.execute("UPDATE api_keys SET revoked_at = now() WHERE id = $1", held.key_id)
+
+
+@pytest.fixture
+async def strangers_wait(owner: asyncpg.Pool) -> AsyncIterator[None]:
+    await owner.execute(SLOW_FOR_STRANGERS)
+    async with owner.acquire() as connection:
+        await connection.execute("SELECT pg_advisory_lock(42)")
+        yield
+        await connection.execute("SELECT pg_advisory_unlock(42)")
 
 
 async def test_a_key_is_cached_for_seconds_only(
@@ -165,6 +179,38 @@ async def test_without_the_database_every_key_is_refused(
             await asking
 
 
+async def test_unknown_keys_delay_no_valid_key(
+    ring: KeyCache, time: Time, held: Holder, owner: asyncpg.Pool, strangers_wait: None
+) -> None:
+    assert await ring.find(held.key) is not None
+    unknown_keys = [asyncio.ensure_future(ring.find(f"{UNKNOWN}{n}")) for n in range(50)]
+    waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    await until(lambda: owner.fetchval(waiting), lambda seen: seen >= 2)
+    time.now += BELIEVED_S + 0.01  # it must be refreshed
+    for _ in range(20):
+        assert await ring.find(held.key) is not None
+        time.now += BELIEVED_S + 0.01
+    assert await owner.fetchval(waiting) == 2
+    assert not any(stranger.done() for stranger in unknown_keys)
+    for stranger in unknown_keys:
+        stranger.cancel()
+    await asyncio.gather(*unknown_keys, return_exceptions=True)
+
+
+async def test_too_many_unknown_keys_are_refused(
+    ring: KeyCache, strangers_wait: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys, "_STRANGERS_WAITING", 5)
+    unknown_keys = [asyncio.ensure_future(ring.find(f"{UNKNOWN}{n}")) for n in range(6)]
+    done, waiting = await asyncio.wait(unknown_keys, return_when=asyncio.FIRST_COMPLETED)
+    assert len(done) == 1
+    with pytest.raises(UnavailableError):
+        await done.pop()
+    for stranger in waiting:
+        stranger.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
 async def test_a_refused_key_is_cached(ring: KeyCache, time: Time, owner: asyncpg.Pool) -> None:
     assert await ring.find(UNKNOWN) is None
     assert ring._refused.maxsize == keys._MOST_KEYS
@@ -182,7 +228,7 @@ async def test_concurrent_look_ups_share_one_query(
 ) -> None:
     await owner.execute("CREATE SEQUENCE asked")
     await owner.execute("GRANT USAGE ON SEQUENCE asked TO bottega_system")
-    await owner.execute(COUNTED)
+    await owner.execute(SLOW_FOR_STRANGERS.replace("BEGIN", "BEGIN PERFORM nextval('asked');"))
     found = await asyncio.gather(*(ring.find(held.key) for _ in range(100)))
     assert None not in found
     assert await owner.fetchval("SELECT last_value FROM asked") == 1

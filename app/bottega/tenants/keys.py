@@ -41,6 +41,7 @@ from bottega.errors import (
     InvalidInputError,
     NotFoundError,
     UnauthenticatedError,
+    UnavailableError,
 )
 from bottega.events.listener import NotifyListener, happens
 from bottega.tenants import audit
@@ -221,6 +222,7 @@ reports a change. Together with the time of the query, this is below 5 s.
 """
 _PATIENCE_S = 2.0
 _MOST_KEYS = 10_000
+_STRANGERS_WAITING = 200
 _OPEN, _TOKENS = b"", b"tokens"
 """Names of two queries in ``_asking`` that are not about a single key."""
 _REQUIRED = "SELECT keys_required() AS required"
@@ -288,6 +290,8 @@ class KeyCache:
         # An unknown key is refused for two seconds without another query.
         self._refused: TTLCache[bytes, None] = TTLCache(_MOST_KEYS, 2.0, timer=ticks)
         self._asking: dict[bytes, asyncio.Future[None]] = {}
+        self._strangers = asyncio.Semaphore(2)  # at most two queries for unknown keys
+        self._strangers_waiting = 0
         self._watchers: defaultdict[Identity, set[Callable[[], None]]] = defaultdict(set)
         self._nudge = asyncio.Event()
         listener.subscribe(CHANNEL, lambda _: self._nudge.set())
@@ -303,7 +307,7 @@ class KeyCache:
         """Return true if requests need no key, because nobody has ever created a key.
 
         Raises:
-            UnavailableError, OSError, ...: the database is away.
+            UnavailableError, OSError, ...: the database is not available.
         """
         if self._may_be_open and self._ticks() - self._open_seen_at > self._believed_s:
             await self._once(_OPEN, self._look_whether_open)
@@ -335,7 +339,8 @@ class KeyCache:
         """Return a request's key, which may have expired; ``None``: the key is unknown or revoked.
 
         Raises:
-            UnavailableError, OSError, ...: the database is away.
+            UnavailableError, OSError, ...: the database is away, or too many unknown keys are being
+                looked up.
         """
         # The first half of the hash finds the cache entry. The whole hash is compared in constant
         # time.
@@ -345,7 +350,7 @@ class KeyCache:
         if entry is None and place in self._refused:
             return None
         if entry is None or now - entry.checked_at > self._believed_s:
-            await self._once(place, lambda: self._look(place, key_hash))
+            await self._once(place, lambda: self._look(place, key_hash, stranger=entry is None))
             entry = self._entries.get(place)
         else:
             metrics.cache_hits.labels("keys").inc()
@@ -367,7 +372,7 @@ class KeyCache:
         Raises:
             UnauthenticatedError: see :meth:`TokenSigner.verify`. ``bad_token``: the token was made
                 while the server was open, but the server is no longer open.
-            UnavailableError, OSError, ...: the database is away.
+            UnavailableError, OSError, ...: the database is not available.
         """
         await self.know_tokens()
         token = self.tokens.verify(text)
@@ -398,9 +403,10 @@ class KeyCache:
         async with acting_as(self._pool, token.tenant_id) as connection:
             return await use_once(connection, token)
 
-    async def _look(self, place: bytes, key_hash: bytes) -> None:
+    async def _look(self, place: bytes, key_hash: bytes, *, stranger: bool) -> None:
+        fetch = self._fetch_for_stranger if stranger else self._fetch
         asked_at = self._ticks()
-        row = await self._fetch("SELECT * FROM find_key($1)", key_hash)
+        row = await fetch("SELECT * FROM find_key($1)", key_hash)
         if row is None:
             self._entries.pop(place, None)
             self._refused[place] = None
@@ -417,6 +423,17 @@ class KeyCache:
     async def _fetch(self, query: str, *arguments: object) -> asyncpg.Record | None:
         async with self._pool.acquire(timeout=_PATIENCE_S) as connection:
             return await connection.fetchrow(query, *arguments, timeout=_PATIENCE_S)
+
+    async def _fetch_for_stranger(self, query: str, *arguments: object) -> asyncpg.Record | None:
+        """Run a query for an unknown key. At most two run at once, to limit the load."""
+        if self._strangers_waiting >= _STRANGERS_WAITING:
+            raise UnavailableError("too many unknown keys are being looked up: try again")
+        self._strangers_waiting += 1
+        try:
+            async with self._strangers:
+                return await self._fetch(query, *arguments)
+        finally:
+            self._strangers_waiting -= 1
 
     async def _once(self, what: bytes, ask: Callable[[], Awaitable[None]]) -> None:
         """Run a query once for all concurrent callers that give the same name ``what``."""
