@@ -180,6 +180,8 @@ def _of_every_process(
     memory: MemoryServices,
     worker: bool,
 ) -> dict[str, Callable[[], Awaitable[None]]]:
+    sums = StorageSums(database.pool)
+    wake_on_notify(listener, sums.loop)
     return {
         **({} if nats is None else {"nats": nats.run}),
         # Without a worker, too, runs that wait must time out.
@@ -191,7 +193,7 @@ def _of_every_process(
         "erase": _erasing(database, listener, memory).run,
         "accesses": memory.memory.accesses.run,
         "notices": listener.run,
-        "storage": StorageSums(database.pool, listener),
+        "storage": sums.loop.run,
         "metrics": partial(refresh_regularly, settings.operator_providers),
     }
 
@@ -364,6 +366,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
             mcp=McpSessions(database.pool, egress, live_text),
         )
         sweep_due = asyncio.Event()
+        wake_on_notify(service.listener, *(work.loop for work in checks.stages))
         lease, claimer = _lease(service, worker_id, executor, runtime, models, sweep_due.set)
         async with (
             measured(runtime, models),

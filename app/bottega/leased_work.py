@@ -47,8 +47,8 @@ class WorkLoop:
         channel: notifications on this channel wake the loop; see :func:`wake_on_notify`.
         act: a function that does the due work and returns the seconds until more work is due.
             ``act`` raises ``ModelError`` or ``UnavailableError`` if a service is down.
-        poll_s: maximum number of seconds between two calls. While the process rests, only a
-            wake-up leads to a call, because other processes work.
+        poll_s: maximum number of seconds between two calls. While the process rests, other
+            processes poll: only a wake-up or a due time leads to a call.
         first_s: seconds from the start to the first call, unless a wake-up comes earlier.
 
     Attributes:
@@ -97,7 +97,7 @@ class WorkLoop:
         pause, self.first_s = self.first_s, 0.0
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(None if self.rests() else min(pause, self._poll_s)):
+                async with asyncio.timeout(pause if self.rests() else min(pause, self._poll_s)):
                     await self._awake.wait()
             self._awake.clear()
             # The pause is at least 50 ms, because another worker may have claimed the due rows.

@@ -146,7 +146,7 @@ async def run_memory_jobs(
         for work in (learning.work, vectors.work, offloading):
             work.loop.wake_soon()
 
-    wake_on_notify(listener, *(work.loop for work in leased))
+    wake_on_notify(listener, *(work.loop for work in leased), *by_the_clock.values())
     _load_model(settings, parts)
     runs = {work.name: work.run for work in leased}
     runs |= {name: loop.run for name, loop in by_the_clock.items()}

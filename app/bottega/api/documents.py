@@ -259,7 +259,7 @@ _OPERATION_CODES: Mapping[str, str] = {
     "get_episode": "user_required",
     "get_file": _OWNED,
     "get_file_content": f"{_OWNED} object_store stored_elsewhere",
-    "get_graph_drawing": "no_node",
+    "get_graph_drawing": "drawings no_node",
     "get_run_graph": "no_graph no_node",
     "get_run_context": "no_graph",
     "get_run_prompt": "no_model_call",

@@ -61,6 +61,9 @@ class NotifyListener:
     def need(self, *, is_needed: bool) -> None:
         """Start or stop listening. Call subscribers with ``None``, because signals may be lost."""
         if is_needed:
+            if self.rests():
+                for channel in list(self._subscribers):
+                    self._hand_on(channel, None)
             self._needed.set()
         elif self._needed.is_set():
             self._needed.clear()

@@ -194,15 +194,15 @@ class ModelClient:
 
         An event loop closes open generators when it shuts down.
         """
-        session = open_session(
-            self._timeout,
-            most=1000,
-            kept_s=5.0,
-            look_up=self._look_up,
-            guard=self._guard,
-            traces=[_written()],
-        )
         try:
+            session = open_session(
+                self._timeout,
+                most=1000,
+                kept_s=5.0,
+                look_up=self._look_up,
+                guard=self._guard,
+                traces=[_written()],
+            )
             async with session:
                 while True:
                     yield session

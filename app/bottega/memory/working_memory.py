@@ -342,15 +342,15 @@ class WorkingMemory:
         Earlier episodes are removed to make room, and first the episodes that no prompt contained.
         """
         entries = self._entries[Area.RETRIEVED]
-        earlier = sorted(entries, key=lambda key: entries[key].accessed)
         items, room = list(found), self.budgets.retrieved - self._frame
+        earlier = entries.keys() - {(EPISODE, item.source) for item in items}
         share = room // max(len(items), 1)
         for item in items:
             label = label_of(without_identities(item.source.partition(":")[0]))
             most = share - self.count(f"{label}: ") - 1
             if most > 0 and (text := summary_of(item.text, most, self.count, whole_lines=True)):
                 self._put(Area.RETRIEVED, (EPISODE, item.source), label, f"{label}: {text}")
-        for key in earlier:
+        for key in sorted(earlier, key=lambda key: entries[key].accessed):
             if sum(each.tokens for each in entries.values()) > room:
                 entries.pop(key, None)
 

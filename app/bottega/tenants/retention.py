@@ -25,8 +25,7 @@ from bottega.clock import Clock, monotonic, utcnow
 from bottega.db.engine import Database
 from bottega.db.pages import FIRST_PLACE
 from bottega.db.tables import idempotency_keys
-from bottega.events.listener import NotifyListener
-from bottega.leased_work import WorkLoop, wake_on_notify
+from bottega.leased_work import WorkLoop
 from bottega.tenants import erase
 from bottega.tenants.erase import RUNS_AT_ONCE, Removed
 
@@ -213,18 +212,12 @@ _SUMS_POLL_S = 5.0
 _SUM = "SELECT sum_storage($1)"
 
 
-@dataclass(frozen=True, slots=True)
 class StorageSums:
-    """Background work that sums up storage. One of the processes does this every five seconds."""
+    """Background work that sums up storage; one process does this every five seconds."""
 
-    pool: asyncpg.Pool
-    listener: NotifyListener
-
-    async def __call__(self) -> None:
-        """Sum up the bytes that tenants stored and deleted, until cancelled."""
-        loop = WorkLoop("bottega_storage", self.add_up, poll_s=_SUMS_POLL_S)
-        wake_on_notify(self.listener, loop)
-        await loop.run()
+    def __init__(self, pool: asyncpg.Pool) -> None:
+        self.pool = pool
+        self.loop = WorkLoop("bottega_storage", self.add_up, poll_s=_SUMS_POLL_S)
 
     async def add_up(self) -> float:
         """Sum up a page of changes. Return the seconds until the next page may be due."""

@@ -725,6 +725,7 @@ async def remove_edge(
     return answer(changed, response)
 
 
+_drawings = TenantLimit(2, "drawings", "drawings")
 _MEDIA = {
     "svg": "image/svg+xml",
     "mermaid": "text/vnd.mermaid; charset=utf-8",
@@ -764,7 +765,8 @@ async def drawing(
             content = (await store.get(tx, GRAPHS, tenant, name)).content
         else:
             content, versions = await published_graph(tx, tenant, run_id, name, node)
-    picture = await asyncio.to_thread(draw, content, versions, format)
+    with _drawings.enter(tenant):
+        picture = await asyncio.to_thread(draw, content, versions, format)
     # A browser that opens a drawing as a page must not load or run anything in it.
     headers = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox"}
     return Response(picture, media_type=_MEDIA[format], headers=headers)

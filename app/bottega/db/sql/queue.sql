@@ -8,7 +8,7 @@
 -- Fence: each write has an attempt. A write changes nothing unless run_heads has the same attempt.
 -- Lease: a worker is alive until workers.leased_until. report() extends this lease and stores the
 -- list of the runs that the worker executes. A lease lasts two thirds of BOTTEGA_TAKEOVER_S.
--- Takeover: every process calls sweep(), which queues a run again if the run's worker has no lease
+-- Takeover: processes call sweep(), which queues a run again if the run's worker has no lease
 -- (cause crash). If the worker has a lease but its list lacks the run 5 s after the claim, the
 -- answer to the claim was lost (cause lost). sweep() queues this run again, too.
 -- Fair: a claim reads at most 500 tenants with due runs, beginning at a random tenant. It chooses
@@ -183,8 +183,8 @@ CREATE OR REPLACE FUNCTION report(
     OUT is_sweep_due boolean, OUT again_s double precision
 ) LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 DECLARE
-    v_rest_s double precision := CASE WHEN p_runs = '{}' THEN greatest(
-        p_lease_s, (SELECT count(*) / 5 FROM workers)) ELSE 0 END;
+    v_rest_s double precision := CASE WHEN p_runs = '{}' AND p_lease_s > 0
+        THEN (SELECT count(*) / 5.0 FROM workers) ELSE 0 END;
 BEGIN
     INSERT INTO workers (id, started_at, seen_at, leased_until, next_until, free_places,
                          common_places, runs, version, pool, tenants)
@@ -208,7 +208,7 @@ BEGIN
     is_sweep_due := NOT EXISTS (
         SELECT FROM last_sweep o
         WHERE o.at BETWEEN now() - make_interval(secs => p_lease_s / 4) AND now());
-    again_s := p_lease_s / 3 + CASE WHEN is_next THEN 0 ELSE v_rest_s END;
+    again_s := p_lease_s / 3 + CASE WHEN is_next OR is_due THEN 0 ELSE v_rest_s END;
 END $$;
 
 -- Called by a worker that stops executing a run, or by the sweep (causes crash and lost). Queue the
