@@ -43,6 +43,15 @@ async def test_other_requests_are_answered_during_a_large_drawing(
         assert (await task).text.count("data-node") == 500
 
 
+async def test_concurrent_drawings_of_a_tenant_are_bounded(client: httpx2.AsyncClient) -> None:
+    await client.post("/v1/graphs", json={"name": "large", **graph(500, 5000)})
+    requests = [client.get("/v1/graphs/large/drawing") for _ in range(6)]
+    answers = await asyncio.gather(*requests)
+    refused = [problem(answer, 429)["code"] for answer in answers if answer.status_code != 200]
+    assert set(refused) == {"drawings"}
+    assert len(refused) < 5
+
+
 async def test_edges_cannot_exceed_the_bound_on_nodes(
     client: httpx2.AsyncClient,
 ) -> None:

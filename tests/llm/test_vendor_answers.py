@@ -1,5 +1,6 @@
 """Answers and errors of the APIs of Anthropic and Gemini that are not simply complete."""
 
+import errno
 import json
 from typing import Any
 
@@ -8,9 +9,11 @@ import pytest
 from bottega.agents.messages import AssistantMessage, HumanMessage, StandardMessage
 from bottega.agents.query import Ending, ending_of
 from bottega.errors import BottegaError, ModelError
+from bottega.llm import provider as provider_module
 from bottega.llm.provider import ModelProvider, open_provider
 from bottega.llm.server import ServerSpec
 from bottega.llm.vendors import AnthropicProvider, GeminiProvider
+from bottega.network import open_session
 from tests.fake_model import Reply, http_reply, sse, text
 from tests.llm.conftest import KEY
 from tests.llm.test_vendors import dialect_of, serving
@@ -310,3 +313,21 @@ async def test_the_guard_sees_each_address(vendor: type[Vendor]) -> None:
     assert "127.0.0.1" in seen
     assert caught.value.code == "egress_forbidden"
     assert not caught.value.retryable
+
+
+async def test_a_session_that_could_not_be_opened_is_opened_by_the_next_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    errors = [OSError(errno.EMFILE, "too many open files")]
+
+    def fails_once(*args: Any, **about: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return open_session(*args, **about)
+
+    monkeypatch.setattr(provider_module, "open_session", fails_once)
+    async with serving(Anthropic) as (model, provider):
+        model.script(anthropic(spoken("Hello"), reason="end_turn"))
+        with pytest.raises((ModelError, OSError)):
+            await provider.invoke([HumanMessage(content="hi")])
+        assert (await provider.invoke([HumanMessage(content="hi")])).content == "Hello"

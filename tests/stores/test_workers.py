@@ -103,6 +103,14 @@ async def test_a_worker_without_runs_reports_rarely_unless_it_gets_the_next(
     assert reports[4] <= 5 < 7 < reports[5]
 
 
+async def test_the_lease_of_a_stopped_worker_is_over_at_once(owner: asyncpg.Pool) -> None:
+    for _ in range(20):
+        await report(owner, uuid4())
+    await report(owner, last := uuid4(), lease_s=0.0)
+    query = "SELECT leased_until <= now() FROM workers WHERE id = $1"
+    assert await owner.fetchval(query, last)
+
+
 async def test_a_report_says_whether_a_sweep_is_due(
     database: Database, owner: asyncpg.Pool
 ) -> None:

@@ -14,7 +14,7 @@ answer to the worker's next write or report says so, and the worker stops the ru
 Lease: :class:`bottega.engine.workers.WorkerLease` reports the runs of this worker. The reports have
 their own thread, so that a long computation in the event loop does not delay a report.
 
-Takeover: processes sweep; a worker sweeps when a report says that a sweep is due. A worker without a
+Takeover: processes sweep; a worker sweeps if a report says that a sweep is due. A worker without a
 lease loses its runs. Before a worker shuts down, the worker hands back its runs.
 
 Fair: the database shares a worker's places among tenants. So each claim tells the database the
