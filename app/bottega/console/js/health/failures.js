@@ -26,15 +26,9 @@ export const badlyOf = (run) => ({ of: nameOf(run), how: `${OUTCOME_WORDS[run.ou
  * @param {any[]} runs as of `GET /v1/runs`, the newest first
  * @param {(run: any) => Record<string, string>} of what alike runs have in common, which each group has, too
  */
-export function groupsOf(runs, of) {
-  const groups = new Map();
-  for (const run of runs) {
-    const key = Object.values(of(run)).join(" ");
-    if (!groups.has(key)) groups.set(key, { key, ...of(run), runs: [] });
-    groups.get(key).runs.push(run);
-  }
-  return [...groups.values()].sort((a, b) => b.runs.length - a.runs.length);
-}
+export const groupsOf = (runs, of) => [...Map.groupBy(runs, (run) => Object.values(of(run)).join(" "))]
+  .map(([key, alike]) => ({ key, .../** @type {any} */ (of(alike[0])), runs: alike }))
+  .sort((a, b) => b.runs.length - a.runs.length);
 
 /** "3 bad by people, 1 partly by checks": how often runs have which text. */
 export const numbersOf = (runs, of) => groupsOf(runs, (run) => ({ text: of(run) }))

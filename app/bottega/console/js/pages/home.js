@@ -120,9 +120,8 @@ const whyOf = (run) => (run.error ? causeOf(run.error)
  * older ones, so that a number is a least one.
  */
 function Causes({ runs, hasMore }) {
-  const groups = new Map();
-  for (const run of runs) groups.set(whyOf(run), [...(groups.get(whyOf(run)) ?? []), run]);
-  return html`<ul class="rows">${[...groups].slice(0, 6).map(([cause, alike]) => html`<li key=${cause}>
+  const groups = [...Map.groupBy(runs, whyOf)];
+  return html`<ul class="rows">${groups.slice(0, 6).map(([cause, alike]) => html`<li key=${cause}>
     <span class="bad-text">${cause}</span>
     <p class="small"><${Link} path=${["runs", alike[0].id]}>${titleOf(alike[0], 60)}<//>
       <span class="soft"> ${alike[0].agent ?? alike[0].graph} · <${Time} at=${alike[0].ended_at} />

@@ -69,14 +69,10 @@ function failedCall(state) {
 
 /** The tool that failed most often, with its last error; "": none failed. */
 export function failedTool(state) {
-  const byName = new Map();
-  for (const task of state.tasks.values()) {
-    for (const { name, status, error } of task.tools) {
-      if (status === "failed") byName.set(name, [...(byName.get(name) ?? []), error]);
-    }
-  }
-  const [name, errors] = [...byName].sort((a, b) => b[1].length - a[1].length)[0] ?? [];
-  return name ? `the tool ${name} failed ${times(errors.length)}: ${excerpt(errors.at(-1)?.message, 160)}` : "";
+  const failed = [...state.tasks.values()].flatMap(({ tools }) => tools.filter(({ status }) => status === "failed"));
+  const [calls] = [...Map.groupBy(failed, ({ name }) => name).values()].sort((a, b) => b.length - a.length);
+  return calls ? `the tool ${calls[0].name} failed ${times(calls.length)}: ${
+    excerpt(calls.at(-1).error?.message, 160)}` : "";
 }
 
 /** Whether a call was denied, by a person or because nobody decided in time. */

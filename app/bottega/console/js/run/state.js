@@ -70,12 +70,7 @@ export class RunState {
 
   /** Tasks in the order of a tree: each one before those that it called. */
   tree() {
-    const children = new Map();
-    for (const task of this.tasks.values()) {
-      const under = this.tasks.has(task.parent) ? task.parent : null;
-      if (!children.has(under)) children.set(under, []);
-      children.get(under).push(task);
-    }
+    const children = Map.groupBy(this.tasks.values(), ({ parent }) => (this.tasks.has(parent) ? parent : null));
     const rows = [];
     const open = [...(children.get(null) ?? [])].reverse().map((task) => [task, 0]);
     while (open.length) {
