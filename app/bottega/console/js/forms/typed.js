@@ -84,8 +84,8 @@ function Editor({ shape, input, value, at, onChange }) {
     case "lines": return html`<${Lines} ...${given} />`;
     case "models": return html`<${Models} ...${given} />`;
     case "rule": return html`<${Rule} ...${given} />`;
-    case "object": return html`<${Part} ...${given} />`;
-    case "kinds": return html`<${Kinds} ...${given} />`;
+    case "object":
+    case "kinds": return html`<${Part} ...${given} />`;
     case "list": return html`<${List} ...${given} />`;
     case "named": return html`<${Named} ...${given} />`;
     case "texts": return html`<${Texts} ...${given} />`;
@@ -208,28 +208,18 @@ function Rule({ shape, input, value, onChange, gone, at }) {
       onChange=${(when) => onChange({ when })} />`}`;
 }
 
-/** An object inside another one; null: it is not there. */
+/** An object inside another one, perhaps of one of several kinds; null: it is not there. */
 function Part({ shape, value, at, onChange, gone }) {
   const { schemas } = useContext(Known);
   const isPlain = shape.name === "params"; // sliders are shown before one is moved
+  const [schema] = shape.kinds ? Object.values(shape.kinds) : [shape.schema];
   if (value === null && !isPlain) return html`<${Begin} label=${shape.label}
-    onBegin=${() => onChange(begun(shape.schema, schemas))} />`;
+    onBegin=${() => onChange(begun(schema, schemas))} />`;
   const keep = (next) => onChange(isPlain && !Object.keys(next).length ? gone : next);
+  const given = { schema, value: value ?? {}, at, onChange: keep };
   return html`<fieldset class="part"><legend>${shape.label}</legend>
-    <${Fields} schema=${shape.schema} value=${value ?? {}} at=${at} onChange=${keep} />
+    ${shape.kinds ? html`<${Kind} ...${given} kinds=${shape.kinds} by=${shape.by} />` : html`<${Fields} ...${given} />`}
     ${shape.mayBeNull && !isPlain && html`<div><${Button} kind="small" onClick=${() => onChange(gone)}>Remove
-      ${shape.label.toLowerCase()}<//></div>`}</fieldset>`;
-}
-
-/** An object of one of several kinds. */
-function Kinds({ shape, value, at, onChange, gone }) {
-  const { schemas } = useContext(Known);
-  const first = Object.keys(shape.kinds)[0];
-  if (value === null) return html`<${Begin} label=${shape.label}
-    onBegin=${() => onChange(begun(shape.kinds[first], schemas))} />`;
-  return html`<fieldset class="part"><legend>${shape.label}</legend>
-    <${Kind} kinds=${shape.kinds} by=${shape.by} value=${value} at=${at} onChange=${onChange} />
-    ${shape.mayBeNull && html`<div><${Button} kind="small" onClick=${() => onChange(gone)}>Remove
       ${shape.label.toLowerCase()}<//></div>`}</fieldset>`;
 }
 

@@ -15,10 +15,9 @@ const named = (quotas, name) => {
 
 /** Who holds the places: `{text, since}`: "researcher" or "researcher (18), faq (2)", and the start of the longest. */
 export function holdersOf(running) {
-  const numbers = new Map();
-  for (const { agent, graph } of running) numbers.set(agent ?? graph, (numbers.get(agent ?? graph) ?? 0) + 1);
-  const names = [...numbers].sort(([, a], [, b]) => b - a)
-    .map(([name, number]) => (numbers.size > 1 ? `${name} (${count(number)})` : name));
+  const all = [...Map.groupBy(running, ({ agent, graph }) => agent ?? graph)];
+  const names = all.sort(([, a], [, b]) => b.length - a.length)
+    .map(([name, runs]) => (all.length > 1 ? `${name} (${count(runs.length)})` : name));
   return { text: names.join(", "), since: running.map((each) => each.started_at).filter(Boolean).sort()[0] };
 }
 
