@@ -37,11 +37,13 @@ async def runs_of_two_versions(console: Console) -> None:
             await client.post("/v1/runs?wait=30", json=run)
         await until(counted, partial(eq, 2 * version))
         if version == 1:
+            (made,) = (await client.get("/v1/runs?limit=1")).json()["items"]
             for change in (
-                "runs SET created_at = created_at - interval '10 minutes'",
+                "runs SET created_at = created_at - interval '10 minutes' WHERE true",
                 "metric_rollups SET at = at - interval '10 minutes' WHERE span = 'minute'",
             ):
-                await console.server.owner.execute(f"UPDATE {change}")
+                of_tenant = "tenant_id = (SELECT r.tenant_id FROM runs r WHERE r.id = $1)"
+                await console.server.owner.execute(f"UPDATE {change} AND {of_tenant}", made["id"])
             (await client.put("/v1/agents/clerk", json=changed)).raise_for_status()
 
 
@@ -105,6 +107,9 @@ async def test_one_agent_is_answered_and_drawn_by_version_in_one_place(console: 
     await page.get_by_role("combobox", name="Lines by").select_option("agent")
     await expect(page).to_have_url(f"{console.address}#/health?agent=clerk&by=agent")
     await expect(page.get_by_role("img", name="Tokens by agent")).to_be_visible()
+    await page.get_by_role("link", name="clerk@2", exact=True).click()
+    await expect(page).to_have_url(re.compile("status=completed%2Cfailed%2Ctimeout%2Ccancelled"))
+    await expect(page.get_by_text("2 runs, 1 failed;")).to_be_visible()
 
 
 async def test_a_price_that_is_missing_is_set_from_where_it_is_missing(console: Console) -> None:
@@ -189,6 +194,13 @@ async def test_what_went_badly_is_the_same_on_all_pages_and_in_files(console: Co
     await reason.get_by_role("button").click()
     await expect(table.get_by_role("row").filter(has_text="└")).to_have_count(3)
     await shows_no_fault(page)
+    await table.get_by_role("row").last.get_by_role("link", name="4", exact=True).click()
+    choice = page.get_by_role("combobox", name="Outcome")
+    await expect(choice).to_have_value("PARTIAL,FAILURE")
+    for address, words in (("FAILURE,PARTIAL", "not good"), ("FAILURE, SUCCESS", "good or bad")):
+        await console.open(f"runs?outcome={address}")
+        await expect(choice.locator("option:checked")).to_contain_text(words)
+    await console.open("health")
     names, *rows = await saved(page, "what went badly or partly")
     assert names[:6] == ["reason", "agent", "version", "outcome", "judged_by", "judged_by_name"]
     assert {row[4] for row in rows} == {"people", "status"}

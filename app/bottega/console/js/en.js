@@ -29,6 +29,9 @@ export const CONVERSATION_STATES = { answering: "answers", waiting: "waits for y
 export const OUTCOME_WORDS = { SUCCESS: "good", PARTIAL: "partly", FAILURE: "bad", CANCELLED: "cancelled",
   UNKNOWN: "not judged" };
 
+/** What is not good, as an address has it: in the order of the words. */
+export const NOT_GOOD = "PARTIAL,FAILURE";
+
 /** Who judged what a run was worth: the words of all pages and files. */
 export const JUDGES = { feedback: "people", judge: "judges", check: "checks", status: "status" };
 export const JUDGES_MEAN = "People rate answers; judges are models; checks compare texts or schemas; by its status a "

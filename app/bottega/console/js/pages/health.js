@@ -2,7 +2,7 @@
 import { useMemo, useState } from "preact/hooks";
 
 import { get, url, withQuery } from "../api.js";
-import { ABOUT, COUNTED } from "../en.js";
+import { ABOUT, COUNTED, NOT_GOOD } from "../en.js";
 import { AgentChoice, AgentFigures, JUDGE_CHOICE } from "../figures/outcomes.js";
 import { rateOf, tallyOf } from "../figures/rates.js";
 import { about, clock, count, duration } from "../format.js";
@@ -88,8 +88,8 @@ const FAILS = { title: "What fails", none: "No run failed in this time.", head: 
   query: () => ({ status: ["failed", "timeout"] }), like: ({ error }) => ({ error_code: error?.code }) };
 const WENT_BADLY = { title: "What went badly or partly", none: "No run of this time is judged bad or partly good.",
   head: ["Reason", "How, by whom"], of: badlyOf,
-  query: (judge) => ({ outcome: ["FAILURE", "PARTIAL"], judged_by: judge }),
-  like: ({ outcome, error }) => ({ outcome: "PARTIAL,FAILURE", outcome_reason: outcome.reason?.slice(0, 500),
+  query: (judge) => ({ outcome: NOT_GOOD.split(","), judged_by: judge }),
+  like: ({ outcome, error }) => ({ outcome_reason: outcome.reason?.slice(0, 500),
     error_code: outcome.reason ? "" : error?.code }) };
 /** What an unfolded row's runs have in common beside the group. */
 const likeOne = ({ agent, version, outcome, judged_by: by }) => ({ agent, version, outcome: outcome.value,
@@ -198,14 +198,14 @@ const Apart = ({ by, ...shown }) => html`<div class="charts">${CHARTS.map(([titl
   <${Measured} key=${metric} title=${`${title} by ${by}`} names=${{ [metric]: "" }} by=${by} format=${format}
     ...${shown} />`)}</div>`;
 
-function Charts({ span, by, agent, judge }) {
+function Charts({ span, by, agent, judge, ...address }) {
   const changes = useData(withQuery("/v1/agents", { agent }), { from: () => readChanges(span, agent),
     everyMs: 60_000 });
   const marks = changes.data ?? NONE;
   const byAgent = useSpan(agent ? null : "/v1/metrics/totals", span, { by: "agent" });
   const [slowest] = slowestFirst((byAgent.data?.items ?? []).filter(({ runs }) => runs));
   return html`<${Totals} span=${span} agent=${agent} slowest=${slowest} />
-    ${agent && html`<${AgentFigures} ...${{ agent, span, judge }} />`}
+    ${agent && html`<${AgentFigures} ...${{ agent, span, judge, ...address }} />`}
     ${by ? html`<${Apart} key=${by} ...${{ by, agent, span, marks }} />`
       : html`<${Together} ...${{ span, marks }} />`}
     ${[FAILS, WENT_BADLY].map((each) => html`<${Groups} key=${each.title} ...${each} ...${{ agent, span, judge }} />`)}
@@ -224,5 +224,5 @@ export function Health({ query }) {
       <${AgentChoice} agent=${agent} set=${set} />
       ${choice("by", "Lines by", choices, { any: "", kind: "inline", value: by })} ${choice(...JUDGE_CHOICE)}
       <${PeriodChoice} query=${query} set=${set} /></div></div>
-    <${Charts} key=${`${span} ${agent} ${judge}`} ...${{ span, by, agent, judge }} />`;
+    <${Charts} key=${`${span} ${agent} ${judge}`} ...${{ span, by, agent, judge, query, set }} />`;
 }

@@ -2,7 +2,7 @@
 import { useMemo, useState } from "preact/hooks";
 
 import { newId, post, url, withQuery } from "../api.js";
-import { JUDGES, MEMORY_DRAWS, OUTCOME_WORDS, WAITS_FOR } from "../en.js";
+import { JUDGES, MEMORY_DRAWS, NOT_GOOD, OUTCOME_WORDS, WAITS_FOR } from "../en.js";
 import { count, money, tokens } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
@@ -17,7 +17,7 @@ import { go } from "../router.js";
 import { isFinal } from "../run/state.js";
 
 const STATUSES = ["queued", "running", "waiting", "completed", "failed", "timeout", "cancelled"];
-const OUTCOMES = [...Object.entries(OUTCOME_WORDS), ["PARTIAL,FAILURE", "not good: partly or bad"]];
+const OUTCOMES = [...Object.entries(OUTCOME_WORDS), [NOT_GOOD, "not good: partly or bad"]];
 const MORE = ["judged_by", "outcome_reason", "memory_draw", "error_code", "waiting_for", "retrying", "rated"];
 const FILTERS = ["q", "status", "agent", "version", "outcome", "user", "session_id", ...MORE];
 const COUNT_EVERY_MS = 60_000;
@@ -32,6 +32,9 @@ export function Runs({ query }) {
   const times = useMemo(() => (period ? createdIn(period) : {}), [query.span, query.from, query.to]);
   const path = withQuery("/v1/runs", { ...wanted, ...times, order: "desc" });
   const { set, field, choice } = filtersOf(["runs"], query);
+  const asked = Object.keys(OUTCOME_WORDS).filter((each) => wanted.outcome.includes(each)), value = asked.join(",");
+  const outcomes = asked.length < 2 || value === NOT_GOOD ? OUTCOMES
+    : [...OUTCOMES, [value, asked.map((each) => OUTCOME_WORDS[each]).join(" or ")]];
   return html`
     <div class="head"><h1>Runs</h1></div>
     <form class="filters" onSubmit=${(e) => e.preventDefault()}>
@@ -39,7 +42,7 @@ export function Runs({ query }) {
       <${Choices} label="Status" values=${STATUSES} chosen=${wanted.status}
         onChange=${(text) => set({ status: text })} />
       ${field("agent", "Agents", { placeholder: "any; commas between" })} ${field("version", "Version")}
-      ${choice("outcome", "Outcome", OUTCOMES)} ${field("user", "User")} ${field("session_id", "Session")}
+      ${choice("outcome", "Outcome", outcomes, { value })} ${field("user", "User")} ${field("session_id", "Session")}
       <${PeriodChoice} query=${query} set=${set} usual="" kind="" />
     </form>
     <details open=${MORE.some((name) => query[name])}>

@@ -1,8 +1,9 @@
 /** What each version of an agent did and cost. */
 import { bySource, numberOf, percent, rateOf, tallyOf } from "../figures/rates.js";
-import { ABOUT, JUDGES, JUDGES_MEAN } from "../en.js";
+import { ABOUT, JUDGES, JUDGES_MEAN, NOT_GOOD } from "../en.js";
 import { about, count } from "../format.js";
 import { html } from "../html.js";
+import { FINAL } from "../run/state.js";
 import { Empty, Link, Loaded, Panel } from "./basics.js";
 import { Export } from "./export.js";
 import { Rows } from "./lists.js";
@@ -34,7 +35,7 @@ export const useVersions = (agent, span, judge) => ({
 
 /** What figures count as a good run. */
 export const GoodMeans = ({ agent, span, judge }) => html`<p class="small soft body">Of judged runs; partly and bad are
-  not good. ${JUDGES_MEAN} <${Link} path=${["runs"]} query=${{ agent, judged_by: judge, outcome: "PARTIAL,FAILURE",
+  not good. ${JUDGES_MEAN} <${Link} path=${["runs"]} query=${{ agent, judged_by: judge, outcome: NOT_GOOD,
     ...addressOf(span) }}>Runs that are not good<//></p>`;
 
 /** Figures by version, the newest first. `of`: as of `useVersions`. */
@@ -49,8 +50,9 @@ export function VersionFigures({ agent, of: { span, judge, found, outcomes }, ac
     return versions.length ? html`<${Rows} label=${`Figures by version of ${agent}`} items=${versions}
       id=${({ key }) => key} head=${["Version", "#Runs", "#Without failure", "#Judged good", "#Cost of a run",
         "#Tokens of its own", "#Half take", "#95 % take", "#First token, 95 %"]} cells=${(each) => [
-        html`<${Link} path=${["runs"]} query=${{ agent, ...addressOf(span), version: numberOf(each) }}>${each.key}<//>`,
-        count(each.runs), percent((each.runs - each.errors) / each.runs), html`${rateOf(tallyOf(judged(each.key)))}
+        html`<${Link} path=${["runs"]} query=${{ agent, ...addressOf(span), version: numberOf(each),
+          status: Object.values(FINAL) }}>${each.key}<//>`, count(each.runs),
+        percent((each.runs - each.errors) / each.runs), html`${rateOf(tallyOf(judged(each.key)))}
           <p class="small soft">${bySource(judged(each.key))}</p>`, dollars(each.run_cost / each.runs, each.tokens),
         count(each.tokens), ...[each.duration_p50, each.duration_p95, each.first_token_p95].map(about)]} />
       <${GoodMeans} ...${{ agent, span, judge }} /><p class="small soft body">${ABOUT}</p>`
