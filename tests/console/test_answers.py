@@ -1,5 +1,6 @@
 """Answers in words and figures: did a version help, did memory help, what does an agent cost."""
 
+import csv
 import re
 from typing import Any
 
@@ -65,7 +66,28 @@ async def test_an_agent_s_page_tells_its_cost_and_whether_a_version_helped(
     await expect(page.get_by_text("By people alone: Version 2 cannot be told")).to_be_visible()
     await page.get_by_role("combobox", name="Compare").select_option("version 1")
     await page.get_by_role("combobox", name="with", exact=True).select_option("version 2")
-    await expect(page.get_by_text("Version 1 cannot be told from version 2 yet")).to_be_visible()
+    chosen = page.get_by_text("Version 1 cannot be told from version 2 yet")
+    await expect(chosen).to_be_visible()
+    await expect(page).to_have_url(re.compile("versions=1%2C2"))
+    for box, choice in (("Judged by", "all"), ("Time", "last 24 hours")):
+        await page.get_by_role("combobox", name=box).select_option(choice)
+        await expect(page).to_have_url(re.compile("versions=1%2C2"))
+        await expect(chosen).to_be_visible()
+    async with page.expect_download() as download:
+        await page.get_by_role("button", name="Export comparison of versions").click()
+    (line,) = csv.DictReader((await (await download.value).path()).read_text().splitlines())
+    counts = ("version", "compared_with", "good", "judged", "good_of_other", "judged_of_other")
+    assert [line[name] for name in counts] == ["1", "2", "0", "2", "3", "3"]
+    assert (line["agent"], line["judged_by"], line["difference"]) == ("clerk", "all", "-1")
+    assert -1 <= float(line["low_95"]) < 0 < float(line["high_95"]) < 1
+    assert (line["verdict"], line["from"] < line["to"]) == ("not known yet", True)
+    await page.reload()
+    await expect(chosen).to_be_visible()
+    await page.get_by_role("link", name="Runs that are not good").first.click()
+    await page.go_back()
+    await expect(chosen).to_be_visible()
+    await page.get_by_role("combobox", name="with", exact=True).select_option("version 1")
+    await expect(page.get_by_text("Version 2 cannot be told from version 1 yet")).to_be_visible()
 
 
 async def test_memory_s_page_tells_whether_it_helped(console: Console) -> None:

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { brokenOf, differenceOf, memorySentence, rateOf, tallyOf, versionSentence } from
+import { brokenOf, differenceOf, memorySentence, pairOf, rateOf, tallyOf, versionSentence } from
   "../../../app/bottega/console/js/figures/rates.js";
 
 const version = (number, good, runs) => ({ number, good, runs });
@@ -17,11 +17,21 @@ test("a few runs do not tell which version is better, many do", () => {
   assert.match(versionSentence(version(4, 90, 100), version(3, 50, 100)), /^Version 4 did better.*\+40 points/);
   assert.match(versionSentence(version(4, 50, 100), version(3, 90, 100)), /^Version 4 did worse.*−40 points/);
   assert.match(versionSentence(version(4, 9, 10), version(3, 1, 10)), /Nobody drew lots between the versions: other/);
-  assert.equal(versionSentence(version(4, 0, 0), version(3, 1, 1)), "Version 4 has no judged run yet.");
-  assert.equal(versionSentence(version(4, 1, 1), version(3, 0, 0)), "Version 3 has no judged run yet.");
+  assert.equal(versionSentence(version(4, 0, 0), version(3, 1, 1)), "Version 4 has no judged run in this time.");
+  assert.equal(versionSentence(version(4, 1, 1), version(3, 0, 0)), "Version 3 has no judged run in this time.");
   const { difference, low, high } = differenceOf({ good: 9, runs: 10 }, { good: 5, runs: 10 });
   assert.equal(difference, 0.4);
   assert.ok(low < 0.05 && high > 0.6 && high <= 1);
+});
+
+test("two versions that are compared are those chosen, never the same one twice, or the newest that are judged", () => {
+  const judged = [2, 3].map((number) => ({ key: `clerk@${number}` }));
+  assert.deepEqual(pairOf([], [4, 3, 2, 1], judged), [3, 2]);
+  assert.deepEqual(pairOf([], [4, 3], []), [4, 3]);
+  assert.deepEqual(pairOf([1, 4], [4, 3, 2, 1], judged), [1, 4]);
+  assert.deepEqual(pairOf([3, 3], [4, 3, 2, 1], judged), [3, 2]);
+  assert.deepEqual(pairOf([2], [4, 3, 2, 1], judged), [2, 3]);
+  assert.deepEqual(pairOf([], [4], judged), [4]);
 });
 
 test("what memory did is said with its interval, and not before it is known", () => {

@@ -1,6 +1,4 @@
 /** Whether runs went well by those who judged them, over time, and whether a version or memory helped. */
-import { useState } from "preact/hooks";
-
 import { JUDGES } from "../en.js";
 import { about, count } from "../format.js";
 import { html } from "../html.js";
@@ -8,11 +6,12 @@ import { useData } from "../load.js";
 import { Empty, Link, Loaded, Panel, Select, Unpriced } from "../parts/basics.js";
 import { Chart } from "../parts/chart.js";
 import { Export } from "../parts/export.js";
-import { filtersOf, Rows } from "../parts/lists.js";
+import { filtersOf, Rows, severalOf } from "../parts/lists.js";
 import { addressOf, PeriodChoice, periodColumns, periodText, spanOf, useOutcomes, useSpan, useSpanOfUsage,
   useTotals } from "../parts/series.js";
 import { dollars, GoodMeans, useVersions, VersionFigures } from "../parts/version_figures.js";
-import { helped, memorySentence, numberOf, percent, points, rateOf, tallyOf, versionSentence } from "./rates.js";
+import { differenceCells, differenceOf, helped, memorySentence, numberOf, pairOf, percent, rateOf, tallyOf,
+  tallyOfVersion, versionSentence } from "./rates.js";
 
 const Partial = ({ of }) => !of.complete && html`<p class="small soft body">Of the newest 20,000 judged runs.</p>`;
 
@@ -45,13 +44,15 @@ export function OutcomesOverTime({ agent, span, judge }) {
   }}<//><//>`;
 }
 
-/** Columns of a file of comparisons. */
-const COMPARED = {
-  compared: ({ name }) => name,
+/** Columns of a file of comparisons: of runs with what memory learned, and of two versions. */
+const DIFFERENCE = { difference: (of) => of.difference, low_95: ({ low }) => low, high_95: ({ high }) => high,
+  verdict: helped };
+const COMPARED = { compared: ({ name }) => name,
   good_with: ({ given }) => given.good, runs_with: ({ given }) => given.runs,
-  good_without: ({ without }) => without.good, runs_without: ({ without }) => without.runs,
-  difference: (each) => each.difference, low_95: ({ low }) => low, high_95: ({ high }) => high, verdict: helped,
-};
+  good_without: ({ without }) => without.good, runs_without: ({ without }) => without.runs, ...DIFFERENCE };
+const VERSIONS_COMPARED = { version: ({ after }) => after.number, compared_with: ({ before }) => before.number,
+  good: ({ after }) => after.good, judged: ({ after }) => after.runs,
+  good_of_other: ({ before }) => before.good, judged_of_other: ({ before }) => before.runs, ...DIFFERENCE };
 
 /** What an effect of memory consists of: all runs, each pattern, each version of the agent. */
 const comparisonsOf = (effect, agent) => [
@@ -68,7 +69,7 @@ const Compared = ({ of, what, runs }) => of.length > 0 && html`<${Rows} label=${
     id ? html`<${Link} path=${["memory", "patterns", id]}>${name}<//>` : name,
     ...[["with", given], ["without", without]].map(([draw, tally]) => (id ? rateOf(tally) : html`<${Link}
       path=${["runs"]} query=${{ ...runs, version, memory_draw: draw }}>${rateOf(tally)}<//>`)),
-    `${points(each.difference)} points`, `${points(each.low)} to ${points(each.high)}`, helped(each)]} />`;
+    ...differenceCells(each)]} />`;
 
 /** Whether what memory learned helped, by the runs that were drawn to go without it. */
 export function MemoryHelp({ agent, span, judge }) {
@@ -90,30 +91,30 @@ export function MemoryHelp({ agent, span, judge }) {
       <//><//>`;
 }
 
-/** Two versions of an agent compared in words; at first the newest two that have judged runs. */
-function VersionHelp({ of: { found: totals, outcomes, judge } }) {
-  const [chosen, setChosen] = useState([null, null]);
-  return html`<${Panel} title="Did a version help?"><${Loaded} from=${outcomes} what="outcomes">${({ items }) => {
-    const judged = new Set(items.map(numberOf));
-    const ran = (totals.data?.items ?? []).filter(({ key, runs }) => runs && key.includes("@")).map(numberOf);
-    const numbers = [...new Set([...judged, ...ran])].sort((a, b) => b - a);
-    if (numbers.length < 2) return html`<${Empty} title="Only one version ran in this time." />`;
-    const usual = [...numbers.filter((each) => judged.has(each)), ...numbers.filter((each) => !judged.has(each))]
-      .slice(0, 2).sort((a, b) => b - a);
-    const pair = chosen.map((each, place) => each ?? usual[place]);
-    const [after, before] = pair.map((number) => ({ number,
-      ...tallyOf(items.filter((each) => numberOf(each) === number)),
-      total: totals.data?.items.find((each) => each.runs && numberOf(each) === number) }));
-    const choice = (label, place) => html`<${Select} kind="inline" label=${label} value=${pair[place]}
-      options=${numbers.map((each) => [each, `version ${each}`])}
-      onChange=${(number) => setChosen(chosen.with(place, Number(number)))} />`;
-    return html`<form class="filters body" onSubmit=${(e) => e.preventDefault()}>${choice("Compare", 0)}
-      ${choice("with", 1)}</form>
+/** Two versions of an agent compared in words: those of the address, or the newest two that have judged runs. */
+function VersionHelp({ agent, of: { span, judge, found: totals, outcomes }, query, set }) {
+  const { items } = outcomes.data ?? { items: [] };
+  const ran = (totals.data?.items ?? []).filter(({ key, runs }) => runs && key.includes("@"));
+  const chosen = severalOf(query.versions).map(Number).filter((each) => each > 0 && Number.isInteger(each));
+  const numbers = [...new Set([...[...items, ...ran].map(numberOf), ...chosen])].sort((a, b) => b - a);
+  const pair = pairOf(chosen, numbers, items);
+  const [after, before] = pair.map((number) => ({ ...tallyOfVersion(items, number),
+    total: ran.find((each) => numberOf(each) === number) }));
+  const choose = (place, number) => set({
+    versions: (number === pair[1 - place] ? pair.toReversed() : pair.with(place, number)).join(",") });
+  const choice = (label, place) => html`<${Select} kind="inline" label=${label} value=${pair[place]}
+    options=${numbers.map((each) => [each, `version ${each}`])} onChange=${(text) => choose(place, Number(text))} />`;
+  return html`<${Panel} title="Did a version help?" actions=${before && html`<${Export} label="Export"
+    name="comparison of versions" items=${[{ after, before, ...differenceOf(after, before) }]} columns=${{
+      judged_by: () => JUDGES[judge] ?? "all", agent: () => agent, ...VERSIONS_COMPARED, ...periodColumns(span) }} />`}>
+    <${Loaded} from=${outcomes} what="outcomes">${() => before ? html`
+      <form class="filters body" onSubmit=${(e) => e.preventDefault()}>${choice("Compare", 0)}
+        ${choice("with", 1)}</form>
       <p class="body lead">${judge && `By ${JUDGES[judge]} alone: `}${versionSentence(after, before)}
       ${after.total && before.total && ` A run of version ${after.number} costs ${costOf(after.total)}, of version ${
         before.number} ${costOf(before.total)}; half of them take less than ${about(after.total.duration_p50)} and ${
-        about(before.total.duration_p50)}.`}</p>`;
-  }}<//><//>`;
+        about(before.total.duration_p50)}.`}</p>` : html`<${Empty} title="Only one version ran in this time." />`}
+      <//><//>`;
 }
 
 const costOf = ({ run_cost: cost, runs }) => (cost ? dollars(cost / runs) : "what is not known");
@@ -146,9 +147,9 @@ function Cost({ agent, span }) {
 }
 
 /** Answers about one agent, in words and then in figures. */
-export function AgentFigures({ agent, span, judge }) {
+export function AgentFigures({ agent, span, judge, ...address }) {
   const about = { agent, span, judge }, of = useVersions(agent, span, judge);
-  return html`<div class="stacked"><${Cost} ...${about} /><${VersionHelp} of=${of} />
+  return html`<div class="stacked"><${Cost} ...${about} /><${VersionHelp} ...${{ agent, of, ...address }} />
     <${VersionFigures} agent=${agent} of=${of} /><${MemoryHelp} ...${about} />
     <${OutcomesOverTime} ...${about} /></div>`;
 }
@@ -170,5 +171,5 @@ export function AgentChoice({ agent, set }) {
   const agents = useData("/v1/agents?limit=200");
   const names = new Set([...(agents.data?.items ?? []).map(({ name }) => name), ...(agent ? [agent] : [])]);
   return html`<${Select} kind="inline" label="Agent" any="all" value=${agent ?? ""} options=${[...names]}
-    onChange=${(name) => set({ agent: name })} />`;
+    onChange=${(name) => set({ agent: name, versions: "" })} />`;
 }

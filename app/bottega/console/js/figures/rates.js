@@ -45,7 +45,7 @@ const VERSION_WORDS = { better: "did better than", worse: "did worse than",
 /** Whether a version did better than another: a sentence. `a` and `b`: `{number, good, runs}`. */
 export function versionSentence(a, b) {
   const of = differenceOf(a, b);
-  if (!of) return `Version ${a.runs ? b.number : a.number} has no judged run yet.`;
+  if (!of) return `Version ${a.runs ? b.number : a.number} has no judged run in this time.`;
   const verdict = verdictOf(of);
   return `Version ${a.number} ${VERSION_WORDS[verdict]} version ${b.number}${verdict === "open" ? " yet" : ""}: ${
     rateOf(a)} of its judged runs went well, against ${rateOf(b)}. That is ${difference(of)}. Nobody drew
@@ -54,6 +54,17 @@ export function versionSentence(a, b) {
 
 /** The version in a key such as "clerk@5". */
 export const numberOf = ({ key }) => Number(key.split("@").at(-1));
+
+/** The judged runs of a version among outcomes by version. */
+export const tallyOfVersion = (items, number) => ({ number,
+  ...tallyOf(items.filter((each) => numberOf(each) === number)) });
+
+/** Two versions to compare: those chosen, then the newest of some `numbers`, first of those that `items` judge. */
+export function pairOf(chosen, numbers, items) {
+  const judged = new Set(items.map(numberOf));
+  const usual = [true, false].flatMap((is) => numbers.filter((each) => judged.has(each) === is)).slice(0, 2);
+  return [...new Set([...chosen, ...usual.sort((a, b) => b - a)])].slice(0, 2);
+}
 
 /**
  * Agents of which the newest judged version did worse than the one before: `[{agent, after, before}]`, both as in
@@ -65,7 +76,7 @@ export function brokenOf(items) {
   return [...new Set(items.map(({ key }) => key.split("@")[0]))].flatMap((agent) => {
     const own = items.filter(({ key }) => key.startsWith(`${agent}@`));
     const [after, before] = [...new Set(own.map(numberOf))].sort((a, b) => b - a)
-      .map((number) => ({ number, ...tallyOf(own.filter((each) => numberOf(each) === number)) }));
+      .map((number) => tallyOfVersion(own, number));
     const of = before && differenceOf(after, before);
     return of && verdictOf(of) === "worse" ? [{ agent, after, before, of }] : [];
   }).sort((a, b) => a.of.difference - b.of.difference);
@@ -77,6 +88,10 @@ const HELPED = { better: "it helped", worse: "it did harm", open: "not known yet
 
 /** What a comparison of runs with and without something says, in words. */
 export const helped = (of) => HELPED[verdictOf(of)];
+
+/** The difference, its 95 % interval and what it says, as a table has them. `of`: null as of `differenceOf`. */
+export const differenceCells = (of) => [...(of ? [`${points(of.difference)} points`,
+  `${points(of.low)} to ${points(of.high)}`] : ["–", "–"]), helped(of ?? {})];
 
 /** Whether memory helped, by `GET /v1/metrics/memory-effect`: a sentence. */
 export function memorySentence(effect) {

@@ -2,7 +2,7 @@
 import { useState } from "preact/hooks";
 
 import { post, url, withQuery } from "../api.js";
-import { differenceOf, helped, percent, points as pointsOf, rateOf } from "../figures/rates.js";
+import { differenceCells, differenceOf, percent, rateOf } from "../figures/rates.js";
 import { count, excerpt, plain } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
@@ -88,11 +88,8 @@ function Stages({ points }) {
   const last = Object.keys(STAGES).flatMap((stage) => points.findLast((each) => each.stage === stage) ?? []);
   return last.length > 0 && html`<${Rows} label="Evidence by state" items=${last} id=${({ stage }) => stage}
     head=${["Runs while it was", "#Good with it", "#Good without it", "#Difference", "#95 % certainty", "Did it help?"]}
-    cells=${(point) => {
-      const [given, without] = sidesOf(point), of = differenceOf(given, without);
-      return [STAGES[point.stage], rateOf(given), rateOf(without), ...(of ? [`${pointsOf(of.difference)} points`,
-        `${pointsOf(of.low)} to ${pointsOf(of.high)}`, helped(of)] : ["–", "–", "not known yet"])];
-    }} />`;
+    cells=${(point) => [STAGES[point.stage], ...sidesOf(point).map(rateOf),
+      ...differenceCells(differenceOf(...sidesOf(point)))]} />`;
 }
 
 /** The last decision, with what its p means: a validated pattern is tested for harm, one on trial for help. */
