@@ -168,3 +168,9 @@ def test_a_few_runs_do_not_prove_much() -> None:
     difference, low, high = pooled_difference([(Tally(2, 2), Tally(0, 2))])
     assert difference == 1
     assert low < 0 < high == 1
+
+
+def test_an_interval_is_that_of_agresti_and_caffo() -> None:
+    """Check the bounds that the console shows for the same counts, too."""
+    found = pooled_difference([(Tally(25, 30), Tally(10, 20))])
+    assert found == pytest.approx((1 / 3, 0.06362, 0.56138), abs=1e-5)

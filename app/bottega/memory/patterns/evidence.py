@@ -64,8 +64,8 @@ class Tally(NamedTuple):
 
     @property
     def variance(self) -> float:
-        """Variance of the Beta posterior of the success rate."""
-        return self.expected * (1 - self.expected) / (self.n + 3)
+        """Variance of the success rate of these outcomes with one more success and one failure."""
+        return self.expected * (1 - self.expected) / (self.n + 2)
 
     @classmethod
     def of(cls, successes: Iterable[bool]) -> "Tally":
