@@ -25,7 +25,7 @@ async def judged_versions(console: Console) -> None:
             said = {"outcome": outcome}
             (await client.post(f"/v1/runs/{done['id']}/feedback", json=said)).raise_for_status()
         if outcome == "FAILURE":
-            better = {"description": "Helps.", "system_message": "You help well."}
+            better = {"description": "Helps.", "system_message": "You help.", "memory": "off"}
             (await client.put("/v1/agents/clerk", json=better)).raise_for_status()
 
     async def totals() -> list[dict[str, Any]]:
@@ -48,7 +48,7 @@ async def test_an_agent_s_page_tells_its_cost_and_whether_a_version_helped(
     await expect(told).to_contain_text("A run of version 2 costs")
     rows = page.get_by_role("region", name="Figures by version of clerk").get_by_role("row")
     await expect(rows.nth(1)).to_contain_text("100 % (3 of 3)")
-    await expect(page.get_by_text("It is not known yet if memory helped")).to_be_visible()
+    await expect(page.get_by_text("Memory of clerk is off: no pattern has judged")).to_be_visible()
     days = page.get_by_role("region", name="Good runs by day")
     await expect(days.get_by_role("columnheader")).to_have_text(["Day (UTC)", "By people"])
     await expect(days.get_by_role("row").nth(1)).to_contain_text("60 % (3 of 5)")

@@ -22,6 +22,8 @@ test("a few runs do not tell which version is better, many do", () => {
   const { difference, low, high } = differenceOf({ good: 9, runs: 10 }, { good: 5, runs: 10 });
   assert.equal(difference, 0.4);
   assert.ok(low < 0.05 && high > 0.6 && high <= 1);
+  const bounds = differenceOf({ good: 25, runs: 30 }, { good: 10, runs: 20 });
+  assert.deepEqual([bounds.low, bounds.high].map((each) => each.toFixed(5)), ["0.06362", "0.56138"]); // the server's
 });
 
 test("two versions that are compared are those chosen, never the same one twice, or the newest that are judged", () => {
@@ -41,6 +43,12 @@ test("what memory did is said with its interval, and not before it is known", ()
   assert.match(memorySentence({ ...sides, difference: -0.3, low: -0.5, high: -0.1 }), /^Memory did harm/);
   assert.match(memorySentence({ ...sides, difference: 0.1, low: -0.1, high: 0.3 }), /^It is not known yet/);
   assert.match(memorySentence({ difference: null }), /^It is not known yet.*no pattern/);
+  const clerk = { name: "clerk", version: 4, memory: "full" }, off = { ...clerk, memory: "off" };
+  assert.match(memorySentence({ difference: null }, off), /^Memory of clerk is off: no pattern has judged runs/);
+  const helps = { difference: 0.33, low: 0.07, high: 0.55 }, open = { difference: 0, low: -0.2, high: 0.2 };
+  const effect = { ...helps, by_version: [{ version: 3, ...helps }, { version: 4, ...open }] };
+  assert.match(memorySentence(effect, clerk), /^Memory helped.* The newest version, 4: not known yet, \+0 points/);
+  assert.match(memorySentence(effect, { ...off, version: 5 }), /^Memory of clerk is off\. .* 5: no runs to compare\.$/);
 });
 
 test("an agent is broken if its newest judged version did clearly worse than the one before", () => {

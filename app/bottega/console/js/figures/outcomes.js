@@ -74,13 +74,14 @@ const Compared = ({ of, what, runs }) => of.length > 0 && html`<${Rows} label=${
 /** Whether what memory learned helped, by the runs that were drawn to go without it. */
 export function MemoryHelp({ agent, span, judge }) {
   const effect = useSpan("/v1/metrics/memory-effect", span, { agent, judged_by: judge });
+  const own = useData("/v1/agents?limit=200").data?.items.find(({ name }) => name === agent);
   const runs = { agent, judged_by: judge, ...addressOf(span) };
   const rows = effect.data?.patterns ? comparisonsOf(effect.data, agent) : [];
   const of = (kind) => rows.filter((each) => each.kind === kind);
   return html`<${Panel} title="Did memory help?" actions=${rows.length > 0 && html`<${Export} name="effect of memory"
     items=${rows} columns=${{ judged_by: () => JUDGES[judge] ?? "all", ...COMPARED, ...periodColumns(span) }} />`}>
     <${Loaded} from=${effect} what="the effect of memory">${(found) => html`
-      <p class="body lead">${memorySentence(found)}</p>
+      <p class="body lead">${memorySentence(found, own)}</p>
       <${Compared} of=${of("pattern")} what="pattern" /><${Compared} of=${of("version")} what="version and memory"
         runs=${runs} />
       <p class="small soft body">Chance decides which runs go without a pattern that applies, so that nothing else

@@ -93,9 +93,13 @@ export const helped = (of) => HELPED[verdictOf(of)];
 export const differenceCells = (of) => [...(of ? [`${points(of.difference)} points`,
   `${points(of.low)} to ${points(of.high)}`] : ["–", "–"]), helped(of ?? {})];
 
-/** Whether memory helped, by `GET /v1/metrics/memory-effect`: a sentence. */
-export function memorySentence(effect) {
-  if (effect.difference === null) return `${UNKNOWN}: no pattern has judged runs with and without it.`;
-  return `${MEMORY_WORDS[verdictOf(effect)]}: with what it learned the share of good runs changed by ${
-    difference(effect)}, against the runs drawn to go without it.`;
+/** Whether memory helped, by `GET /v1/metrics/memory-effect`: a sentence. `agent`: the newest version of one. */
+export function memorySentence(effect, agent) {
+  const off = agent?.memory === "off" && `Memory of ${agent.name} is off`;
+  if (effect.difference === null) return `${off || UNKNOWN}: no pattern has judged runs with and without it.`;
+  const newest = agent && effect.by_version.find(({ version }) => version === agent.version);
+  const now = newest ? `${helped(newest)}, ${difference(newest)}` : "no runs to compare";
+  return `${off ? `${off}. ` : ""}${MEMORY_WORDS[verdictOf(effect)]}: with what it learned the share of good runs
+    changed by ${difference(effect)}, against the runs drawn to go without it.${agent
+    ? ` The newest version, ${agent.version}: ${now}.` : ""}`.replace(/\s+/g, " ");
 }
