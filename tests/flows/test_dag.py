@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from bottega.llm.demo_model.rules import read
 from tests.fake_model import FakeModel, Reply, calls, gated, http_error, text
 from tests.flows.test_agent_data import create
 from tests.service import Running
@@ -27,7 +26,7 @@ DIAMOND = (("a", "b"), ("a", "c"), ("b", "d"), ("c", "d"))
 
 def named(request: dict[str, Any]) -> str:
     """Return the agent of a request, by the name in its system message."""
-    return read(request).system.removeprefix("You are ").removesuffix(".")
+    return systems(request)[0].removeprefix("You are ").removesuffix(".")
 
 
 def says(**replies: Reply) -> Any:

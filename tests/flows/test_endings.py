@@ -178,7 +178,7 @@ async def test_a_model_call_over_the_token_budget_is_not_made(
     bottega: Running, model: FakeModel
 ) -> None:
     await define(bottega.client)
-    run_id = await start(bottega.client, token_budget=1_200)
+    run_id = await start(bottega.client, token_budget=600)
     frames = await bottega.frames(f"/v1/runs/{run_id}/ws")
     run = (await bottega.client.get(f"/v1/runs/{run_id}")).json()
     assert (run["status"], run["error"]["code"]) == ("failed", "budget_exhausted")

@@ -41,7 +41,7 @@ OF_WORKERS = {
     "a notice": "pg_notify(",
     "leased work": "claim_due(",
     "a vector": "INSERT INTO episode_vectors",
-    "the lease": "SELECT report(",
+    "the lease": "FROM report(",
     "the sweep": "sweep(",
 }
 UNSURE = (ENDED, "57P03", LOST)

@@ -111,8 +111,8 @@ class OneRun:
         """Let its worker be dead for all others; what it still does is too late."""
         dead = uuid4()
         await self._bottega.owner.execute(
-            "INSERT INTO workers SELECT $1, started_at, seen_at, '-infinity', 0, 0, '{}', '', '{}',"
-            " '{}' FROM workers LIMIT 1",
+            "INSERT INTO workers SELECT $1, started_at, seen_at, '-infinity', '-infinity',"
+            " 0, 0, '{}', '', '{}', '{}' FROM workers LIMIT 1",
             dead,
         )
         await self._bottega.owner.execute(
