@@ -84,8 +84,8 @@ export function MemoryHelp({ agent, span, judge }) {
       <p class="body lead">${memorySentence(found, own)}</p>
       <${Compared} of=${of("pattern")} what="pattern" /><${Compared} of=${of("version")} what="version and memory"
         runs=${runs} />
-      <p class="small soft body">Chance decides which runs go without a pattern that applies, so that nothing else
-        makes the difference. It helped, or did harm, if the 95 % leave no doubt about the sign.
+      <p class="small soft body">Chance decides which runs go without a pattern that applies; episodes and lessons they
+        get, so this tests patterns alone. “Helped” or “did harm”: the 95 % leave no doubt about the sign.
         ${" "}${found.patterns > 1 && `The difference of all is the mean of the rows by
         pattern, with the weights of Mantel and Haenszel, n·m/(n + m) for n runs with it and m without; so is that of
         a version. A pattern has a row for its runs on trial, and one for those since.`}</p>`}
