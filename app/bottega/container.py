@@ -182,14 +182,12 @@ def _of_every_process(
 ) -> dict[str, Callable[[], Awaitable[None]]]:
     sums = StorageSums(database.pool)
     wake_on_notify(listener, sums.loop)
+    sweep = partial(queue.sweep_regularly, database.pool, settings.lease_s)
     return {
         **({} if nats is None else {"nats": nats.run}),
-        # Without a worker, too, runs that wait must time out.
-        **(
-            {}
-            if worker
-            else {"sweep": partial(queue.sweep_regularly, database.pool, settings.lease_s)}
-        ),
+        # The reports of a worker say when to sweep. An API process sweeps, too, because waiting
+        # runs must time out even while no worker exists.
+        **({} if worker else {"sweep": sweep}),
         "erase": _erasing(database, listener, memory).run,
         "accesses": memory.memory.accesses.run,
         "notices": listener.run,

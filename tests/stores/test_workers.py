@@ -17,7 +17,7 @@ from bottega.db.engine import Database
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.engine.workers import Load, RunLease, WorkerLease, alive, any_alive
 from tests.claims import report, sweep
-from tests.stores.test_queue import tenants
+from tests.stores.test_queue import accept_all, tenants
 from tests.waiting import until
 
 
@@ -75,32 +75,47 @@ class Busy:
             yield lease
 
 
-async def test_a_worker_learns_whether_it_gets_the_next_runs(database: Database) -> None:
+@asynccontextmanager
+async def six_workers(database: Database) -> AsyncIterator[list[Busy]]:
+    """Yield workers that report, of which the first four know that they get the next runs."""
     workers = [Busy({}) for _ in range(6)]
-    for place, worker in enumerate(workers):
-        worker.id = UUID(int=place)
     async with contextlib.AsyncExitStack() as stack:
-        for worker in workers:
+        for place, worker in enumerate(workers):
+            worker.id = UUID(int=place)
             await stack.enter_async_context(worker.working(database))
         await until(lambda: [worker.is_next for worker in workers] == [True] * 4 + [False] * 2)
+        yield workers
+
+
+async def test_a_worker_learns_whether_it_gets_the_next_runs(database: Database) -> None:
+    async with six_workers(database) as workers:
+        workers[0].runs = [RunLease(DEFAULT_TENANT, uuid4(), 1)] * 10
+        await until(lambda: [w.is_next for w in workers] == [False, *[True] * 4, False])
 
 
 async def test_a_worker_without_runs_reports_rarely_unless_it_gets_the_next(
     database: Database,
 ) -> None:
-    workers = [Busy({}) for _ in range(6)]
-    for place, worker in enumerate(workers):
-        worker.id = UUID(int=place)
-    async with contextlib.AsyncExitStack() as stack:
-        for worker in workers:
-            await stack.enter_async_context(worker.working(database))
-        await until(lambda: [worker.is_next for worker in workers] == [True] * 4 + [False] * 2)
+    async with six_workers(database) as workers:
         workers[5].runs = [RunLease(DEFAULT_TENANT, uuid4(), 1)]
         await until(lambda: workers[5].lost)
         before = [worker.asked for worker in workers]
         await until(lambda: workers[0].asked, lambda asked: asked > before[0] + 12)
         reports = [worker.asked - count for worker, count in zip(workers, before, strict=True)]
     assert reports[4] <= 5 < 7 < reports[5]
+
+
+async def test_a_report_says_whether_a_worker_could_claim_due_runs(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    about = '{"version": "1", "age_s": 0, "pool": {}, "tenants": {}}'
+    query = "SELECT is_due FROM report($1, 600, 50, '{}', '{}', '{}', $2)"
+    asked = query, uuid4(), about
+    assert not await owner.fetchval(*asked)
+    await accept_all(database, DEFAULT_TENANT, 1)
+    assert await owner.fetchval(*asked)
+    await owner.execute("UPDATE tenant_queues SET counted = 1000000")
+    assert not await owner.fetchval(*asked)
 
 
 async def test_the_lease_of_a_stopped_worker_is_over_at_once(owner: asyncpg.Pool) -> None:

@@ -49,10 +49,10 @@ Notify = Callable[[str | None], None]
 
 
 class _Outbox:
-    """Waiting items of one kind. A task delivers the items, those of a pause together.
+    """Signals that wait to be sent. A task sends them; after each delivery, the task pauses.
 
     Args:
-        deliver: delivers some items. After an error, the items are lost.
+        deliver: sends signals (channels and payloads) together. After an error, they are lost.
         pause_s: seconds between two deliveries.
     """
 
@@ -60,32 +60,32 @@ class _Outbox:
         self, deliver: Callable[[Sequence[tuple[str, str]]], Awaitable[None]], pause_s: float
     ) -> None:
         self._deliver, self._pause_s = deliver, pause_s
-        self._items: dict[tuple[str, str], None] = {}
+        self._waiting: dict[tuple[str, str], None] = {}
         self._sending: asyncio.Task[None] | None = None
 
     def add(self, channel: str, payload: str) -> None:
-        """Add an item. Equal items that wait are delivered only once."""
-        self._items[channel, payload] = None
+        """Add a signal. Equal signals that wait are sent only once."""
+        self._waiting[channel, payload] = None
 
     def send(self) -> None:
-        """Deliver all items in a task."""
+        """Send all signals in a task."""
         if self._sending is None:
             self._sending = asyncio.ensure_future(self._send())
 
     def take(self) -> list[tuple[str, str]]:
-        """Return and remove all items."""
-        items = [*self._items]
-        self._items.clear()
-        return items
+        """Return and remove all signals."""
+        signals = [*self._waiting]
+        self._waiting.clear()
+        return signals
 
     async def sent(self) -> None:
-        """Wait until all items are delivered or lost."""
+        """Wait until all signals are sent or lost."""
         while self._sending is not None:
             await asyncio.wait([self._sending])
 
     async def _send(self) -> None:
         try:
-            while self._items:
+            while self._waiting:
                 try:
                     await self._deliver(self.take())
                 except Exception as error:
@@ -98,7 +98,8 @@ class _Outbox:
 class SignalSender:
     """Sender of signals by NOTIFY, on a connection of a pool, or of wake-ups over NATS.
 
-    Arrivals do not wait for each other's 10 ms: the next items of a batch are queued by ``arrive``.
+    Only notifications wait for the notifications of the next 10 ms. Arrivals are sent at once,
+    because the next items of a batch are queued only when ``arrive`` has been called.
 
     Attributes:
         pool: pool of the connection; ``None``: signals wait until :meth:`take` returns the signals.

@@ -523,7 +523,7 @@ class RunFilters(BaseModel):
     ]
     judged_by: Annotated[
         read.JudgeKind | None,
-        Query(description=f"Who judged the run; see the field `judged_by`. {_SEARCHED}"),
+        Query(description=f"Judge of the run; see the field `judged_by`. {_SEARCHED}"),
     ] = None
     memory_draw: Annotated[
         read.MemoryDraw | None,

@@ -368,7 +368,7 @@ class NewFork(Body):
 
 
 class JudgedBy(Answer):
-    """Name of who judged a run."""
+    """Judge of a run."""
 
     source: JudgeKind
     """`feedback`: people; `judge`: checks, at least one of which is a model; `check`: other checks;
@@ -407,7 +407,7 @@ class RunSummary(Answer):
     outcome: ShownOutcome
     """Result of the run, and the source of this judgement."""
     judged_by: JudgedBy | None = None
-    """Who judged the run; null: nobody did."""
+    """Judge of the run; null: nobody judged the run."""
     stop_reason: str | None
     error: Failure | None
     """Reason why the run did not complete; null: the run completed, or has not ended."""

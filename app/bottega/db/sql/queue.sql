@@ -204,7 +204,8 @@ BEGIN
                  WHERE h.tenant_id = ANY (p_tenants) AND h.run_id = ANY (p_runs)
                    AND (h.run_id, h.attempt) IN (SELECT * FROM unnest(p_runs, p_attempts)));
     is_next := EXISTS (SELECT FROM next_workers() AS n WHERE n.id = p_worker);
-    is_due := EXISTS (SELECT FROM run_queue q WHERE q.is_due);
+    is_due := EXISTS (SELECT FROM run_queue q WHERE q.is_due)
+        AND any_left(due_tenants(), bottega_limit('concurrent_runs', 100));
     is_sweep_due := NOT EXISTS (
         SELECT FROM last_sweep o
         WHERE o.at BETWEEN now() - make_interval(secs => p_lease_s / 4) AND now());
