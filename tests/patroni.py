@@ -146,14 +146,15 @@ class Cluster:
         return next(node for node in self.nodes if node is not primary)
 
     async def switch_over(self) -> None:
-        """Make the standby the primary, as planned."""
+        """Make the standby the primary, as planned, as soon as the standby has all data."""
         primary, standby = await self.primary(), await self.standby()
         async with httpx2.AsyncClient(timeout=60) as client:
-            answer = await client.post(
-                f"http://127.0.0.1:{primary.rest}/switchover",
-                json={"leader": primary.name, "candidate": standby.name},
+            about = {"leader": primary.name, "candidate": standby.name}
+            address = f"http://127.0.0.1:{primary.rest}/switchover"
+            switched = await until(
+                lambda: client.post(address, json=about), lambda answer: answer.status_code != 412
             )
-        assert answer.status_code == 200, answer.text
+        assert switched.status_code == 200, switched.text
 
 
 @asynccontextmanager
