@@ -30,7 +30,7 @@ _NEW = (
 )
 _ACCEPT = "SELECT accept_run($1, $2, '[]', '[]')::text"
 REPORT = """
-SELECT report($1, 3600, 1000000, '{}', '{}', '{}',
+SELECT * FROM report($1, 3600, 1000000, '{}', '{}', '{}',
     '{"version": "1", "age_s": 0, "pool": {}, "tenants": {}}')
 """
 _CLAIM = (

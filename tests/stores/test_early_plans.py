@@ -19,7 +19,7 @@ _READ = """
 SELECT coalesce(sum(seq_tup_read + idx_tup_fetch), 0)::bigint FROM pg_stat_xact_user_tables
 """
 _ABOUT = '{"age_s": 1, "version": "1", "pool": {}, "tenants": {}}'
-_REPORT = f"SELECT report($1, 9, 9, $2, $3, $4, '{_ABOUT}')"
+_REPORT = f"SELECT * FROM report($1, 9, 9, $2, $3, $4, '{_ABOUT}')"
 _BATCH = """
 WITH batch AS (
     UPDATE runs SET mode = 'batch', child_limit = 1 WHERE id = $1 RETURNING tenant_id
