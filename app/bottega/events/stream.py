@@ -590,7 +590,7 @@ POLL_S, LONGEST_POLL_S = 0.015, 0.1
 """Minimum and maximum seconds between two reads of the awake runs."""
 TEXT_S, QUIET_TEXT_S = 0.05, 0.08
 """Minimum seconds between two reads of a run's live text: after a read with and without text."""
-_LEAST_S, _PER_AWAKE_S, _TEXT_PER_WATCHER_S = 0.002, 0.0006, 0.0002
+_LEAST_S, _PER_AWAKE_S, _TEXT_PER_WATCHER_S = 0.002, 0.0008, 0.0002
 _AT_ONCE = 1000
 _ASK_EVERY_S = 1.0
 """Minimum seconds between two requests to repeat a run's live text."""
