@@ -121,15 +121,15 @@ async def test_a_thousand_watched_runs_cost_one_read_at_a_time(
             cursor = await streams.cursor_of(DEFAULT_TENANT, run.run_id)
             pauses = LONGEST_POLL_S, QUIET_TEXT_S  # nearly all are quiet
             with bounded(queries, *pauses), streams.watching(cursor, 0) as tail:
-                assert len(streams._awake) == 1000
+                assert streams.awake() == 1000
                 await run.warn(3)
                 await until(lambda: tail.last >= run.seq)
-                await until(lambda: len(streams._awake) <= 1)
+                await until(lambda: streams.awake() <= 1)
             with streams.watching(cursor, 0) as tail:
                 await run.warn(1)
                 await until(lambda: tail.last >= run.seq)
                 before = len(queries)
-                await until(lambda: len(streams._awake) == 0)
+                await until(lambda: streams.awake() == 0)
             assert len(queries) - before < 2 * AWAKE_S / POLL_S
 
 
@@ -154,7 +154,7 @@ async def test_a_quiet_run_is_read_at_its_worker_s_notice(run: Growing) -> None:
         cursor = await streams.cursor_of(DEFAULT_TENANT, run.run_id)
         with streams.watching(cursor, 0) as tail:
             await until(lambda: tail.last == run.seq)
-            await until(lambda: not len(streams._awake))  # after two seconds
+            await until(lambda: not streams.awake())  # after two seconds
             await run.warn(1)
             async with asyncio.timeout(30):
                 await until(lambda: tail.last == run.seq)
@@ -167,7 +167,7 @@ async def test_a_lost_notice_delays_an_event_by_seconds(run: Growing) -> None:
         cursor = await streams.cursor_of(DEFAULT_TENANT, run.run_id)
         with streams.watching(cursor, 0) as tail:
             await until(lambda: tail.last == run.seq)
-            await until(lambda: not len(streams._awake))
+            await until(lambda: not streams.awake())
             await run.append({}, quietly=True)
             await until(lambda: tail.last == run.seq)
 
@@ -188,11 +188,11 @@ async def test_runs_for_which_a_read_had_no_room_are_read_next(
         for run in (one, other):
             cursor = await streams.cursor_of(DEFAULT_TENANT, run.run_id)
             tails.append(stack.enter_context(streams.watching(cursor, run.seq)))
-        await until(lambda: not len(streams._awake))
+        await until(lambda: not streams.awake())
         for run in (one, other):
             await run.append({"data": {"message": "x" * 1000}}, quietly=True)
         await until(lambda: tails[0].last == one.seq)
-        assert tails[1].last == other.seq or len(streams._awake) == 2
+        assert tails[1].last == other.seq or streams.awake() == 2
 
 
 async def test_a_worker_notifies_only_of_runs_that_were_quiet(database: Database) -> None:

@@ -8,9 +8,10 @@ progress of MCP tools, as far as this process has received them.
 
 One loop reads the logs of all watched runs of a process, with one query. A run is *awake* for some
 seconds after each of its events and wake-ups. The loop reads awake runs every few milliseconds, but
-less often if many runs are awake. The loop reads other runs every few seconds, because a wake-up
-may have been lost. After a wake-up, the loop at once reads only the run of the wake-up. Workers
-send wake-ups only for runs that may not be awake (:class:`bottega.events.listener.Notifier`).
+less often if many awake runs wait for a model or show a model's text. The loop reads other runs
+every few seconds, because a wake-up may have been lost. After a wake-up, the loop at once reads
+only the run of the wake-up. Workers send wake-ups only for runs that may not be awake
+(:class:`bottega.events.listener.Notifier`).
 
 The loop reads live text together with the log. If NATS brings the live text, live text does not
 keep a run awake.
@@ -304,7 +305,9 @@ class RunStream:
         tool_calls: progress of the MCP tools' calls that are open after the event ``last``.
         text_id: id of the newest piece of live text in the stream.
         text_at: earliest monotonic time of the next query or request for live text.
+        text_seen_at: monotonic time at which live text was last read.
         text_wanted: true if workers must send the text of open calls again.
+        event_at: monotonic time at which this process got the newest event or wake-up.
         unwatch: function that ends the wake-ups about this run.
     """
 
@@ -321,7 +324,7 @@ class RunStream:
         self.completions = PartialCompletions(cursor.run_id)
         self.tool_calls = OpenToolCalls(cursor.run_id)
         self.text_id = 0
-        self.text_at = 0.0
+        self.text_at = self.text_seen_at = self.event_at = 0.0
         self.text_wanted = False
         self.unwatch: Callable[[], None] = lambda: None
         self._has_calls = self.last == 0
@@ -413,6 +416,10 @@ class RunStream:
         """True if the run has open calls of models or MCP tools, or if that is not known yet."""
         any_open = self.completions.any_open or self.tool_calls.any_open
         return not self._has_calls or any_open
+
+    def shows_text(self, since: float) -> bool:
+        """Return true if a model call is open and the stream read live text after ``since``."""
+        return self.text_seen_at > since and self.completions.any_open
 
     def add_text(self, rows: list[Row]) -> None:
         """Add rows of live text, in order. :meth:`show_text` shows the text to subscribers."""
@@ -587,15 +594,29 @@ class Subscriber:
 
 
 POLL_S, LONGEST_POLL_S = 0.015, 0.1
-"""Minimum and maximum seconds between two reads of the awake runs."""
+"""Minimum and maximum seconds between two reads of the awake runs, if the reads are quick."""
 TEXT_S, QUIET_TEXT_S = 0.05, 0.08
 """Minimum seconds between two reads of a run's live text: after a read with and without text."""
-_LEAST_S, _PER_AWAKE_S, _TEXT_PER_WATCHER_S = 0.002, 0.0008, 0.0002
+_LEAST_S, _MOST_S, _QUIET_S, _TEXT_PAUSE_S = 0.002, 0.1, 0.05, 0.2
+_PER_WOKEN_S, _PER_QUIET_S, _TEXT_PER_WATCHER_S = 0.00005, 0.0008, 0.0002
 _AT_ONCE = 1000
 _ASK_EVERY_S = 1.0
 """Minimum seconds between two requests to repeat a run's live text."""
 
 logger = structlog.get_logger(__name__)
+
+
+def pause_of(awake: int, quiet: int, streaming: int) -> float:
+    """Return the seconds between two reads of the runs that are awake.
+
+    Args:
+        awake: number of runs that are awake.
+        quiet: number of awake runs that had no event in the last 50 ms.
+        streaming: number of awake runs that receive a model's text. These runs may be read less
+            often, because their next event comes only at the end of the text.
+    """
+    text_s = (TEXT_S - POLL_S) * streaming / max(1, awake)
+    return min(LONGEST_POLL_S, POLL_S + text_s + quiet * _PER_QUIET_S)
 
 
 class RunStreams:
@@ -626,6 +647,7 @@ class RunStreams:
         self._news = asyncio.Event()
         self._awake_at = 0.0
         self._all_at = 0.0
+        self._woken = 0
 
     async def cursor_of(self, tenant_id: UUID, run_id: UUID) -> RunCursor:
         return await self._reader.cursor_of(tenant_id, run_id)
@@ -633,6 +655,10 @@ class RunStreams:
     def watched(self) -> dict[UUID, int]:
         """Return the number of subscribers of each watched run."""
         return {run_id: stream.watchers for (_, run_id), stream in self._streams.items()}
+
+    def awake(self) -> int:
+        """Return the number of runs that are read every few milliseconds."""
+        return len(self._awake)
 
     @contextmanager
     def watching(self, cursor: RunCursor, after: int) -> Iterator[RunStream]:
@@ -695,6 +721,7 @@ class RunStreams:
             self._nats.publish(TEXT_WANTED, *run)
 
     def _on_wakeup(self, stream: RunStream) -> None:
+        stream.event_at = monotonic()
         if self._reader.closed.is_set():
             stream.wake()
         else:
@@ -715,12 +742,13 @@ class RunStreams:
             await self._rest(took_s)
             began = monotonic()
             await self._read(self._due(began))
-            await asyncio.sleep(0)  # the woken subscribers send their frames
             took_s = monotonic() - began
 
     async def _rest(self, took_s: float) -> None:
         """Wait for the next read. The pause is at least twice as long as the last read."""
-        await asyncio.sleep(min(LONGEST_POLL_S, max(_LEAST_S, 2 * took_s)))
+        least = min(_MOST_S, max(_LEAST_S, 2 * took_s, self._woken * _PER_WOKEN_S))
+        await asyncio.sleep(least)
+        self._woken = 0
         due_at = self._awake_at if self._awake else self._all_at
         await happens(self._news, due_at - monotonic())
         self._news.clear()
@@ -730,8 +758,9 @@ class RunStreams:
         due, self._with_news = dict(self._with_news), {}
         if now >= self._awake_at:
             due |= dict.fromkeys(self._awake)
-            pause_s = POLL_S + len(self._awake) * _PER_AWAKE_S
-            self._awake_at = now + min(LONGEST_POLL_S, pause_s)
+            quiet = sum(stream.event_at < now - _QUIET_S for stream in self._awake)
+            streaming = sum(stream.shows_text(now - _TEXT_PAUSE_S) for stream in self._awake)
+            self._awake_at = now + pause_of(len(self._awake), quiet, streaming)
             self._awake = {stream: end for stream, end in self._awake.items() if end > now}
         if now >= self._all_at:
             self._all_at = now + self._poll_s
@@ -791,7 +820,9 @@ class RunStreams:
                 metrics.wakeup_latency.observe(max(0.0, latency_s))
             stream.take(new)
             if new.rows:
+                stream.event_at = monotonic()
                 self._keep_awake(stream)
+                self._woken += stream.watchers
             if stream.ended:
                 self._awake.pop(stream, None)
             elif new.more:
@@ -812,5 +843,6 @@ class RunStreams:
             least_s = TEXT_S if pieces else QUIET_TEXT_S
             stream.text_at = now + max(least_s, watchers * _TEXT_PER_WATCHER_S)
             if pieces:
+                stream.text_seen_at = now
                 stream.add_text(pieces)
                 self._keep_awake(stream)
