@@ -242,7 +242,7 @@ async def test_the_fifth_failure_of_an_agent_opens_its_breaker_in_that_run(
     }
     mine, other = [await holder(database_url, name) for name in ("mine", "other")]
     async with (
-        running(configured(requests_per_s=1e6), database_url, worker=True) as bottega,
+        running(configured(), database_url, worker=True) as bottega,
         mine.client(bottega) as client,
         other.client(bottega) as stranger,
     ):

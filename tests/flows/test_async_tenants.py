@@ -48,7 +48,6 @@ def with_two_slots(settings: Settings, model: FakeModel) -> Settings:
         update={
             "openai_base_url": model.base_url,
             "drain_grace_s": 0.0,
-            "requests_per_s": 1e6,  # it looks at the scheduler until that shows all
             "subagent_min_workers": 2,
             "subagent_max_workers": 2,
         }

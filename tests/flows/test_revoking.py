@@ -25,12 +25,6 @@ EXPIRE = "UPDATE api_keys SET expires_at = now() - interval '1 s' WHERE id = $1"
 
 
 @pytest.fixture
-def settings(settings: Settings) -> Settings:
-    """Settings for tests that send many requests."""
-    return settings.model_copy(update={"requests_per_s": 1e6})
-
-
-@pytest.fixture
 async def held(database_url: str) -> Holder:
     return await holder(database_url, "default", "run", "define")
 
