@@ -14,6 +14,7 @@ stopped tasks.
 
 import asyncio
 import contextlib
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -195,6 +196,7 @@ class Journal:
         is_replayed: true if ``replay`` contains all events of earlier attempts.
         spent: usage of this attempt, by (agent, model, is_own). ``is_own``: the model's server is
             the tenant's own.
+        first_token_ms: times from a call to the answer's first token, by the same keys.
         finishing: true if the run's end is stored, or is being stored.
         others_due: false if the tenant had no more due runs when this run ended.
     """
@@ -212,6 +214,7 @@ class Journal:
         self.attempt = run.attempt
         self.replay = RunReplay()
         self.spent: dict[tuple[str, str, bool], Usage] = {}
+        self.first_token_ms: defaultdict[tuple[str, str, bool], list[int]] = defaultdict(list)
         self._writer = writer
         self.tenant_id = run.tenant_id
         self._wake = wake
@@ -299,11 +302,15 @@ class Journal:
             row["began"] = True  # a task's row gets only the last status of the step
         row.update(fields)
 
-    def spend(self, agent: str, model: str, usage: Usage) -> None:
-        """Add a model call's usage to ``spent``."""
+    def spend(
+        self, agent: str, model: str, usage: Usage, first_token_ms: int | None = None
+    ) -> None:
+        """Add a model call's usage to ``spent``, and the time until its first token."""
         key = agent, model, usage.is_own
         so_far = self.spent.get(key)
         self.spent[key] = usage if so_far is None else so_far + usage
+        if first_token_ms is not None:
+            self.first_token_ms[key].append(first_token_ms)
 
     def interrupt(self, **fields: Any) -> None:
         self._step.interrupts.append(fields)
@@ -442,7 +449,13 @@ class Journal:
             "turn": end.turn,
             "is_checked": self.checks(end),
             "spent": [
-                {"agent": agent, "model": model, "own": is_own, **usage.to_dict()}
+                {
+                    "agent": agent,
+                    "model": model,
+                    "own": is_own,
+                    **usage.to_dict(),
+                    "first_token_ms": self.first_token_ms.get((agent, model, is_own)),
+                }
                 for (agent, model, is_own), usage in self.spent.items()
             ],
         }

@@ -454,7 +454,7 @@ class JournalRecorder(Recorder):
                 "duration_ms": round((monotonic() - began) * 1000),
             },
         )
-        self._spend(query, message.metadata.get("model", ""), message.usage)
+        self._spend(query, message.metadata.get("model", ""), message.usage, first_ms)
         self.count(query.path, usage_of(message))
         self._said[query] = message.content, seq
         for observer in self._observers:
@@ -474,8 +474,10 @@ class JournalRecorder(Recorder):
     async def wait_turn(self, query: Query) -> None:
         await self._fair.enter(self.journal.tenant_id)
 
-    def _spend(self, query: Query, model: str, usage: Usage) -> None:
-        self.journal.spend(name_of(query.agent), model, usage)
+    def _spend(
+        self, query: Query, model: str, usage: Usage, first_token_ms: int | None = None
+    ) -> None:
+        self.journal.spend(name_of(query.agent), model, usage, first_token_ms)
         self.accounts.pay(usage)
         self._spend_of_node(query, usage)
 

@@ -6,7 +6,8 @@
 -- Return the bucket of a duration. Bucket b ends at 2 ^ (b / 4) seconds.
 CREATE OR REPLACE FUNCTION time_bucket(p_seconds double precision) RETURNS integer
 LANGUAGE sql IMMUTABLE STRICT AS $$
-    SELECT ceil(4 * log(2, greatest(1e-6, least(1e8, p_seconds))::numeric))::integer
+    SELECT ceil(4 * ln(greatest(1e-6, least(1e8, p_seconds))) / ln(2::double precision) - 1e-9)
+        ::integer
 $$;
 
 -- Return the quantile p_share of the times with a name: the middle of the quantile's bucket, or
@@ -32,30 +33,43 @@ LANGUAGE sql AS $$
         SELECT b.run, b.spent
         FROM jsonb_to_recordset(coalesce(p_beside, '[]')) AS b(run uuid, spent jsonb)
     ), noted AS MATERIALIZED (
-        SELECT r.*, r.id = ANY (coalesce(p_ended, '{}')) AS is_end,
+        SELECT r.id, r.spent, r.status, r.usage, r.created_at, r.started_at, r.ended_at,
+               r.deadline, r.timeout_s, r.carried_seq,
+               r.id = ANY (coalesce(p_ended, '{}')) AS is_end,
                r.parent_task IS NULL AS is_whole,  -- the run does no task of another run
-               coalesce(r.agent, r.graph) AS name,
-               coalesce(r.pinned #>> '{graph,version}',
-                        r.pinned -> 'agents' ->> r.agent) AS version,
+               date_bin('1 minute', r.created_at, 'epoch') AS minute,
+               coalesce(r.agent, r.graph) AS name, r.pinned -> 'agents' AS agents,
+               coalesce(r.agent, r.graph) || '@' || coalesce(
+                   r.pinned #>> '{graph,version}', r.pinned -> 'agents' ->> r.agent) AS version,
                CASE WHEN r.status IN ('failed', 'timeout') THEN r.error ->> 'code' END AS code
         FROM runs r
         WHERE r.tenant_id = p_tenant
           AND r.id = ANY (coalesce(p_ended, '{}') || ARRAY(SELECT run FROM beside))
           AND NOT r.draft AND r.mode <> 'batch'  -- the items of a batch count, not the batch
-    ), calls AS MATERIALIZED (
-        SELECT r.id, h.head ->> 'agent' AS agent, h.data ->> 'model' AS model,
-               (h.data -> 'first_token_ms')::numeric / 1000 AS first_s
-        FROM noted r JOIN run_steps s ON s.tenant_id = p_tenant AND s.run_id = r.id
-             AND s.last_seq > r.carried_seq AND r.is_end
-        CROSS JOIN LATERAL string_to_table(s.events, E'\n') AS l(line)
-        CROSS JOIN LATERAL (
-            SELECT (split_part(l.line, ',"data":', 1) || '}')::jsonb AS head,
-                   left(substr(l.line, strpos(l.line, ',"data":') + 8), -1)::jsonb AS data) AS h
-        WHERE l.line LIKE '{"type":"llm.started"%' OR l.line LIKE '{"type":"llm.completed"%'
-    ), models AS MATERIALIZED (
-        SELECT id, array_agg(DISTINCT model) AS names FROM calls GROUP BY id
-    ), measured(id, agent, model, name, value) AS (  -- values of a call, or of a run
-        SELECT r.id, NULL, NULL, m.name, m.value FROM noted r CROSS JOIN LATERAL (
+    ), paid AS MATERIALIZED (
+        SELECT r.id, r.by_agent, r.minute, r.code, s.agent,
+               s.agent || '@' || (r.agents ->> s.agent) AS version,
+               nullif(s.model, '') AS model, s.input + s.output AS tokens,
+               (s.cost ->> 'amount')::numeric AS cost, s.first_token_ms
+        FROM (
+            SELECT n.*, n.spent AS paid, true AS by_agent FROM noted n WHERE is_end
+            UNION ALL SELECT n.*, b.spent, false FROM noted n JOIN beside b ON b.run = n.id) AS r
+        CROSS JOIN LATERAL jsonb_to_recordset(r.paid) AS s(
+            agent text, model text, input numeric, output numeric, cost jsonb,
+            first_token_ms jsonb)
+    ), models AS MATERIALIZED (  -- models that answered; if the run failed, all that it called
+        SELECT id, array_agg(DISTINCT model) AS names FROM (
+            SELECT id, model FROM paid WHERE by_agent
+            UNION ALL
+            SELECT r.id, e.data ->> 'model' FROM noted r
+            JOIN run_events e ON e.tenant_id = p_tenant AND e.run_id = r.id
+                 AND e.seq > r.carried_seq AND e.type = 'llm.started'
+            WHERE r.code IS NOT NULL) AS m
+        GROUP BY id
+    ), measured AS (  -- the sums of runs and of models, by all keys
+        SELECT r.minute, r.code, r.name AS agent, r.version, o.names AS models, m.name,
+               sum(m.value) AS value
+        FROM noted r LEFT JOIN models o USING (id) CROSS JOIN LATERAL (
             SELECT 'runs', 1::numeric
             UNION ALL SELECT 'errors', 1 WHERE r.status IN ('failed', 'timeout')
             UNION ALL SELECT 'run_cost', (r.usage #>> '{cost,amount}')::numeric
@@ -65,38 +79,29 @@ LANGUAGE sql AS $$
                 interval '0', deadline - started_at - make_interval(secs => timeout_s)))), 1
             UNION ALL
             SELECT 'queue_wait:' || time_bucket(extract(epoch FROM started_at - created_at)), 1
-        ) AS m(name, value) WHERE r.is_end AND r.is_whole AND m.name IS NOT NULL
+        ) AS m(name, value) WHERE r.is_end AND r.is_whole GROUP BY 1, 2, 3, 4, 5, 6
         UNION ALL
-        SELECT r.id, s.agent, s.model, m.name, m.value
-        FROM (
-            SELECT id, spent FROM noted WHERE is_end
-            UNION ALL SELECT r.id, b.spent FROM noted r JOIN beside b ON b.run = r.id) AS r
-        CROSS JOIN LATERAL jsonb_to_recordset(r.spent) AS s(
-            agent text, model text, input numeric, output numeric, cost jsonb)
-        CROSS JOIN LATERAL (VALUES
-            ('tokens', s.input + s.output), ('cost', (s.cost ->> 'amount')::numeric)
-        ) AS m(name, value)
-        UNION ALL
-        SELECT id, agent, model, 'first_token:' || time_bucket(first_s), 1 FROM calls
-        WHERE first_s IS NOT NULL
+        SELECT p.minute, p.code, p.agent, p.version, ARRAY[p.model], m.name, sum(m.value)
+        FROM paid p CROSS JOIN LATERAL (
+            SELECT 'tokens', p.tokens
+            UNION ALL SELECT 'cost', p.cost
+            UNION ALL SELECT 'first_token:' || time_bucket(f::numeric / 1000), 1
+            FROM jsonb_array_elements_text(p.first_token_ms) AS f
+        ) AS m(name, value) GROUP BY 1, 2, 3, 4, 5, 6
     ), keyed AS (
-        SELECT r.created_at, k.by, left(k.key, 300) AS key, m.name, m.value
-        FROM measured m JOIN noted r USING (id) LEFT JOIN models o USING (id)
-        CROSS JOIN LATERAL (
+        SELECT m.minute, k.by, left(k.key, 300) AS key, m.name, m.value
+        FROM measured m CROSS JOIN LATERAL (
             SELECT 'all', 'all'
-            UNION ALL SELECT 'code', r.code
-            UNION ALL SELECT 'agent', coalesce(m.agent, r.name)
-            UNION ALL SELECT 'version', CASE
-                WHEN m.agent IS NULL THEN r.name || '@' || r.version
-                ELSE m.agent || '@' || (r.pinned -> 'agents' ->> m.agent) END
-            UNION ALL SELECT 'model', m.model WHERE m.agent IS NOT NULL
-            UNION ALL SELECT 'model', name FROM unnest(o.names) AS name WHERE m.agent IS NULL
-        ) AS k(by, key) WHERE k.key IS NOT NULL AND m.value <> 0
+            UNION ALL SELECT 'code', m.code
+            UNION ALL SELECT 'agent', m.agent
+            UNION ALL SELECT 'version', m.version
+            UNION ALL SELECT 'model', unnest(m.models)
+        ) AS k(by, key) WHERE k.key IS NOT NULL AND m.name IS NOT NULL AND m.value <> 0
     ), added AS (
         SELECT s.span, s.at, k.by, k.key, k.name, sum(k.value) AS value
         FROM keyed k CROSS JOIN LATERAL (VALUES
-            ('minute', date_bin('1 minute', k.created_at, 'epoch')),
-            ('hour', date_bin('1 hour', k.created_at, 'epoch'))) AS s(span, at)
+            ('minute', k.minute), ('hour', date_bin('1 hour', k.minute, 'epoch'))
+        ) AS s(span, at)
         GROUP BY 1, 2, 3, 4, 5
     ), places AS (
         SELECT n.*, o.key IS NOT NULL AS exists, o.rows + row_number() OVER (
