@@ -111,8 +111,9 @@ class ModelClient:
 
     def __init__(self, spec: ServerSpec) -> None:
         given = _base(spec)
-        self._base = given.copy_with(userinfo=b"")
-        self.address = _address(self._base)
+        base = given.copy_with(userinfo=b"")
+        self._prefix = str(base.copy_with(raw_path=base.raw_path.rstrip(b"/")))
+        self.address = _address(base)
         self.report = ErrorMapper(
             self.address, spec.api_key or "", places_of(spec), hidden=spec.hidden
         )
@@ -123,7 +124,7 @@ class ModelClient:
         # Authorization.
         is_plain = spec.guard is None and _PUBLIC.issuperset(map(str.lower, spec.headers))
         self._follows = is_plain and spec.dialect in ("chat", "responses")
-        self._proxy = None if spec.guard else _proxy(self._base)
+        self._proxy = None if spec.guard else _proxy(base)
         timeout_s = spec.timeout_s
         self._timeout = aiohttp.ClientTimeout(
             total=None,
@@ -144,8 +145,7 @@ class ModelClient:
         Raises:
             NETWORK_ERRORS: no response arrived.
         """
-        raw_path = self._base.raw_path.rstrip(b"/") + path.encode()
-        url = URL(str(self._base.copy_with(raw_path=raw_path)), encoded=True)
+        url = URL(self._prefix + path, encoded=True)
         try:
             # The request has the headers, because aiohttp sends a session's headers, with the key,
             # also to a proxy.
