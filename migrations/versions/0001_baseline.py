@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bottega.db.migrate import apply_script
 
-revision = "0001_21137012eec2"
+revision = "0001_4a960e9b9cee"
 down_revision = None
 branch_labels = None
 depends_on = None

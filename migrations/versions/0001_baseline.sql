@@ -542,6 +542,8 @@ CREATE TABLE runs (
     pinned jsonb NOT NULL,
     -- True: it tries a definition that is not stored; lists, series and sums of usage leave it out.
     draft boolean NOT NULL GENERATED ALWAYS AS (pinned ? 'draft') STORED,
+    -- Of an eval's batch: the eval's name. A column, because row-level security uses no index for ->>.
+    eval text GENERATED ALWAYS AS (batch ->> 'eval') STORED,
     -- {agent: {"params": {…}}}: parameters of models, merged with the agent's own.
     overrides jsonb NOT NULL DEFAULT '{}',
     -- Of the answer, in place of the agent's own.
@@ -586,7 +588,9 @@ CREATE TABLE runs (
     output_json jsonb,
     -- Number of the messages that were sent to it.
     messages smallint NOT NULL DEFAULT 0,
-    -- Of a batch: {"concurrency", "on_error", "total"}.
+    -- Of a batch: {"concurrency", "on_error", "total"}; of an eval also {"eval": its name, "repeats",
+    -- "checks": [those of each case], "targets": [{"agent", "version", "pinned", "memory",
+    -- "memory_used"}]}, and each of its items has {"case": index of the checks that judge it}.
     batch jsonb,
     -- How many of its child runs may be queued or running; null: it has none.
     child_limit integer,
@@ -615,6 +619,7 @@ CREATE INDEX ix_runs_parent ON runs (tenant_id, parent_run_id, id)
     WHERE parent_run_id IS NOT NULL;
 CREATE INDEX ix_runs_open_children ON runs (tenant_id, parent_run_id)
     WHERE parent_run_id IS NOT NULL AND ended_at IS NULL;
+CREATE UNIQUE INDEX uq_runs_eval ON runs (tenant_id, eval) WHERE eval IS NOT NULL;
 CREATE INDEX ix_runs_root ON runs (tenant_id, root_run_id) WHERE root_run_id IS NOT NULL;
 
 -- The child runs of a run, in order. One that is held has no row in runs yet (see child_runs.sql).

@@ -107,6 +107,7 @@ WORK = {
         "create_run",
         "create_draft_run",
         "create_batch",
+        "create_eval",
         "retry_run",
         "fork_run",
         "create_session",

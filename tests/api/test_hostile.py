@@ -49,7 +49,7 @@ SEARCHES = (
     *("/v1/episodes/search", "/v1/episodes/similar-failures"),
     *("/v1/memory/context", "/v1/memory/learn"),
     *("/v1/patterns/match", "/v1/patterns/{pattern_id}/applications"),
-    *("/v1/tokens", "/v1/batches", "/v1/agents/{name}/draft-runs"),
+    *("/v1/tokens", "/v1/batches", "/v1/evals", "/v1/agents/{name}/draft-runs"),
 )
 """Operations whose answers differ from their requests."""
 ON_ONE_LINE = ("/v1/lessons/{lesson_id}", "/v1/users/{user}/facts")

@@ -290,6 +290,13 @@ async def _batches(ask: Recorder) -> None:
     await until(found, lambda each: each["ended_at"] is not None, within=60)
     await ask("retry_batch", at)
     await ask("cancel_batch", at)
+    await ask.send_examples("create_eval")
+
+    async def judged() -> Any:
+        ask.answers.pop("get_eval", None)
+        return await ask("get_eval", {"name": "greetings"})
+
+    await until(judged, lambda each: each["status"] == "done", within=60)
 
 
 async def _people(ask: Recorder, model: FakeModel) -> None:

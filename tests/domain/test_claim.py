@@ -28,7 +28,8 @@ def test_a_claim_is_decoded_from_the_databases_json() -> None:
         session_base=[{"agent": "writer", "version": 1}],
     )
     pinned: dict[str, Any] = {"agents": {"writer": 4}, "graph": {"name": "team", "version": 2}}
-    values = {**asdict(run), **run.demands, "new_in_a_later_version": 1, "pinned": pinned}
+    values = {**asdict(run), **run.demands, "pinned": pinned, "batch": None}
+    values["new_in_a_later_version"] = 1
     found = ClaimedRun.decoded(DEFAULT_TENANT, RUN, 3, to_json(values).decode())
     writer, team = [Pin(DEFAULT_TENANT, *one) for one in PINNED]
     assert found == replace(run, pins=(writer, team), agents={}, graph_pins=pinned["graph"])
@@ -40,7 +41,7 @@ def test_a_claim_is_decoded_from_the_databases_json() -> None:
 
 def test_a_claim_without_a_known_value_is_refused() -> None:
     run = claim_of(RUN)
-    values = {**asdict(run), **run.demands, "pinned": {}}
+    values = {**asdict(run), **run.demands, "pinned": {}, "batch": None}
     del values["mode"]
     with pytest.raises(KeyError, match="mode"):
         ClaimedRun.decoded(DEFAULT_TENANT, RUN, 1, to_json(values).decode())

@@ -97,6 +97,7 @@ class Stage:
             "/v1/providers": "nightly",
             "/v1/mcp-servers": "nightly",
             "/v1/secrets": "NIGHTLY",
+            "/v1/evals": "nightly",
         }
 
     @property
@@ -153,6 +154,11 @@ async def staged(settings: Settings, database_url: str) -> AsyncIterator[Stage]:
             await until(
                 lambda: mine.get(f"/v1/batches/{batch['id']}"),
                 lambda answer: answer.json()["status"] == "completed",
+            )
+            assert (await mine.post("/v1/evals", json=EVAL)).status_code == 202
+            await until(
+                lambda: mine.get("/v1/evals/nightly"),
+                lambda answer: answer.json()["status"] == "done",
             )
             await server.owner.execute(ASKED, victim.tenant_id, INTERRUPT, run_id)
             tasks = (await mine.get(f"/v1/runs/{run_id}/tasks")).json()["items"]
@@ -225,6 +231,8 @@ SSE = {"accept": "text/event-stream"}
 RUN = {"agent": SOFTWARE.coordinator, "graph": SOFTWARE.graph_name, "input": "x"}
 SCHEDULE = {"name": "nightly", "cron": "0 3 * * *", "run": RUN}
 AGENT = {"name": "own", "system_message": "x"}
+CASE = {"input": "nightly", "checks": [{"type": "contains", "value": "x"}]}
+EVAL = {"name": "nightly", "cases": [CASE], "targets": [{"agent": SOFTWARE.coordinator}]}
 EPISODE = {"outcome": "FAILURE", "task": {"original_input": "Build"}, "domain": "todo"}
 EPISODE |= {"result": {"error": {"type": "Error", "message": "designer nightly"}}}
 RULE = {"kind": "HEURISTIC", "fields": {"condition": "x", "action": "designer"}}
@@ -255,6 +263,7 @@ BODIES: dict[str, Any] = {
     "send_run_message": {"content": "x"},
     "resolve_interrupt": {"answer": "nightly"},
     "create_batch": {"agent": "own", "items": [{"input": "x"}]},
+    "create_eval": {"name": "own", "cases": [CASE | {"input": "x"}], "targets": [{"agent": "own"}]},
     "create_schedule": {"name": "own", "cron": "0 3 * * *", "run": {"agent": "own", "input": "x"}},
     "replace_schedule": {"cron": "0 3 * * *", "run": {"agent": "own", "input": "x"}},
     "change_schedule": {"paused": True},

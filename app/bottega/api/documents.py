@@ -230,6 +230,7 @@ _OPERATION_CODES: Mapping[str, str] = {
     "change_schedule": _OWNED,
     "change_session": f"{_OWNED} storage_quota",
     "create_batch": f"{_RUNS} {_ONCE} duplicate_key",
+    "create_eval": f"{_RUNS} {_ONCE} {_PATTERNS} duplicate_target exists unknown_plugin",
     "create_agent": f"{_AGENTS} {_ONCE} exists",
     "create_draft_run": f"{_AGENTS} {_RUNS} {_ONCE} {_PATTERNS}",
     "create_file": "bad_multipart file_quota file_too_large object_store storage_quota "

@@ -1,6 +1,7 @@
 """Background work that decides the success checks of completed runs.
 
-The statement that ends a run with checks adds a row to ``run_checks``. A worker leases due rows,
+The checks are those of the run's agent or graph, or of the eval's case that the run repeats. The
+statement that ends a run with checks adds a row to ``run_checks``. A worker leases due rows,
 decides the checks without a transaction, stores the verdicts and labels the run's episode. If the
 worker dies, another worker decides the checks after the lease has expired.
 
@@ -136,8 +137,10 @@ _CHANNEL = "run_checks"
 
 _READ = """
 SELECT t.name AS tenant, r.agent, r.pinned, r.input, r.output, c.results,
-       r.ended_at < now() - $3::interval AS is_old
+       r.ended_at < now() - $3::interval AS is_old,
+       e.batch #> ARRAY['checks', r.batch ->> 'case'] AS of_eval
 FROM runs r JOIN run_checks c ON c.tenant_id = r.tenant_id AND c.run_id = r.id
+LEFT JOIN runs e ON e.tenant_id = r.tenant_id AND e.id = r.parent_run_id
 JOIN tenants t ON t.id = r.tenant_id
 WHERE r.tenant_id = $1 AND r.id = $2
 """
@@ -311,14 +314,15 @@ class SuccessChecks:
         wanted = {pin for pin in pins if pin.kind == "provider" or (pin.kind, pin.name) == judged}
         found = await self._definitions.get(wanted)
         definitions = {(pin.kind, pin.name): each for pin, each in found.items()}
+        definition = {"model": None, **definitions.get(judged, {})}
+        if row["of_eval"] is not None:
+            definition["success_check"] = from_json(row["of_eval"])
         return _EndedRun(
             tenant_id=tenant_id,
             tenant=row["tenant"],
             run_id=claimed["run_id"],
             agent=judged[1],
-            definition=with_default(
-                {"model": None, **definitions.get(judged, {})}, pinned.get("default_model")
-            ),
+            definition=with_default(definition, pinned.get("default_model")),
             pins=pins,
             providers={
                 name: each for (kind, name), each in definitions.items() if kind == "provider"

@@ -71,6 +71,7 @@ class ClaimedRun:
         messages: number of messages that were sent to the run.
         assigned_as: id of the run whose assignment to experiments is used: the series' first run.
         parent_task: for a child run: the parent run's task that the child run does.
+        is_of_eval: true: the checks of an eval's case judge the run.
     """
 
     tenant_id: UUID
@@ -120,6 +121,7 @@ class ClaimedRun:
     parent_task: Mapping[str, Any] | None = None
     payer: Payer | None = None
     given: Mapping[str, str] = field(default_factory=dict)
+    is_of_eval: bool = False
 
     @classmethod
     def decoded(cls, tenant_id: UUID, run_id: UUID, attempt: int, claim: str) -> Self:
@@ -140,6 +142,7 @@ class ClaimedRun:
             "payer": Payer(**paid) if (paid := values["pinned"].get("payer")) else None,
             "operators": frozenset(values["pinned"].get("operators") or ()),
             "graph": None,
+            "is_of_eval": values["batch"] is not None,
             "default_model": values["pinned"].get("default_model"),
             "graph_pins": values["pinned"].get("graph") or {},
         }
@@ -196,9 +199,10 @@ class ClaimedRun:
 
     @property
     def has_checks(self) -> bool:
-        """True if the root agent or the DAG's graph has success checks. Child runs have none."""
+        """True if an eval, the root agent or the DAG's graph has checks. Child runs have none."""
         defined = self.graph or {} if self.agent is None else self.agents.get(self.agent, {})
-        return self.parent_task is None and bool(defined.get("success_check"))
+        has_own = self.parent_task is None and bool(defined.get("success_check"))
+        return self.is_of_eval or has_own
 
     @property
     def facts_mode(self) -> str:

@@ -209,9 +209,10 @@ _DRAW = """(
 def shown(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the API's fields ``outcome``, ``judged_by`` and ``success_check`` for a run's row.
 
-    The outcome comes from the feedback. Without feedback, it comes from the agent's success checks.
-    Without checks, it comes from the run's status. A completed run without feedback and checks is
-    ``UNKNOWN``. If checks decide, the reason is that of the first check with the same result.
+    The outcome comes from the feedback. Without feedback, it comes from the checks of the eval or
+    of the agent. Without checks, it comes from the run's status. A completed run without feedback
+    and checks is ``UNKNOWN``. If checks decide, the reason is that of the first check with the same
+    result.
 
     Args:
         row: the run's row. Columns of ``run_checks`` have the prefix ``check_``; outcome, comment
@@ -232,7 +233,8 @@ def shown(row: Mapping[str, Any]) -> dict[str, Any]:
         agreeing = [each for each in check["results"] if each["passed"] is passed]
         judged = "SUCCESS" if passed else "FAILURE"
         reason = next((each["reason"] for each in agreeing if each["reason"]), None)
-        outcome = {"value": judged, "source": "check", "reason": reason}
+        source = "eval" if row.get("is_of_eval") else "check"
+        outcome = {"value": judged, "source": source, "reason": reason}
         kind = "judge" if any(each["type"] == "judge" for each in agreeing) else "check"
     author = row["feedback_by"] if kind == "feedback" else None
     by = None if kind is None else {"source": kind, "author": author}
@@ -294,6 +296,7 @@ def _runs(*but: str) -> Select[Any]:
                 "blocked_by"
             ),
             literal_column(_DRAW.format(run="runs")).label("memory_draw"),
+            runs.c.batch.has_key("case").label("is_of_eval"),
         )
         .join_from(runs, ends, true(), isouter=True)
         .outerjoin(learning, true())

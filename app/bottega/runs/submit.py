@@ -5,7 +5,7 @@ request. The transaction that creates the run also stores this answer, so that a
 only the run or only the answer. The sweep deletes old answers.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -129,7 +129,7 @@ class RunRequest:
             version.
         way: the request's façade, which must offer the agent; ``None``: the service's own API.
         made_files: ids of the files that contain the input's data. They are deleted with the run.
-        batch: ``concurrency``, ``on_error`` and ``total`` of a batch.
+        batch: ``concurrency``, ``on_error`` and ``total`` of a batch, and the parts of an eval.
         draft: a draft's unstored definition; see :meth:`bottega.runs.pins.PinCache.of_draft`.
     """
 
@@ -217,6 +217,7 @@ async def submit(
     new: RunRequest,
     once: OnceKey | None = None,
     limits: StoredLimits = NO_LIMITS,
+    check: "Check | None" = None,
 ) -> dict[str, Any]:
     """Store and queue a run. Return the run in the form of :func:`bottega.runs.read.get`.
 
@@ -227,6 +228,7 @@ async def submit(
         once: idempotency key. For a repeated request with this key, the function returns the run of
             the first request.
         limits: limits of the API key that starts the run.
+        check: replacement of :func:`checked_values`.
 
     Raises:
         UnknownAgentError: an agent that the run needs does not exist.
@@ -241,7 +243,9 @@ async def submit(
     key = (None, None) if once is None else once
     while True:
         try:
-            values, epoch = await _checked(pool, pins, tenant_id, new, limits)
+            values, epoch = await (
+                checked_values(pool, pins, tenant_id, new, limits) if check is None else check()
+            )
         except BottegaError:
             # The first request may have succeeded before somebody deleted a definition.
             first = None if once is None else await pool.fetchval(_EARLIER, tenant_id, *once)
@@ -255,7 +259,10 @@ async def submit(
         pins.forget(tenant_id, new.agent, new.graph, new.version)
 
 
-async def _checked(
+Check = Callable[[], Awaitable[tuple[Mapping[str, Any], UUID | None]]]
+
+
+async def checked_values(
     pool: asyncpg.Pool | asyncpg.Connection,
     pins: PinCache,
     tenant_id: UUID,
@@ -354,20 +361,26 @@ _BATCHES = select(runs.c.id, _SHOWN).where(
 
 
 async def store_items(
-    pool: asyncpg.Pool, tenant_id: UUID, batch_id: UUID, items: Sequence[Mapping[str, Any]]
+    pool: asyncpg.Pool,
+    tenant_id: UUID,
+    batch_id: UUID,
+    items: Sequence[Mapping[str, Any]],
+    on: asyncpg.Connection | None = None,
 ) -> None:
     """Store the items of an accepted batch, one page per transaction. Then start the batch.
 
     After a failure, the next call stores the missing items. A started batch is not changed.
 
     Args:
-        items: mappings with ``input`` and, optionally, ``metadata`` and ``key``.
+        items: mappings with ``input`` and, optionally, ``metadata`` and ``key``; of an eval also
+            ``agent``, ``case`` and ``target``.
+        on: a connection with an open transaction of the tenant, which stores all pages.
     """
     for first in range(0, len(items), _ITEMS_AT_ONCE):
         page = to_json(storable([*items[first : first + _ITEMS_AT_ONCE]])).decode()
-        async with acting_as(pool, tenant_id) as connection:
+        async with acting_as(pool, tenant_id, on) as connection:
             await connection.execute(_ADD, tenant_id, batch_id, first + 1, page)
-    async with acting_as(pool, tenant_id) as connection:
+    async with acting_as(pool, tenant_id, on) as connection:
         await connection.execute(_START, tenant_id, batch_id)
 
 

@@ -87,14 +87,16 @@ def _schemas(body: AgentContent) -> dict[str, Mapping[str, Any]]:
     return found | schemas_of(body.success_check)
 
 
-def schemas_of(checks: Iterable[AnyCheck]) -> dict[str, Mapping[str, Any]]:
-    """Return the schemas of a definition's checks by JSON Pointer."""
+def schemas_of(
+    checks: Iterable[AnyCheck], place: str = "/success_check"
+) -> dict[str, Mapping[str, Any]]:
+    """Return the schemas of checks by JSON Pointer. ``place``: JSON Pointer to the checks."""
     found: dict[str, Mapping[str, Any]] = {}
     for number, check in enumerate(checks):
         if isinstance(check, SchemaCheck):
-            found[f"/success_check/{number}/schema"] = check.schema_
+            found[f"{place}/{number}/schema"] = check.schema_
         elif isinstance(check, EqualsCheck) and not isinstance(check.value, str):
-            found[f"/success_check/{number}/value"] = {"const": check.value}
+            found[f"{place}/{number}/value"] = {"const": check.value}
     return found
 
 
@@ -115,8 +117,11 @@ def _with_limits(service: Service, content: Mapping[str, Any]) -> dict[str, Any]
     return {"effective_limits": service.settings.subagent_limits.of_agent(content["subagents"])}
 
 
-def refuse_unknown_plugins(checks: Iterable[AnyCheck]) -> None:
-    """Check that the plugins of a definition's checks are installed.
+def refuse_unknown_plugins(checks: Iterable[AnyCheck], place: str = "/success_check") -> None:
+    """Check that the plugins of checks are installed.
+
+    Args:
+        place: JSON Pointer to the checks.
 
     Raises:
         InvalidInputError: ``unknown_plugin``.
@@ -126,7 +131,7 @@ def refuse_unknown_plugins(checks: Iterable[AnyCheck]) -> None:
             raise InvalidInputError(
                 f"this server has no plugin '{check.name}': install it beside the service",
                 code="unknown_plugin",
-                pointer=f"/success_check/{number}/name",
+                pointer=f"{place}/{number}/name",
             )
 
 

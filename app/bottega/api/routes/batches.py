@@ -134,6 +134,8 @@ class Batch(Answer):
     id: UUID
     agent: str | None
     graph: str | None
+    eval: str | None
+    """Name of the eval whose runs are the items; null: the batch is no eval's."""
     status: Literal["running", "completed", "failed", "cancelled"]
     """`completed`: all items have ended; some may have failed."""
     error: Failure | None

@@ -1,6 +1,7 @@
 -- Batches: many runs of one agent or graph. A batch is a run of the mode batch that no worker
 -- executes. A batch's items are child runs, which inherit from the batch. A batch stays in the
 -- queue and is never due, so that it counts once in queued_runs. A batch ends with its last item.
+-- The batch of an eval has targets: an item inherits the pinned versions of the item's target.
 
 -- Called while a batch is being accepted. Store items, each once. p_first: the first item's number.
 CREATE OR REPLACE FUNCTION add_items(p_tenant uuid, p_batch uuid, p_first bigint, p_items jsonb)
@@ -173,7 +174,7 @@ CREATE OR REPLACE FUNCTION shown_batch(r runs) RETURNS jsonb LANGUAGE sql STABLE
                    WHERE status NOT IN ('queued', 'running', 'waiting')), 0) AS ended
         FROM items)
     SELECT jsonb_build_object(
-        'id', r.id, 'agent', r.agent, 'graph', r.graph,
+        'id', r.id, 'agent', r.agent, 'graph', r.graph, 'eval', r.eval,
         'status', CASE r.status WHEN 'queued' THEN 'running' ELSE r.status END,
         'error', r.error, 'total', n.total, 'counts', (
             SELECT jsonb_object_agg(s, (

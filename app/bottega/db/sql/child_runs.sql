@@ -80,22 +80,27 @@ BEGIN
                           metadata, pinned,
                           priority, timeout_s, queue_timeout_s, token_budget, cost_budget,
                           overrides, memory,
-                          memory_used, principal, last_seq, traceparent, tracestate, bytes)
+                          memory_used, principal, last_seq, traceparent, tracestate, bytes, batch)
         SELECT p_tenant, n.child_id, p_parent, coalesce(p.root_run_id, p.id),
                n.request -> 'task', CASE WHEN q.in_graph THEN 'dag' ELSE 'orchestrated' END,
                coalesce(q.agent, p.agent), CASE WHEN q.in_graph THEN p.graph END,
                p.session_id, p.session_of_origin, p.user_id, '[]', n.request -> 'input',
                coalesce(q.metadata, CASE WHEN q.in_graph THEN p.metadata END, '{}'),
-               p.pinned, p.priority,
+               coalesce(q.target -> 'pinned', p.pinned), p.priority,
                coalesce(q.timeout_s, p.timeout_s),
                least(p.queue_timeout_s, extract(epoch FROM p.deadline - clock_timestamp())),
                coalesce(q.token_budget, v_tokens), coalesce(q.cost_budget, v_cost), p.overrides,
-               CASE p.mode WHEN 'batch' THEN p.memory ELSE 'off' END, p.memory_used, p.principal,
+               CASE p.mode WHEN 'batch' THEN coalesce(q.target ->> 'memory', p.memory)
+                    ELSE 'off' END,
+               coalesce(q.target ->> 'memory_used', p.memory_used), p.principal,
                1, p.traceparent, p.tracestate, octet_length(n.request ->> 'input')
-                   + coalesce(pg_column_size(n.request -> 'task'), 0)
+                   + coalesce(pg_column_size(n.request -> 'task'), 0),
+               CASE WHEN q.target IS NOT NULL
+                    THEN jsonb_build_object('case', n.request -> 'case') END
         FROM next n CROSS JOIN LATERAL (
             SELECT *, p.graph IS NOT NULL
-                AND (p.mode = 'batch' OR n.request -> 'task' ? 'node') AS in_graph
+                AND (p.mode = 'batch' OR n.request -> 'task' ? 'node') AS in_graph,
+                p.batch #> ARRAY['targets', n.request ->> 'target'] AS target
             FROM jsonb_to_record(n.request) AS r(
                 agent text, metadata jsonb, timeout_s double precision, token_budget bigint,
                 cost_budget jsonb)) AS q

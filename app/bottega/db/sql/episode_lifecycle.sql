@@ -275,7 +275,7 @@ BEGIN
         SELECT e.id, e.outcome, e.summary, e.metadata, v.*,
             coalesce(f.outcome, v.checked) AS label,
             CASE WHEN f.outcome IS NOT NULL THEN 'feedback'
-                 WHEN c.passed IS NOT NULL THEN 'check' END AS source,
+                 WHEN c.passed IS NOT NULL THEN v.checker END AS source,
             CASE WHEN f.outcome IS NOT NULL OR (c.passed IS NULL AND f.comment IS NOT NULL)
                 THEN jsonb_build_object('outcome', f.outcome, 'reason', left(f.comment, 2000),
                                         'by', 'feedback', 'at', f.at)
@@ -286,9 +286,12 @@ BEGIN
         FROM episodes e
         LEFT JOIN episode_feedback f ON f.tenant_id = p_tenant AND f.run_id = p_run
         LEFT JOIN run_checks c ON c.tenant_id = p_tenant AND c.run_id = p_run
+        LEFT JOIN runs o ON o.tenant_id = p_tenant AND o.id = p_run
         CROSS JOIN LATERAL (
             SELECT string_agg(nullif(r.reason, ''), '; ') AS said,
-                CASE WHEN bool_or(r.type = 'judge') THEN 'judge' ELSE 'check' END AS who,
+                CASE WHEN o.batch ? 'case' THEN 'eval' ELSE 'check' END AS checker,
+                CASE WHEN o.batch ? 'case' THEN 'eval'
+                     WHEN bool_or(r.type = 'judge') THEN 'judge' ELSE 'check' END AS who,
                 bool_and(r.type = 'contains') AS is_own,
                 array_agg(r.signature) FILTER (WHERE NOT r.passed) AS failed,
                 CASE c.passed WHEN true THEN 'SUCCESS' WHEN false THEN 'FAILURE' END AS checked

@@ -106,7 +106,7 @@ CREATE OR REPLACE FUNCTION shown_run(r runs) RETURNS jsonb LANGUAGE sql STABLE A
     SELECT to_jsonb(r)
         - '{pinned,session_base,session_of_origin,principal,spent}'::text[]
         - '{spent_beside,turn,queued_at}'::text[]
-        - '{parent_task,root_run_id,child_limit,batch,bytes,assigned_as,given}'::text[]
+        - '{parent_task,root_run_id,child_limit,batch,bytes,assigned_as,given,eval}'::text[]
 $$;
 
 -- Called when a run is submitted. Accept the run once per Idempotency-Key (NULL: always). If the

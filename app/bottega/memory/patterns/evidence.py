@@ -67,6 +67,12 @@ class Tally(NamedTuple):
         """Variance of the success rate of these outcomes with one more success and one failure."""
         return self.expected * (1 - self.expected) / (self.n + 2)
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % interval of the success rate, by the formula of :func:`pooled_difference`."""
+        half = _NORMAL_95 * sqrt(self.variance)
+        return max(0.0, self.expected - half), min(1.0, self.expected + half)
+
     @classmethod
     def of(cls, successes: Iterable[bool]) -> "Tally":
         counted = [*successes]

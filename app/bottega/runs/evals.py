@@ -1,0 +1,319 @@
+"""Evals: the same cases for several agents or versions, judged by each case's checks.
+
+An eval is a batch with a name. Each item of the batch runs a case with a target (a version of an
+agent), and the case's checks decide the item's outcome as an agent's success checks would. Nothing
+else is stored: the report is made from the items and their outcomes.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import combinations
+from statistics import median
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+from sqlalchemy import Text, Uuid, bindparam, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from bottega.agents.messages import AgentUsage
+from bottega.db.sessions import driver_of
+from bottega.errors import BottegaError, ConflictError, InvalidInputError, NotFoundError
+from bottega.memory.patterns.evidence import Tally, binomial_p
+from bottega.runs.pins import PinCache
+from bottega.runs.read import JUDGEMENT, OutcomeValue
+from bottega.runs.submit import OnceKey, RunRequest, checked_values, store_items, submit
+from bottega.tenants.limits import StoredLimits
+
+MOST_RUNS = 2_000
+"""Maximum number of an eval's runs."""
+MOST_FAILURES = 100
+"""Maximum number of failures that a report shows of each target."""
+_NAME_INDEX = "uq_runs_eval"
+
+_EVAL = text("""
+SELECT id, created_at, CAST(batch ->> 'repeats' AS integer) AS repeats,
+       jsonb_path_query_array(batch, '$.targets[*].agent') AS agents,
+       jsonb_path_query_array(batch, '$.targets[*].version') AS versions
+FROM runs WHERE tenant_id = :tenant AND eval = :name
+""").bindparams(bindparam("tenant", type_=Uuid), bindparam("name", type_=Text))
+# A cancelled batch has items without a run.
+_RUNS = text(f"""
+SELECT i.number, r.id AS run_id, o.is_over, o.outcome, r.usage,
+       coalesce(j.reason, c.error, r.error ->> 'message', i.error ->> 'message',
+                CASE o.outcome WHEN 'CANCELLED' THEN 'the run was cancelled or deleted' END
+       ) AS reason,
+       CASE r.status WHEN 'completed' THEN CAST(
+           extract(epoch FROM r.ended_at - r.started_at) * 1000 AS double precision)
+       END AS duration_ms
+FROM run_children i LEFT JOIN runs r ON r.tenant_id = i.tenant_id AND r.id = i.child_id
+{JUDGEMENT}
+CROSS JOIN LATERAL (SELECT
+    CASE WHEN r.id IS NOT NULL THEN j.value WHEN i.status = 'failed' THEN 'FAILURE'
+         WHEN i.is_held THEN 'UNKNOWN' ELSE 'CANCELLED' END AS outcome,
+    NOT i.is_held AND (r.id IS NULL OR r.ended_at IS NOT NULL)
+        AND c.status IS DISTINCT FROM 'pending' AS is_over) AS o
+WHERE i.tenant_id = :tenant AND i.run_id = :batch ORDER BY i.number
+""").bindparams(*(bindparam(name, type_=Uuid) for name in ("tenant", "batch")))  # noqa: S608
+
+
+# --- Report -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EvalRun:
+    """A run of a case with a target, or its place if the run has not begun.
+
+    Attributes:
+        case, target: indexes of the run's case and target.
+        is_over: true if the run and its checks are over.
+        duration_ms: duration of a completed run; ``None`` for other runs.
+    """
+
+    case: int
+    target: int
+    run_id: UUID | None
+    is_over: bool
+    outcome: OutcomeValue
+    reason: str | None = None
+    usage: AgentUsage = AgentUsage()
+    duration_ms: float | None = None
+
+    @property
+    def passed(self) -> bool | None:
+        """True if the outcome is SUCCESS; ``None`` if the outcome is not known (yet)."""
+        known = self.is_over and self.outcome != "UNKNOWN"
+        return self.outcome == "SUCCESS" if known else None
+
+
+def target_report(runs: Sequence[EvalRun]) -> dict[str, Any]:
+    """Return the results of a target's runs. Runs without a known outcome do not count."""
+    tally = Tally.of(each.passed for each in runs if each.passed is not None)
+    durations = [each.duration_ms for each in runs if each.duration_ms is not None]
+    failed = [each for each in runs if each.is_over and not each.passed]
+    usage = reduce(AgentUsage.__add__, (each.usage for each in runs), AgentUsage())
+    return {
+        "passed": tally.good,
+        "judged": tally.n,
+        "pass_rate": tally.rate if tally.n else None,
+        "interval": [*tally.interval] if tally.n else None,
+        "cost": usage.to_dict()["cost"],
+        "latency_ms": median(durations) if durations else None,
+        "runs": [each.run_id for each in runs if each.run_id is not None],
+        "failures": failed[:MOST_FAILURES],
+    }
+
+
+def compare(a: Sequence[EvalRun], b: Sequence[EvalRun]) -> dict[str, Any]:
+    """Compare two targets by cases: in a win, more of the case's runs passed with ``a``.
+
+    A case with a run whose outcome is not known does not count. The p-value is that of the exact
+    two-sided sign test, because the repeats of a case are not independent of each other.
+    """
+    passed = [_passed_by_case(each) for each in (a, b)]
+    pairs = [(passed[0][case], passed[1][case]) for case in passed[0].keys() & passed[1].keys()]
+    wins, losses = sum(x > y for x, y in pairs), sum(x < y for x, y in pairs)
+    one_sided = binomial_p(Tally(max(wins, losses), wins + losses), 0.5)
+    ties = len(pairs) - wins - losses
+    return {"wins": wins, "losses": losses, "ties": ties, "p": min(1.0, 2 * one_sided)}
+
+
+def _passed_by_case(runs: Sequence[EvalRun]) -> dict[int, int]:
+    cases: defaultdict[int, list[bool | None]] = defaultdict(list)
+    for each in runs:
+        cases[each.case].append(each.passed)
+    return {case: sum(map(bool, every)) for case, every in cases.items() if None not in every}
+
+
+def report(targets: Sequence[tuple[str, int]], runs: Sequence[EvalRun]) -> dict[str, Any]:
+    """Return the results of an eval.
+
+    Args:
+        targets: agent and version of each target.
+    """
+    by_target = [[each for each in runs if each.target == n] for n in range(len(targets))]
+    names = [f"{agent}@{version}" for agent, version in targets]
+    named = zip(names, by_target, strict=True)
+    over = sum(each.is_over for each in runs)
+    return {
+        "status": "done" if over == len(runs) else "running",
+        "total": len(runs),
+        "over": over,
+        "targets": [
+            {"agent": agent, "version": version, **target_report(own)}
+            for (agent, version), own in zip(targets, by_target, strict=True)
+        ],
+        "comparisons": [
+            {"a": a, "b": b, **compare(of_a, of_b)}
+            for (a, of_a), (b, of_b) in combinations(named, 2)
+        ],
+    }
+
+
+# --- Store ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NewEval:
+    """A request for an eval.
+
+    Attributes:
+        cases: input and checks of each case.
+        targets: agent and version of each target; ``None``: the current version.
+        judges: versions of the providers of the checks' models; ``None``: an operator's provider.
+    """
+
+    name: str
+    cases: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]
+    targets: Sequence[tuple[str, int | None]]
+    repeats: int
+    judges: Mapping[str, int | None]
+
+
+async def start_eval(
+    tx: AsyncConnection,
+    pins: PinCache,
+    tenant_id: UUID,
+    wanted: NewEval,
+    new: RunRequest,
+    once: OnceKey | None,
+    limits: StoredLimits,
+) -> None:
+    """Store an eval and all its items, and queue the first items.
+
+    Args:
+        new: the eval's batch, without an agent.
+
+    Raises:
+        ConflictError: ``exists``; see also :func:`bottega.runs.submit.accept`.
+        BottegaError: see :func:`bottega.runs.submit.submit`; ``duplicate_target``.
+    """
+    driver = await driver_of(tx)
+    total = len(wanted.cases) * wanted.repeats * len(wanted.targets)
+    batch = {
+        "eval": wanted.name,
+        "repeats": wanted.repeats,
+        "checks": [checks for _, checks in wanted.cases],
+        "on_error": "continue",
+        "total": total,
+    }
+    versions: list[tuple[str, int]] = []
+
+    async def check() -> tuple[Mapping[str, Any], UUID | None]:
+        while True:
+            found = [
+                await _checked_target(driver, pins, tenant_id, number, new, *target, limits)
+                for number, target in enumerate(wanted.targets)
+            ]
+            if len({epoch for _, epoch in found}) > 1:  # a definition has just changed
+                continue
+            made = [_target(values, wanted.judges) for values, _ in found]
+            versions[:] = [(each["agent"], each["version"]) for each in made]
+            _refuse_twice(versions)
+            names = {agent for agent, _ in versions}
+            operators = {name for each in made for name in each["pinned"]["operators"]}
+            values, epoch = found[0]
+            return {
+                **values,
+                "agent": names.pop() if len(names) == 1 else None,
+                "pinned": {**made[0]["pinned"], "operators": sorted(operators)},
+                "batch": batch | {"targets": made},
+            }, epoch
+
+    try:
+        run = await submit(driver, pins, tenant_id, new, once, limits, check)
+    except asyncpg.UniqueViolationError as error:
+        if error.constraint_name != _NAME_INDEX:
+            raise
+        raise ConflictError(
+            f"there is an eval '{wanted.name}': choose another name", code="exists", pointer="/name"
+        ) from None
+    items = list(_items(wanted, versions))
+    await store_items(driver, tenant_id, UUID(str(run["id"])), items, driver)
+
+
+async def _checked_target(
+    driver: asyncpg.Connection,
+    pins: PinCache,
+    tenant_id: UUID,
+    number: int,
+    new: RunRequest,
+    agent: str,
+    version: int | None,
+    limits: StoredLimits,
+) -> tuple[Mapping[str, Any], UUID | None]:
+    pins.forget(tenant_id, agent, None, version)  # the targets' pins must be of one epoch
+    target = replace(new, agent=agent, version=version)
+    try:
+        return await checked_values(driver, pins, tenant_id, target, limits)
+    except BottegaError as error:
+        field = error.pointer if error.pointer in ("/agent", "/version") else ""
+        error.pointer = f"/targets/{number}{field}"
+        raise
+
+
+def _target(values: Mapping[str, Any], judges: Mapping[str, int | None]) -> dict[str, Any]:
+    """Return a target as the batch stores it. Its pins have the providers of the judges."""
+    pinned, agent = values["pinned"], values["agent"]
+    own = {name: version for name, version in judges.items() if version is not None}
+    operators = {*pinned["operators"], *(judges.keys() - own.keys())}
+    more = {"providers": own | pinned["providers"], "operators": sorted(operators)}
+    return {
+        **{name: values[name] for name in ("agent", "memory", "memory_used")},
+        "version": pinned["agents"][agent],
+        "pinned": pinned | more,
+    }
+
+
+def _refuse_twice(versions: Sequence[tuple[str, int]]) -> None:
+    for number, (agent, version) in enumerate(versions):
+        if (agent, version) in versions[:number]:
+            raise InvalidInputError(
+                f"version {version} of the agent '{agent}' is a target already: name another",
+                code="duplicate_target",
+                pointer=f"/targets/{number}",
+            )
+
+
+def _items(wanted: NewEval, versions: Sequence[tuple[str, int]]) -> Iterator[dict[str, Any]]:
+    """Yield the items of a batch: case by case, so that all targets get on at the same rate."""
+    for case, (asked, _) in enumerate(wanted.cases):
+        for repeat in range(wanted.repeats):
+            for target, (agent, version) in enumerate(versions):
+                yield {
+                    "key": f"{case}/{repeat}/{agent}@{version}",
+                    "input": asked,
+                    "agent": agent,
+                    "case": case,
+                    "target": target,
+                }
+
+
+async def get_eval(tx: AsyncConnection, tenant_id: UUID, name: str) -> dict[str, Any]:
+    """Return an eval's report.
+
+    Raises:
+        NotFoundError: the tenant has no such eval.
+    """
+    found = (await tx.execute(_EVAL, {"tenant": tenant_id, "name": name})).one_or_none()
+    if found is None:
+        raise NotFoundError(f"there is no eval '{name}'")
+    targets = [*zip(found.agents, found.versions, strict=True)]
+    rows = await tx.execute(_RUNS, {"tenant": tenant_id, "batch": found.id})
+    runs = [
+        EvalRun(
+            case=(row.number - 1) // (found.repeats * len(targets)),
+            target=(row.number - 1) % len(targets),
+            run_id=row.run_id,
+            is_over=row.is_over,
+            outcome=row.outcome,
+            reason=row.reason,
+            usage=AgentUsage() if row.usage is None else AgentUsage.from_dict(row.usage),
+            duration_ms=row.duration_ms,
+        )
+        for row in rows
+    ]
+    about = {"name": name, "batch_id": found.id, "created_at": found.created_at}
+    return about | report(targets, runs)
