@@ -293,6 +293,34 @@ async def test_other_tenants_and_users_see_no_eval(bottega: Running, database_ur
                 assert (answer.status_code, answer.json()["code"]) == (403, "insufficient_scope")
 
 
+async def test_failed_runs_are_retried_with_the_batch(bottega: Running, model: FakeModel) -> None:
+    cases = [{"input": "bad", "checks": [{"type": "contains", "value": "good"}]}]
+    started = await begin(bottega.client, cases=cases, targets=[{"agent": "clerk"}])
+    (before,) = (await done(bottega.client))["targets"]
+    model.decide = lambda request: text("All is good.")
+    path = f"/v1/batches/{started['batch_id']}/retry"
+    assert (await bottega.client.post(path)).status_code == 202
+    (after,) = (await done(bottega.client))["targets"]
+    assert (before["passed"], after["passed"], after["judged"]) == (0, 1, 1)
+    assert before["runs"] != after["runs"]
+
+
+async def test_a_key_s_limits_hold_for_targets_and_judges(bottega: Running) -> None:
+    await swarm.agent(bottega.client, "other")
+    limited = {"agents": ["clerk"], "models": ["cheap"]}
+    body = {"name": "limited", "scopes": ["run"], "limits": limited}
+    made = await bottega.client.post("/v1/keys", json=body)
+    assert made.status_code == 201, made.text
+    checks = [{"type": "judge", "criteria": "x", "model": "default:dear"}]
+    judged = {"cases": [{"input": "x", "checks": checks}], "targets": [{"agent": "clerk"}]}
+    other = {"cases": CASES, "targets": [{"agent": "other"}]}
+    async with client_of(bottega.port, headers=bearer(made.json()["key"])) as key:
+        for changes, named in ((judged, "model 'dear'"), (other, "agent 'other'")):
+            answer = await key.post("/v1/evals", json={"name": "sums", **changes})
+            assert (answer.status_code, answer.json()["code"]) == (403, "beyond_limits")
+            assert named in answer.json()["detail"]
+
+
 async def test_retention_removes_an_eval_and_frees_its_name(
     bottega: Running, database_url: str
 ) -> None:
