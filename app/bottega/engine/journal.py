@@ -448,16 +448,7 @@ class Journal:
             "usage": usage,
             "turn": end.turn,
             "is_checked": self.checks(end),
-            "spent": [
-                {
-                    "agent": agent,
-                    "model": model,
-                    "own": is_own,
-                    **usage.to_dict(),
-                    "first_token_ms": self.first_token_ms.get((agent, model, is_own)),
-                }
-                for (agent, model, is_own), usage in self.spent.items()
-            ],
+            "spent": self._spending(),
         }
         step = self._step
         try:
@@ -469,6 +460,18 @@ class Journal:
             self._failure, self._in_flight, self._end = None, 0, None
             self._step = step.without_episode(str(error))
             await self.commit()
+
+    def _spending(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "agent": agent,
+                "model": model,
+                "own": is_own,
+                **usage.to_dict(),
+                "first_token_ms": self.first_token_ms.get((agent, model, is_own)),
+            }
+            for (agent, model, is_own), usage in self.spent.items()
+        ]
 
     def checks(self, end: End) -> bool:
         """Return true if the run has success checks that must judge this end."""

@@ -31,7 +31,6 @@ from bottega.runs.submit import RunRequest
 
 router = APIRouter(prefix="/v1/evals", tags=["evals"])
 
-_LOWEST_PRIORITY = 10
 EvalName = Annotated[str, Path(pattern=NAME_PATTERN, description="The eval's name.")]
 
 
