@@ -240,7 +240,7 @@ def _batch(service: Service, principal: Principal, body: NewEval) -> RunRequest:
         "mode": "batch",
         "input": "",
         "metadata": {},
-        "priority": _LOWEST_PRIORITY,
+        "priority": 10,  # the lowest
         "token_budget": budget.tokens,
         "cost_budget": None if budget.cost is None else budget.cost.model_dump(),
     }
