@@ -187,13 +187,13 @@ async def test_an_unsuitable_server_is_told_with_what_to_do(
     assert all(advice in hint for _, hint in problems.values())
 
 
-# keys_required belongs to bottega_system, and its file has a trigger.
+# find_tenant belongs to bottega_system, and its file has a trigger.
 OLDER = """
 CREATE OR REPLACE FUNCTION bottega_limit(p_name text, p_default bigint) RETURNS bigint
 LANGUAGE sql STABLE AS 'SELECT 1::bigint';
-CREATE OR REPLACE FUNCTION keys_required() RETURNS boolean
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS 'SELECT false';
-GRANT EXECUTE ON FUNCTION keys_required TO public, bottega_maintenance;
+CREATE OR REPLACE FUNCTION find_tenant(p_name text) RETURNS uuid
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS 'SELECT NULL::uuid';
+GRANT EXECUTE ON FUNCTION find_tenant TO public, bottega_maintenance;
 CREATE OR REPLACE TRIGGER announce_keys AFTER INSERT ON api_keys
 FOR EACH STATEMENT EXECUTE FUNCTION announce_keys();
 UPDATE sql_files SET hash = 'older' WHERE name IN ('tenants.sql', 'keys.sql');
@@ -228,7 +228,7 @@ def test_migrating_restores_grants_and_policies(database_url: str) -> None:
 # Each leaves the hashes of the files as they were.
 DAMAGES = {
     "function": "DROP FUNCTION bottega_limit(text, bigint)",
-    "closed function": "GRANT EXECUTE ON FUNCTION keys_required TO bottega_maintenance",
+    "closed function": "GRANT EXECUTE ON FUNCTION find_tenant TO bottega_maintenance",
     "body": """CREATE OR REPLACE FUNCTION bottega_limit(p_name text, p_default bigint)
         RETURNS bigint LANGUAGE sql STABLE AS 'SELECT 1::bigint'""",
     "trigger": "DROP TRIGGER announce_keys ON api_keys",

@@ -225,7 +225,8 @@ _MOST_KEYS = 10_000
 _STRANGERS_WAITING = 200
 _OPEN, _TOKENS = b"", b"tokens"
 """Names of two queries in ``_asking`` that are not about a single key."""
-_REQUIRED = "SELECT keys_required() AS required"
+REQUIRED = "SELECT EXISTS (SELECT FROM first_key) AS required"
+"""Query for whether requests need a key."""
 
 T = TypeVar("T")
 
@@ -315,7 +316,7 @@ class KeyCache:
 
     async def _look_whether_open(self) -> None:
         asked_at = self._ticks()
-        row = await self._fetch(_REQUIRED)
+        row = await self._fetch(REQUIRED)
         self._learn(row is None or row["required"], asked_at)
 
     def _learn(self, required: bool, asked_at: float) -> None:
@@ -479,7 +480,7 @@ class KeyCache:
     async def _refresh(self, connection: asyncpg.Connection) -> None:
         now = self._ticks()
         if self._may_be_open:
-            self._learn(await connection.fetchval(_REQUIRED), now)
+            self._learn(await connection.fetchval(REQUIRED), now)
         if not self._may_be_open:
             self._lose(None)
         used = {

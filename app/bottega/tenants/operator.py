@@ -175,7 +175,7 @@ async def keys_required(url: str) -> bool:
     connection = await connect(url)
     try:
         await require_current(connection)
-        return bool(await connection.fetchval("SELECT keys_required()"))
+        return bool(await connection.fetchval(keys.REQUIRED))
     finally:
         await connection.close()
 

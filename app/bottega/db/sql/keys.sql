@@ -17,13 +17,6 @@ CREATE OR REPLACE TRIGGER announce_keys
 AFTER INSERT OR DELETE OR UPDATE OF scopes, expires_at, revoked_at ON api_keys
 FOR EACH STATEMENT EXECUTE FUNCTION announce_keys();
 
--- Called by API processes. Return true if requests need a key.
--- owner: bottega_system, execute: bottega_app
-CREATE OR REPLACE FUNCTION keys_required() RETURNS boolean
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
-    SELECT EXISTS (SELECT FROM first_key)
-$$;
-
 -- Called by API processes. Return the key with this hash, unless it was revoked.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION find_key(p_hash bytea)

@@ -146,6 +146,7 @@ REVOKE ALL ON
     FROM bottega_app, bottega_system, bottega_maintenance;
 GRANT SELECT ON alembic_version, sql_files TO bottega_app, bottega_system;
 COMMENT ON TABLE alembic_version IS 'The revision of the schema: a hash of the baseline.';
+GRANT SELECT ON first_key TO bottega_app;
 GRANT SELECT, INSERT ON first_key TO bottega_system;
 GRANT USAGE ON SEQUENCE accepted_runs TO bottega_system;
 GRANT SELECT, INSERT, DELETE ON signing_keys TO bottega_system;
