@@ -125,12 +125,6 @@ def wake_on_notify(listener: NotifyListener, *loops: WorkLoop) -> None:
         listener.subscribe(loop.channel, loop.on_notice)
 
 
-async def seconds_until_due(pool: asyncpg.Pool, query: str, *args: Any) -> float:
-    """Return a query's result: the seconds until a row is due, at least 0; NULL is infinite."""
-    seconds: float | None = await pool.fetchval(query, *args)
-    return float("inf") if seconds is None else max(0.0, seconds)
-
-
 def _next_pause_s(last_s: float) -> float:
     return min(60.0, max(1.0, 2 * last_s))
 
@@ -256,7 +250,8 @@ class LeasedWork:
         if len(rows) == room:
             return 0.0
         waiting = [*self._until, *(each for each, n in self._busy.items() if n >= self.share)]
-        left_s = await seconds_until_due(self.pool, _NEXT, self.name, waiting)
+        next_s: float | None = await self.pool.fetchval(_NEXT, self.name, waiting)
+        left_s = float("inf") if next_s is None else max(0.0, next_s)
         return min(left_s, self._rest_s() if self._until else left_s)
 
     def _rest_s(self) -> float:

@@ -39,7 +39,7 @@ from bottega.definitions.store import forget_source
 from bottega.errors import BottegaError, ConflictError, InvalidInputError, NotFoundError
 from bottega.files.inputs import files_of
 from bottega.files.store import touch
-from bottega.leased_work import WorkLoop, seconds_until_due
+from bottega.leased_work import WorkLoop
 from bottega.runs.pins import PinCache
 from bottega.runs.sessions import hold_owner
 from bottega.runs.submit import RunRequest, submit
@@ -137,8 +137,7 @@ MOST_SCHEDULES = 1000
 
 _columns = schedules.c
 _GREW = grew("schedules", "tenant_id", "name")
-_DUE = "SELECT tenant_id, name FROM due_schedules($1, $2)"
-_NEXT = "SELECT next_schedule_s()"
+_DUE = "SELECT * FROM due_schedules($1, $2)"
 _AT_ONCE = 16
 
 
@@ -333,12 +332,16 @@ class Ticker:
     async def _start_due(self) -> float:
         started = True
         while started:
-            due = await self._database.pool.fetch(_DUE, self._after, _AT_ONCE)
+            found = await self._database.pool.fetch(_DUE, self._after, _AT_ONCE)
+            if not found:
+                return float("inf")
+            if (due_s := float(found[0]["due_s"])) > 0:
+                return due_s
             started = False
-            for tenant_id, name in due:
-                self._after = tenant_id
-                started |= await self._start_one(tenant_id, name)
-        return await seconds_until_due(self._database.pool, _NEXT)
+            for row in found:
+                self._after = row["tenant_id"]
+                started |= await self._start_one(row["tenant_id"], row["name"])
+        return 0.0
 
     async def _start_one(self, tenant_id: UUID, name: str) -> bool:
         """Start a schedule's run; false: the schedule is not due, or a worker has locked it."""
