@@ -67,6 +67,7 @@ _user_column = column("user_id", String)
 # The erasure removes the rows of the tables in _NAMING separately.
 _NAMING = {"runs", "sessions", "episodes", "episode_search", "episode_vectors", "user_erasures"}
 _LOCK = text("SELECT pg_try_advisory_xact_lock(user_lock(:tenant, :user))")
+_TRASH = text("SELECT due_deleted_objects(:tenant, '0', 500)")
 
 
 def pseudonym(user: str) -> str:
@@ -163,8 +164,7 @@ class UserErasure:
     async def _empty_trash(self, tenant_id: UUID) -> None:
         while True:
             async with self.database.begin(tenant_id) as tx:
-                found = select(func.trash_of_tenant(500))
-                keys = list((await tx.scalars(found)).all())
+                keys = list((await tx.scalars(_TRASH, {"tenant": tenant_id})).all())
             if not keys:
                 return
             await self.objects.delete(keys)

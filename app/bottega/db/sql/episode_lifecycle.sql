@@ -41,26 +41,37 @@ BEGIN
                       AND b.episode_id = p.episode_id AND b.content IS NOT NULL);
 END $$;
 
--- Trigger on episode_bodies. When rows are deleted, register their objects for deletion.
+-- Trigger on episode_bodies and files. When rows are deleted, register their objects for deletion.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION note_deleted_objects() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 BEGIN
-    INSERT INTO deleted_objects (object_key)
-    SELECT object_key FROM gone WHERE object_key IS NOT NULL ON CONFLICT DO NOTHING;
+    IF TG_TABLE_NAME = 'files' THEN
+        INSERT INTO deleted_objects (object_key)
+        SELECT unnest(object_keys) FROM gone ON CONFLICT DO NOTHING;
+    ELSE
+        INSERT INTO deleted_objects (object_key)
+        SELECT object_key FROM gone WHERE object_key IS NOT NULL ON CONFLICT DO NOTHING;
+    END IF;
     RETURN NULL;
 END $$;
 
 CREATE OR REPLACE TRIGGER note_deleted_objects AFTER DELETE ON episode_bodies
 REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION note_deleted_objects();
 
--- Called by workers. Return keys of objects to delete, 5 minutes after their registration, because
--- a transaction that refers to such an object may be about to commit.
+CREATE OR REPLACE TRIGGER note_deleted_objects AFTER DELETE ON files
+REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION note_deleted_objects();
+
+-- Called by workers, and at the end of an erasure for its tenant (p_tenant; NULL: all tenants).
+-- Return keys of objects to delete, p_age after their registration. A transaction locks the key of
+-- an object that it will use, so that the key is not returned.
 -- owner: bottega_system, execute: bottega_app
-CREATE OR REPLACE FUNCTION due_deleted_objects(p_most integer) RETURNS SETOF text
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
-    SELECT object_key FROM deleted_objects WHERE at <= now() - interval '5 minutes'
-    ORDER BY at LIMIT p_most
+CREATE OR REPLACE FUNCTION due_deleted_objects(p_tenant uuid, p_age interval, p_most integer)
+RETURNS SETOF text
+LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+    SELECT object_key FROM deleted_objects
+    WHERE at <= now() - p_age AND (p_tenant IS NULL OR starts_with(object_key, p_tenant || '/'))
+    ORDER BY at LIMIT p_most FOR UPDATE SKIP LOCKED
 $$;
 
 -- Called by workers. Remove the keys of objects that were deleted.

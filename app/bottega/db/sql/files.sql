@@ -86,19 +86,6 @@ LANGUAGE sql STABLE AS $$
     LEFT JOIN runs r ON r.tenant_id = f.tenant_id AND r.id = f.run_id
 $$;
 
--- Trigger on files. When rows are deleted, register their objects for deletion.
--- owner: bottega_system, execute: bottega_app
-CREATE OR REPLACE FUNCTION note_deleted_files() RETURNS trigger
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
-BEGIN
-    INSERT INTO deleted_objects (object_key)
-    SELECT unnest(object_keys) FROM gone ON CONFLICT DO NOTHING;
-    RETURN NULL;
-END $$;
-
-CREATE OR REPLACE TRIGGER note_deleted_files AFTER DELETE ON files
-REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION note_deleted_files();
-
 -- Called by workers. Return at most p_most files, of all tenants, that belong to no session and
 -- were not used since p_before, sorted by time and id, after a given time and id.
 -- owner: bottega_system, execute: bottega_app

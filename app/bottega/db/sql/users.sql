@@ -67,13 +67,3 @@ LANGUAGE sql STABLE AS $$
         SELECT FROM sessions o WHERE o.tenant_id = p_tenant AND o.id = s.run ->> 'session_id'
           AND o.user_id = p_user))
 $$;
-
--- Called at the end of an erasure. Return keys of the tenant's objects that belong to no row. A
--- transaction locks an object that it will use, so that the object's key is not returned.
--- owner: bottega_system, execute: bottega_app
-CREATE OR REPLACE FUNCTION trash_of_tenant(p_most integer) RETURNS SETOF text
-LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
-    SELECT object_key FROM deleted_objects
-    WHERE starts_with(object_key, current_setting('bottega.tenant')::uuid || '/') AND at <= now()
-    LIMIT p_most FOR UPDATE SKIP LOCKED
-$$;

@@ -84,7 +84,8 @@ WHERE s.tenant_id = $1 AND s.episode_id = n.episode_id
 """
 _AGE = "SELECT age_episodes($1, $2, $3, $4)"
 _PURGE = "SELECT purge_episodes($1, $2)"
-_TRASH_DUE = "SELECT due_deleted_objects($1) AS key"
+_TRASH_DUE = "SELECT due_deleted_objects(NULL, '5 minutes', $1) AS key"
+"""5 minutes, because a transaction that refers to such an object may be about to commit."""
 _MOVE = "SELECT move_bodies($1, $2::jsonb)"
 
 # --- Consolidation ------------------------------------------------------------------------------
