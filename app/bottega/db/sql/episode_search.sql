@@ -52,11 +52,6 @@ BEGIN
     RETURN reverse(regexp_replace(reverse(p_words::text), v_endings, ':''\1', 'g'))::tsvector;
 END $$;
 
--- Return a word quoted for a tsquery.
-CREATE OR REPLACE FUNCTION quoted_lexeme(p_lexeme text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
-    SELECT '''' || replace(replace(p_lexeme, '\', '\\'), '''', '''''') || ''''
-$$;
-
 -- Called when an episode is stored or has a new verdict. Return the episode's searchable words (the
 -- verdict's reason is an error), weighted by section, and a word that only its tenant has, so that
 -- an index scan never visits other tenants' episodes.

@@ -30,7 +30,8 @@ BEGIN
         SELECT count(*) + 10.0 AS rows FROM sample
     ), word AS MATERIALIZED (
         SELECT word, (
-            SELECT nullif(count(*), 0) FROM sample WHERE terms @@ quoted_lexeme(word)::tsquery
+            SELECT nullif(count(*), 0) FROM sample
+            WHERE terms @@ array_to_tsvector(ARRAY[word])::text::tsquery
         ) / (SELECT rows FROM size) AS share
         FROM unnest($2) AS word
     )
@@ -62,7 +63,7 @@ BEGIN
             PARTITION BY s.share IS NULL ORDER BY s.share, length(s.lexeme) DESC, s.lexeme) AS place
         FROM episode_word_shares(p_tenant, v_words, p_rows, p_scope) s
     ), taken AS (
-        SELECT quoted_lexeme(lexeme) AS lexeme,
+        SELECT array_to_tsvector(ARRAY[lexeme])::text AS lexeme,  -- quoted for a tsquery
                greatest(1, round(-ln(coalesce(share, 0.5 / (least(rows, 500) + 10))))) AS weight,
                coalesce(sum(share * rows) OVER earlier, 0) AS before,
                row_number() OVER earlier AS place
@@ -78,7 +79,7 @@ BEGIN
            string_agg(lexeme, '|')::tsquery,
            (SELECT array_agg(part) FROM class), (SELECT array_agg(words) FROM class),
            ARRAY(
-               SELECT (SELECT string_agg(quoted_lexeme(w.lexeme), '&')::tsquery
+               SELECT (SELECT string_agg(array_to_tsvector(ARRAY[w.lexeme])::text, '&')::tsquery
                        FROM unnest(tsvector_to_array(e.stems)) AS w(lexeme)
                        JOIN word USING (lexeme)
                        HAVING p_rows < 200 OR min(coalesce(word.of_tenant, 0)) <= 0.2)
