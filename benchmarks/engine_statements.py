@@ -98,8 +98,7 @@ def statements(tenants: Sequence[UUID], runs: Sequence[UUID]) -> dict[str, tuple
             *each("agent", "a", 1)[2:],
         ),
         "ended_children": ("SELECT * FROM ended_children($1, $2)", *each()),
-        "decided_interrupts": ("SELECT * FROM decided_interrupts($1, $2)", *each()),
-        "messages_after": ("SELECT * FROM messages_after($1, $2, $3)", *each(0)),
+        "sent_to_runs": ("SELECT * FROM sent_to_runs($1, $2, $3)", *each(0)),
     }
 
 

@@ -323,7 +323,7 @@ async def test_another_process_goes_on(
     assert len(model.requests) == 2
 
 
-@pytest.mark.parametrize("lost", ["decided_interrupts", "earlier_turns"])
+@pytest.mark.parametrize("lost", ["sent_to_runs", "earlier_turns"])
 async def test_a_lost_connection_does_not_end_a_run_that_goes_on(
     bottega: Running, model: FakeModel, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:

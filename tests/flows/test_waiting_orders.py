@@ -247,7 +247,7 @@ async def test_a_long_outage_of_the_database_fails_no_run_that_goes_on(
     away = asyncio.Event()
 
     async def fetch_or_fail(pool: asyncpg.Pool, query: str, *values: Any, **more: Any) -> Any:
-        if "decided_interrupts" in query and not away.is_set():
+        if "sent_to_runs" in query and not away.is_set():
             away.set()
             raise asyncpg.ConnectionDoesNotExistError("the connection was closed")
         return await fetch(pool, query, *values, **more)

@@ -24,6 +24,7 @@ from tests.stores.test_queue import tenants
 _READ = """
 SELECT seq_tup_read + coalesce(idx_tup_fetch, 0) FROM pg_stat_xact_user_tables WHERE relname = $1
 """
+_SENT = "SELECT * FROM sent_to_runs($1, $2, array_fill(0, ARRAY[50]))"
 _MANY = 3000
 _RUNS = """
 INSERT INTO runs (tenant_id, id, timeout_s, mode, input, pinned, status, ended_at)
@@ -85,8 +86,8 @@ async def read(connection: asyncpg.Connection, table: str) -> int:
     ("query", "table"),
     [
         ("SELECT * FROM ended_children($1, $2)", "runs"),
-        ("SELECT * FROM decided_interrupts($1, $2)", "interrupts"),
-        ("SELECT * FROM messages_after($1, $2, array_fill(0, ARRAY[50]))", "run_messages"),
+        (_SENT, "interrupts"),
+        (_SENT, "run_messages"),
     ],
 )
 async def test_statistics_of_another_tenant_make_no_statement_slow(

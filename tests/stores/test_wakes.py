@@ -230,7 +230,7 @@ class Here:
         if run_id in self.worker.runs:
             self.cancelled.append(run_id)
 
-    async def take(self, kind: str, run_ids: Collection[UUID]) -> set[UUID]:
+    async def take(self, run_ids: Collection[UUID]) -> set[UUID]:
         return set()
 
     def child_ended(self, run_id: UUID) -> None: ...

@@ -35,7 +35,7 @@ from bottega.engine.recorder import FairQueue, JournalRecorder
 from bottega.engine.replay import replay_run
 from bottega.engine.retrieval import MemorySources
 from bottega.engine.telemetry import about, observe
-from bottega.engine.waiting import Debounced, SuspendReason, take_decisions, take_messages
+from bottega.engine.waiting import Debounced, SuspendReason, deliver
 from bottega.engine.workers import RunLease
 from bottega.errors import FencedError, PendingRequestError
 from bottega.events import log
@@ -140,25 +140,16 @@ class Executor:
             entry.cancelled = True
             entry.task.cancel()
 
-    async def take(self, kind: str, run_ids: Collection[UUID]) -> set[UUID]:
-        """Deliver new messages or decisions to runs. Return the ids of the runs that received some.
-
-        Args:
-            kind: ``message`` or ``decision``.
-        """
+    async def take(self, run_ids: Collection[UUID]) -> set[UUID]:
+        """Deliver new messages and decisions to runs. Return the ids of runs that accept them."""
         open_here = {
-            run_id: (entry.tenant_id, entry.recorder)
+            run_id: (entry.tenant_id, recorder.inbox, recorder.interrupts)
             for run_id in run_ids
             if (entry := self._under_way.get(run_id)) is not None
-            and entry.recorder is not None
-            and entry.recorder.inbox.known is not None
+            and (recorder := entry.recorder) is not None
+            and recorder.inbox.known is not None
         }
-        if kind == "message":
-            sent_to = {run_id: (of, rec.inbox) for run_id, (of, rec) in open_here.items()}
-            await take_messages(self.pool, sent_to)
-        else:
-            asking = {run_id: (of, rec.interrupts) for run_id, (of, rec) in open_here.items()}
-            await take_decisions(self.pool, asking)
+        await deliver(self.pool, open_here)
         return set(open_here)
 
     def child_ended(self, run_id: UUID) -> None:
@@ -395,10 +386,9 @@ class Executor:
         try:
             await self._replay(journal)
             recorder.inbox.open()
-            if run.messages:
-                await take_messages(self.pool, {run.run_id: (run.tenant_id, recorder.inbox)})
-            if journal.replay.asked_people:
-                await take_decisions(self.pool, {run.run_id: (run.tenant_id, recorder.interrupts)})
+            if run.messages or journal.replay.asked_people:
+                sent_to = run.tenant_id, recorder.inbox, recorder.interrupts
+                await deliver(self.pool, {run.run_id: sent_to})
             began = True
             async with limit:
                 if (runtime := self.runtime) is not None and runtime.serves(run):

@@ -30,8 +30,6 @@ from bottega.subagents.handle import SubagentHandle, SubagentStatus, Waiter
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.swarm import QueryScope, TaskOfQuery
 
-_AFTER = "SELECT * FROM messages_after($1, $2, $3)"
-_PATIENCE_S = 3.0
 SUSPENDED_AFTER_S = 30.0
 """Seconds after which a run that only waits for models is suspended."""
 AWAITED_HERE_S = 5.0
@@ -97,21 +95,6 @@ class Inbox:
                 self.read += 1
                 contents.append(content)
         return list(map(user_message, contents))
-
-
-async def take_messages(pool: asyncpg.Pool, sent_to: Mapping[UUID, tuple[UUID, "Inbox"]]) -> None:
-    """Deliver new messages to runs' inboxes. Wait while the database is away.
-
-    Args:
-        sent_to: the tenant and the open inbox of each run, by run id.
-    """
-    if not sent_to:
-        return
-    lacking = [(tenant, run_id, inbox.known) for run_id, (tenant, inbox) in sent_to.items()]
-    wanted = list(zip(*lacking, strict=True))
-    rows = await persist(lambda: pool.fetch(_AFTER, *wanted, timeout=_PATIENCE_S))
-    for row in rows:
-        sent_to[row["run_id"]][1].take(row["number"], row["id"], from_json(row["content"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -597,7 +580,8 @@ class Debounced:
         self._act()
 
 
-_DECIDED = "SELECT run_id, id, decided FROM decided_interrupts($1, $2)"
+_SENT = "SELECT * FROM sent_to_runs($1, $2, $3)"
+_PATIENCE_S = 3.0
 MOST_OF_CALL, _MOST_OF_RUN = 10, 50
 """Maximum number of MCP servers' questions to people, for a tool call and for a run."""
 
@@ -722,17 +706,21 @@ class OpenInterrupts:
         return self._decided[interrupt_id]
 
 
-async def take_decisions(
-    pool: asyncpg.Pool, asking: Mapping[UUID, tuple[UUID, OpenInterrupts]]
+async def deliver(
+    pool: asyncpg.Pool, runs: Mapping[UUID, tuple[UUID, Inbox, OpenInterrupts]]
 ) -> None:
-    """Deliver people's decisions to the runs that wait for them. Wait while the database is away.
+    """Deliver new messages and people's decisions to runs. Wait while the database is away.
 
     Args:
-        asking: the tenant and the open interrupts of each run, by run id.
+        runs: the tenant, the open inbox and the open interrupts of each run, by run id.
     """
-    if not asking:
+    if not runs:
         return
-    wanted = [tenant for tenant, _ in asking.values()], list(asking)
-    rows = await persist(lambda: pool.fetch(_DECIDED, *wanted, timeout=_PATIENCE_S))
-    for row in rows:
-        asking[row["run_id"]][1].decide(row["id"], from_json(row["decided"]))
+    known = [(tenant, run_id, inbox.known) for run_id, (tenant, inbox, _) in runs.items()]
+    wanted = list(zip(*known, strict=True))
+    for row in await persist(lambda: pool.fetch(_SENT, *wanted, timeout=_PATIENCE_S)):
+        _, inbox, interrupts = runs[row["run_id"]]
+        if row["number"] is None:
+            interrupts.decide(row["id"], from_json(row["content"]))
+        else:
+            inbox.take(row["number"], row["id"], from_json(row["content"]))

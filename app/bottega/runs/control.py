@@ -93,8 +93,8 @@ class RunsHere(Protocol):
     def cancel(self, run_id: UUID, task_id: UUID | None = None) -> None:
         """Cancel a run, or only one of the run's tasks. Idempotent."""
 
-    async def take(self, kind: str, run_ids: Collection[UUID]) -> set[UUID]:
-        """Deliver messages or decisions to runs. Return the ids of the runs that received any."""
+    async def take(self, run_ids: Collection[UUID]) -> set[UUID]:
+        """Deliver new messages and decisions to runs. Return the ids of runs that accept them."""
 
     def child_ended(self, run_id: UUID) -> None:
         """Tell the parent run that a child run has ended. Idempotent."""
@@ -127,10 +127,9 @@ class WorkerInbox:
             elif row["kind"] == "child":
                 self._runs.child_ended(row["subject"])
                 self._read.append(row["id"])
-        for kind in ("message", "decision"):
-            if sent := [row for row in rows if row["kind"] == kind]:
-                taken = await self._runs.take(kind, {row["run_id"] for row in sent})
-                self._read += [row["id"] for row in sent if row["run_id"] in taken]
+        if sent := [row for row in rows if row["kind"] in ("message", "decision")]:
+            taken = await self._runs.take({row["run_id"] for row in sent})
+            self._read += [row["id"] for row in sent if row["run_id"] in taken]
 
 
 _SEND = text("""

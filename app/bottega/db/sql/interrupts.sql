@@ -27,18 +27,3 @@ BEGIN
     PERFORM arrive(p_tenant, v_run);
     RETURN jsonb_build_object('interrupt', to_jsonb(i), 'run', v_run);
 END $$;
-
--- Called by a worker. Return people's decisions on the interrupts of runs that the worker executes.
-CREATE OR REPLACE FUNCTION decided_interrupts(p_tenants uuid[], p_runs uuid[])
-RETURNS TABLE (run_id uuid, id uuid, decided jsonb) LANGUAGE plpgsql AS $$
-BEGIN
-    FOR i IN 1..cardinality(p_tenants) LOOP
-        PERFORM set_config('bottega.tenant', p_tenants[i]::text, true);
-        RETURN QUERY
-        SELECT o.run_id, o.id, jsonb_build_object(
-            'status', o.status, 'resolution', o.resolution, 'by', o.resolved_by)
-        FROM interrupts o
-        WHERE o.tenant_id = p_tenants[i] AND o.run_id = p_runs[i]
-          AND o.status IN ('resolved', 'expired');
-    END LOOP;
-END $$;

@@ -53,16 +53,23 @@ LANGUAGE sql STABLE STRICT AS $$
         AND r.messages <= coalesce((p_outcome ->> 'messages')::integer, 0)
 $$;
 
--- Called by a worker. Return runs' messages in order, after the first p_known messages of a run.
-CREATE OR REPLACE FUNCTION messages_after(p_tenants uuid[], p_runs uuid[], p_known integer[])
-RETURNS TABLE (run_id uuid, number integer, id uuid, content jsonb) LANGUAGE plpgsql AS $$
+-- Called by a worker for runs that it executes. Return the runs' messages in order, after the first
+-- p_known messages of a run, and people's decisions on the runs' interrupts (without a number).
+CREATE OR REPLACE FUNCTION sent_to_runs(p_tenants uuid[], p_runs uuid[], p_known integer[])
+RETURNS TABLE (run_id uuid, id uuid, number integer, content jsonb) LANGUAGE plpgsql AS $$
 BEGIN
     FOR i IN 1..cardinality(p_tenants) LOOP
         PERFORM set_config('bottega.tenant', p_tenants[i]::text, true);
         RETURN QUERY
-        SELECT m.run_id, m.number::integer, m.id, m.content
+        SELECT m.run_id, m.id, m.number::integer, m.content
         FROM run_messages m
         WHERE m.tenant_id = p_tenants[i] AND m.run_id = p_runs[i] AND m.number > p_known[i]
         ORDER BY m.number;
+        RETURN QUERY
+        SELECT o.run_id, o.id, NULL::integer, jsonb_build_object(
+            'status', o.status, 'resolution', o.resolution, 'by', o.resolved_by)
+        FROM interrupts o
+        WHERE o.tenant_id = p_tenants[i] AND o.run_id = p_runs[i]
+          AND o.status IN ('resolved', 'expired');
     END LOOP;
 END $$;
