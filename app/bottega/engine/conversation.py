@@ -136,8 +136,7 @@ _GIST_BYTES = 150
 _LEAST = 50  # counted tokens of a smaller turn: a prompt has few turns
 _MOST_EVENTS = 1000  # the logs of longer runs are not read
 _SPOKEN = ("final_answer", "hook_stop", "length", "max_iterations")
-_TURNS = "SELECT * FROM earlier_turns($1, $2, $3, $4)"
-_TURN = "SELECT * FROM earlier_turn($1, $2, $3)"
+_TURNS = "SELECT * FROM earlier_turns($1, $2, $3, $4, $5)"
 _LINES = "SELECT * FROM lines_of_turns($1, $2, $3)"
 _ANSWERS = "SELECT * FROM answers_in_logs($1, $2, $3)"
 
@@ -221,7 +220,7 @@ async def conversation_of(pool: asyncpg.Pool, run: ClaimedRun, most: int) -> Pas
 
 
 async def _before(pool: asyncpg.Pool, run: ClaimedRun, most: int) -> PastTurns:
-    rows = await pool.fetch(_TURNS, run.tenant_id, run.base, most, GISTS)
+    rows = await pool.fetch(_TURNS, run.tenant_id, run.base, None, most, GISTS)
     turns = [row for row in reversed(rows) if not row["is_left"]]
     if not turns:  # an erasure of the user deleted the turns
         return PastTurns(1, 1, 0, {}, {})
@@ -243,8 +242,9 @@ async def _before(pool: asyncpg.Pool, run: ClaimedRun, most: int) -> PastTurns:
 
 async def _text_of_turn(pool: asyncpg.Pool, run: ClaimedRun, most: int, number: int) -> str | None:
     """Return the text of turn ``number``, cut to ``most`` / 2 tokens; ``None``: no such turn."""
-    row = await persist(lambda: pool.fetchrow(_TURN, run.tenant_id, run.base, number))
-    if row is None:
+    # For 0 tokens and one gist, the query returns the newest turn whole, and the gist of the next.
+    row = await persist(lambda: pool.fetchrow(_TURNS, run.tenant_id, run.base, number, 0, 1))
+    if row is None or row["number"] != number:
         return None
     run_id = row["run_id"]
     whole = [run_id] if _is_read(row, most) else []

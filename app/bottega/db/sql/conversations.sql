@@ -115,11 +115,11 @@ BEGIN
     END IF;
 END $$;
 
--- Called by a worker. Return the turns before a run, from new to old, and gists of a few older
--- turns. If the turns of the last prompt and all newer turns fit into p_most tokens, return these
--- turns. Otherwise return turns for half of p_most, so that the first turn rarely changes.
+-- Called by a worker. Return a run's turns up to number p_last (NULL: all), from new to old, and
+-- gists of a few older turns. If the turns of the last prompt and all newer turns fit into p_most
+-- tokens, return these. Otherwise return turns for half of p_most: the first turn rarely changes.
 CREATE OR REPLACE FUNCTION earlier_turns(
-    p_tenant uuid, p_base uuid, p_most bigint, p_gists integer
+    p_tenant uuid, p_base uuid, p_last integer, p_most bigint, p_gists integer
 ) RETURNS TABLE (
     run_id uuid, number integer, tokens bigint, events bigint, is_left boolean, gist text,
     asked jsonb, answer jsonb, ending text
@@ -135,8 +135,10 @@ BEGIN
     WHILE v_next IS NOT NULL AND v_left < p_gists LOOP
         SELECT * INTO r FROM runs o WHERE o.tenant_id = p_tenant AND o.id = v_next;
         EXIT WHEN NOT FOUND;
+        v_next := (r.turn ->> 'base')::uuid;
         run_id := r.id;
         number := (r.turn ->> 'number')::integer;
+        CONTINUE WHEN number > p_last;
         tokens := (r.turn ->> 'tokens')::bigint;
         gist := r.turn ->> 'gist';
         IF v_first IS NULL THEN
@@ -156,28 +158,7 @@ BEGIN
             events := r.last_seq; asked := r.input; answer := r.output; ending := r.stop_reason;
         END IF;
         RETURN NEXT;
-        v_next := (r.turn ->> 'base')::uuid;
     END LOOP;
-END $$;
-
--- Called by a worker. Return the earlier turn with a number, in the form of earlier_turns.
-CREATE OR REPLACE FUNCTION earlier_turn(p_tenant uuid, p_base uuid, p_number integer)
-RETURNS TABLE (run_id uuid, tokens bigint, events bigint, asked jsonb, answer jsonb, ending text)
-LANGUAGE plpgsql AS $$
-DECLARE
-    v_turn jsonb;
-BEGIN
-    PERFORM set_config('bottega.tenant', p_tenant::text, true);
-    run_id := p_base;
-    LOOP
-        SELECT turn INTO v_turn FROM runs o WHERE o.tenant_id = p_tenant AND o.id = run_id;
-        EXIT WHEN NOT FOUND OR (v_turn ->> 'number')::integer <= p_number;
-        run_id := (v_turn ->> 'base')::uuid;
-    END LOOP;
-    RETURN QUERY
-    SELECT o.id, (turn ->> 'tokens')::bigint, o.last_seq, o.input, o.output, o.stop_reason
-    FROM runs o WHERE o.tenant_id = p_tenant AND o.id = run_id
-      AND (turn ->> 'number')::integer = p_number;
 END $$;
 
 -- Called by a worker. Return lines of runs' logs with the answers of the run's agent (p_dag: of the
