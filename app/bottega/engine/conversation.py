@@ -137,7 +137,17 @@ _LEAST = 50  # counted tokens of a smaller turn: a prompt has few turns
 _MOST_EVENTS = 1000  # the logs of longer runs are not read
 _SPOKEN = ("final_answer", "hook_stop", "length", "max_iterations")
 _TURNS = "SELECT * FROM earlier_turns($1, $2, $3, $4, $5)"
-_LINES = "SELECT * FROM lines_of_turns($1, $2, $3)"
+_LINES = r"""
+SELECT s.run_id, l.line FROM run_steps s
+CROSS JOIN LATERAL string_to_table(s.events, E'\n') WITH ORDINALITY AS l(line, n)
+WHERE s.tenant_id = $1 AND s.run_id = ANY ($2) AND l.line ~ $3
+ORDER BY s.run_id, s.last_seq, l.n
+"""
+_TYPES = '^{"type":"(llm.completed|tool.(completed|failed)|message.delivered|interrupt.resolved)"'
+_OF_AGENT, _OF_NODES = f'{_TYPES},"agent"', f'{_TYPES},"task_id":"[^"]+","agent"'
+"""Pattern of the lines of a log with answers of the run's agent (of a graph's agents), results of
+tools, messages of users and decisions of people.
+"""
 _ANSWERS = "SELECT * FROM answers_in_logs($1, $2, $3)"
 
 
@@ -264,21 +274,22 @@ async def _replays(
     """Replay the logs of runs, with the texts of answers. Return the replays by run."""
     events: dict[UUID, list[Event]] = {run_id: [] for run_id in runs}
     asked: list[tuple[UUID, int]] = []
-    for number, row in enumerate(await pool.fetch(_LINES, run.tenant_id, runs, run.mode == "dag")):
-        run_id = row["run_id"]
-        # The query returns no seq. Each event gets a negative seq, to which no ``answer_seq``
-        # refers.
-        event = event_of(run_id, -1 - number, run.started_at, row["line"])
-        events[run_id].append(event)
-        if (seq := event.data.get("answer_seq")) is not None:
-            asked.append((run_id, seq))
     texts: dict[UUID, dict[int, str | None]] = {run_id: {} for run_id in runs}
-    if asked:
-        keys = [run_id for run_id, _ in asked], [seq for _, seq in asked]
-        async with acting_as(pool, run.tenant_id) as connection:
-            rows = await connection.fetch(_ANSWERS, run.tenant_id, *keys)
-        for row in rows:
-            texts[row["run_id"]][row["seq"]] = row["output"]
+    pattern = _OF_NODES if run.mode == "dag" else _OF_AGENT
+    async with acting_as(pool, run.tenant_id) as connection:
+        lines = await connection.fetch(_LINES, run.tenant_id, runs, pattern)
+        for number, row in enumerate(lines):
+            run_id = row["run_id"]
+            # The query returns no seq. Each event gets a negative seq, to which no ``answer_seq``
+            # refers.
+            event = event_of(run_id, -1 - number, run.started_at, row["line"])
+            events[run_id].append(event)
+            if (seq := event.data.get("answer_seq")) is not None:
+                asked.append((run_id, seq))
+        if asked:
+            keys = [run_id for run_id, _ in asked], [seq for _, seq in asked]
+            for row in await connection.fetch(_ANSWERS, run.tenant_id, *keys):
+                texts[row["run_id"]][row["seq"]] = row["output"]
     return {run_id: replay_run(events[run_id], texts=texts[run_id]) for run_id in runs}
 
 

@@ -160,19 +160,3 @@ BEGIN
         RETURN NEXT;
     END LOOP;
 END $$;
-
--- Called by a worker. Return lines of runs' logs with the answers of the run's agent (p_dag: of the
--- graph's agents), results of tools, messages of users and decisions of people.
-CREATE OR REPLACE FUNCTION lines_of_turns(p_tenant uuid, p_runs uuid[], p_dag boolean)
-RETURNS TABLE (run_id uuid, line text) LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM set_config('bottega.tenant', p_tenant::text, true);
-    RETURN QUERY
-    SELECT s.run_id, l.line FROM run_steps s
-    CROSS JOIN LATERAL string_to_table(s.events, E'\n') WITH ORDINALITY AS l(line, n)
-    WHERE s.tenant_id = p_tenant AND s.run_id = ANY (p_runs)
-      AND l.line ~ ('^{"type":"(llm.completed|tool.(completed|failed)|message.delivered|'
-        || 'interrupt.resolved)"'
-        || CASE WHEN p_dag THEN ',"task_id":"[^"]+"' ELSE '' END || ',"agent"')
-    ORDER BY s.run_id, s.last_seq, l.n;
-END $$;
