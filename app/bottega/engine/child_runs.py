@@ -41,7 +41,14 @@ from bottega.subagents.swarm import ChildEnd, ChildWork, Swarm
 _ADD = "SELECT add_children($1, $2, $3, $4, $5)"
 _ENDS = "SELECT run_id, status, ending FROM ended_children($1, $2)"
 _CANCEL = "SELECT request_cancel($1, $2)"
-_TELL = "SELECT tell_child($1, $2, $3, $4)"
+_TELL_HELD = """
+UPDATE run_children SET request = request || jsonb_build_object(
+    'messages', coalesce(request -> 'messages', '[]')
+        || jsonb_build_object('id', $4::uuid, 'content', $3::jsonb))
+WHERE tenant_id = $1 AND child_id = $2 AND is_held RETURNING true
+"""
+"""Gives a message to a child run that is not queued yet: it gets the message when it is queued."""
+_TELL = "SELECT send_message($1, $2, $3, NULL, '{}', $4)"
 _TEXTS = "SELECT id, partial_output($1, id, NULL) FROM unnest($2::uuid[]) AS id"
 _BATCH = 100
 _LINGER_S = 0.003
@@ -155,9 +162,13 @@ class ChildRuns:
         """Send a JSON message to a child run, at most once. Return false if the run is over."""
         if (new := self._new.get(run_id)) is not None:
             await new.stored.wait()
-        about = tenant_id, run_id, content, message_id
-        answer = await persist(lambda: self._pool.fetchval(_TELL, *about))
-        return "id" in from_json(answer)
+        return await persist(lambda: self._send(tenant_id, run_id, content, message_id))
+
+    async def _send(self, *message: Any) -> bool:
+        async with acting_as(self._pool, message[0]) as connection:
+            if await connection.fetchval(_TELL_HELD, *message):
+                return True
+            return "id" in from_json(await connection.fetchval(_TELL, *message))
 
     def cancel(self, tenant_id: UUID, run_id: UUID) -> None:
         """Cancel a child run. If the child run is not stored yet, drop the child run."""

@@ -147,19 +147,3 @@ BEGIN
         WHERE c.is_held IS NOT TRUE AND (r.id IS NULL OR r.ended_at IS NOT NULL);
     END LOOP;
 END $$;
-
--- Called by workers. Send a message to a child run, once for each p_id. A held child run gets the
--- message when it is queued. Return the result of send_message.
-CREATE OR REPLACE FUNCTION tell_child(p_tenant uuid, p_child uuid, p_content jsonb, p_id uuid)
-RETURNS jsonb LANGUAGE plpgsql AS $$
-BEGIN
-    PERFORM set_config('bottega.tenant', p_tenant::text, true);
-    UPDATE run_children SET request = request || jsonb_build_object(
-        'messages', coalesce(request -> 'messages', '[]')
-            || jsonb_build_object('id', p_id, 'content', p_content))
-    WHERE tenant_id = p_tenant AND child_id = p_child AND is_held;
-    IF FOUND THEN
-        RETURN jsonb_build_object('id', p_id);
-    END IF;
-    RETURN send_message(p_tenant, p_child, p_content, NULL, '{}', p_id);
-END $$;
