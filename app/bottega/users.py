@@ -68,6 +68,20 @@ _user_column = column("user_id", String)
 _NAMING = {"runs", "sessions", "episodes", "episode_search", "episode_vectors", "user_erasures"}
 _LOCK = text("SELECT pg_try_advisory_xact_lock(user_lock(:tenant, :user))")
 _TRASH = text("SELECT due_deleted_objects(:tenant, '0', 500)")
+_SCHEDULES_OF_USER = """
+SELECT s.name FROM schedules s
+WHERE s.tenant_id = :tenant AND (s.run ->> 'user' = :user OR EXISTS (
+    SELECT FROM sessions o WHERE o.tenant_id = :tenant AND o.id = s.run ->> 'session_id'
+      AND o.user_id = :user))
+"""
+"""Query for the names of schedules whose runs belong to a user or to the user's session."""
+_KNOWS_USER = text(f"""
+SELECT EXISTS (SELECT FROM runs WHERE tenant_id = :tenant AND user_id = :user)
+    OR EXISTS (SELECT FROM sessions WHERE tenant_id = :tenant AND user_id = :user)
+    OR EXISTS (SELECT FROM episodes WHERE tenant_id = :tenant AND user_id = :user)
+    OR EXISTS (SELECT FROM user_facts WHERE tenant_id = :tenant AND user_id = :user)
+    OR EXISTS ({_SCHEDULES_OF_USER})
+""")  # noqa: S608
 
 
 def pseudonym(user: str) -> str:
@@ -99,7 +113,7 @@ async def get(tx: AsyncConnection, tenant_id: UUID, user: str) -> Mapping[str, A
     query = select(_own.requested_at, _own.removed).where(_is(tenant_id, user))
     if (row := (await tx.execute(query)).mappings().one_or_none()) is not None:
         return {"user": user, "status": "erasing", **row}
-    if not await tx.scalar(select(func.knows_user(tenant_id, user))):
+    if not await tx.scalar(_KNOWS_USER, {"tenant": tenant_id, "user": user}):
         raise NotFoundError("there is no data of this user")
     return {"user": user, "status": "active", "requested_at": None, "removed": {}}
 
@@ -173,8 +187,8 @@ class UserErasure:
     async def _finish(self, tenant_id: UUID, user: str) -> None:
         """End the erasure, unless an older transaction has stored more of the user's data."""
         async with self.database.begin(tenant_id) as tx:
-            free = await tx.scalar(_LOCK, {"tenant": tenant_id, "user": user})
-            if not free or await tx.scalar(select(func.knows_user(tenant_id, user))):
+            values = {"tenant": tenant_id, "user": user}
+            if not await tx.scalar(_LOCK, values) or await tx.scalar(_KNOWS_USER, values):
                 again = update(user_erasures).where(_is(tenant_id, user))
                 await tx.execute(again.values(next_at=_later(0.2)))
                 return
@@ -197,7 +211,8 @@ async def erase_page(tx: AsyncConnection, tenant_id: UUID, user: str) -> Removed
     worker can no longer write to a run after the transaction that removes the run.
     """
     removed: Removed = Counter()
-    starting = schedules.c.name.in_(select(func.schedules_of_user(tenant_id, user)))
+    names = await tx.scalars(text(_SCHEDULES_OF_USER), {"tenant": tenant_id, "user": user})
+    starting = schedules.c.name.in_(names.all())
     await delete_rows(tx, schedules, and_(schedules.c.tenant_id == tenant_id, starting), removed)
     of_user = runs.c.user_id == user
     for which in (and_(of_user, runs.c.ended_at.is_(None)), of_user):
@@ -355,8 +370,7 @@ class UserExport:
         async with self.database.begin(self.tenant_id) as tx:
             found = await find(tx)
         try:
-            starting = "SELECT schedules_of_user(:tenant, :user)"
-            async for lines, _ in self._pages(_SCHEDULES, starting):
+            async for lines, _ in self._pages(_SCHEDULES, _SCHEDULES_OF_USER):
                 yield lines
             for each in found:
                 if each.owner == "user_id":

@@ -48,22 +48,3 @@ BEGIN
     VALUES (p_tenant, p_user, p_text, p_kind, p_run, p_confirmed) RETURNING id INTO v_id;
     RETURN v_id;
 END $$;
-
--- Return true if any row belongs to a user.
-CREATE OR REPLACE FUNCTION knows_user(p_tenant uuid, p_user text) RETURNS boolean
-LANGUAGE sql STABLE AS $$
-    SELECT EXISTS (SELECT FROM runs WHERE tenant_id = p_tenant AND user_id = p_user)
-        OR EXISTS (SELECT FROM sessions WHERE tenant_id = p_tenant AND user_id = p_user)
-        OR EXISTS (SELECT FROM episodes WHERE tenant_id = p_tenant AND user_id = p_user)
-        OR EXISTS (SELECT FROM user_facts WHERE tenant_id = p_tenant AND user_id = p_user)
-        OR EXISTS (SELECT FROM schedules_of_user(p_tenant, p_user))
-$$;
-
--- Return the names of schedules whose runs belong to a user or to the user's session.
-CREATE OR REPLACE FUNCTION schedules_of_user(p_tenant uuid, p_user text) RETURNS SETOF text
-LANGUAGE sql STABLE AS $$
-    SELECT s.name FROM schedules s
-    WHERE s.tenant_id = p_tenant AND (s.run ->> 'user' = p_user OR EXISTS (
-        SELECT FROM sessions o WHERE o.tenant_id = p_tenant AND o.id = s.run ->> 'session_id'
-          AND o.user_id = p_user))
-$$;
