@@ -213,8 +213,8 @@ BEGIN
 END $$;
 
 -- Called by a worker that stops executing a run, or by the sweep (causes crash and lost). Queue the
--- run again, begin its wait (p_wait: see begin_wait), or end it (p_error, or a requested
--- cancellation). p_cause: why the next attempt begins, such as drain, message or interrupt.
+-- run again, begin its wait (p_wait: see begin_wait), or end it (p_error, a past deadline, a
+-- requested cancellation). p_cause: why the next attempt begins, as drain, message or interrupt.
 CREATE OR REPLACE FUNCTION hand_back(
     p_tenant uuid, p_run uuid, p_attempt integer, p_cause text, p_wait jsonb DEFAULT NULL,
     p_error jsonb DEFAULT NULL
@@ -237,15 +237,16 @@ BEGIN
     WHERE tenant_id = p_tenant AND id = p_run RETURNING * INTO r;
     IF p_error IS NOT NULL THEN
         PERFORM end_unclaimed(p_tenant, p_run, 'failed', p_error);
-        RETURN;
     ELSIF r.cancel_requested_at IS NOT NULL THEN
         PERFORM end_unclaimed(p_tenant, p_run, 'cancelled', NULL);
-        RETURN;
+    ELSIF r.deadline <= v_now THEN
+        PERFORM end_unclaimed(p_tenant, p_run, 'timeout', NULL);
+    ELSE
+        IF p_wait IS NULL OR NOT begin_wait(r, p_wait) THEN
+            PERFORM enqueue_run(p_tenant, p_run);
+        END IF;
+        PERFORM arrive(p_tenant, p_run);
     END IF;
-    IF p_wait IS NULL OR NOT begin_wait(r, p_wait) THEN
-        PERFORM enqueue_run(p_tenant, p_run);
-    END IF;
-    PERFORM arrive(p_tenant, p_run);
 END $$;
 
 -- Called by each process. Queue runs without a worker again, end runs after their deadline, process
@@ -271,9 +272,8 @@ BEGIN
     RETURNING greatest(since, pg_postmaster_start_time()) INTO v_since;
     FOR r IN
         SELECT o.*, x.cause FROM (
-            (SELECT h.tenant_id, h.run_id, h.attempt, 'running' AS status, CASE
-                 WHEN h.deadline < now() - interval '60 seconds' THEN NULL  -- end the run
-                 WHEN w.id IS NULL THEN 'crash' ELSE 'lost' END AS cause
+            (SELECT h.tenant_id, h.run_id, h.attempt, 'running' AS status,
+                    CASE WHEN w.id IS NULL THEN 'crash' ELSE 'lost' END AS cause
              FROM run_heads h
              -- The lease of a run begins with the last report, or with the run's claim.
              LEFT JOIN workers w ON w.id = h.worker_id AND w.leased_until > now()

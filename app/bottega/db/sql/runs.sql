@@ -213,46 +213,46 @@ END $$;
 CREATE OR REPLACE FUNCTION cancel_run(p_tenant uuid, p_run uuid)
 RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
-    v_status text;
+    r runs%ROWTYPE;
 BEGIN
     PERFORM set_config('bottega.tenant', p_tenant::text, true);
-    SELECT status INTO v_status FROM runs WHERE tenant_id = p_tenant AND id = p_run FOR UPDATE;
+    SELECT * INTO r FROM runs WHERE tenant_id = p_tenant AND id = p_run FOR UPDATE;
     IF NOT FOUND THEN
         RETURN NULL;
-    ELSIF v_status NOT IN ('queued', 'running', 'waiting') THEN
+    ELSIF r.ended_at IS NOT NULL THEN
         RETURN 'final';
     END IF;
     UPDATE runs SET cancel_requested_at = coalesce(cancel_requested_at, clock_timestamp())
     WHERE tenant_id = p_tenant AND id = p_run;
-    IF v_status = 'running' AND EXISTS (
+    IF r.status <> 'running' THEN
+        PERFORM end_unclaimed(p_tenant, p_run, 'cancelled', NULL);
+    ELSIF EXISTS (
         SELECT FROM run_heads h JOIN workers w ON w.id = h.worker_id
         WHERE h.tenant_id = p_tenant AND h.run_id = p_run AND w.leased_until > clock_timestamp())
     THEN
         INSERT INTO run_inbox (tenant_id, run_id, kind) VALUES (p_tenant, p_run, 'cancel');
         PERFORM arrive(p_tenant, p_run);
         RETURN 'requested';
+    ELSE
+        PERFORM hand_back(p_tenant, p_run, r.attempt, 'crash');
     END IF;
-    PERFORM end_unclaimed(p_tenant, p_run, 'cancelled', NULL);
     RETURN 'cancelled';
 END $$;
 
--- Called by cancel_run, hand_back and sweep with the run's row locked. End a run that no worker
--- executes: end tasks, write the final event, delete the row in the queue. No episode is stored. A
--- notice (RAISE NOTICE) tells the calling process, which counts and logs the end.
+-- Called with the run's row locked. End a run that has no run head: end tasks, write the final
+-- event, delete the row in the queue. No episode is stored. A notice (RAISE NOTICE) tells the
+-- calling process, which counts and logs the end.
 CREATE OR REPLACE FUNCTION end_unclaimed(
     p_tenant uuid, p_run uuid, p_status text, p_error jsonb
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     r runs%ROWTYPE;
-    v_last bigint;
     v_lines text[];
     v_why jsonb := '{"code": "cancelled", "message": "parent-ended"}';
     v_reason text := CASE WHEN p_status = 'cancelled' THEN 'cancelled' END;
     v_now timestamptz := clock_timestamp();
 BEGIN
     SELECT * INTO r FROM runs WHERE tenant_id = p_tenant AND id = p_run;
-    SELECT last_seq INTO v_last FROM run_heads WHERE tenant_id = p_tenant AND run_id = p_run;
-    v_last := coalesce(v_last, r.last_seq);
     r.error := CASE
         WHEN p_status <> 'timeout' THEN p_error
         WHEN r.attempt = 0 THEN jsonb_build_object('code', 'queue_timeout', 'message', format(
@@ -285,16 +285,14 @@ BEGIN
     FROM ended t LEFT JOIN spent s ON s.task_id = t.id
     CROSS JOIN (VALUES (1, 'subagent.status_changed'), (2, 'subagent.cancelled'))
         AS e(position, type);
-    v_lines := v_lines || event_line(
+    PERFORM append_events(p_tenant, p_run, v_now, VARIADIC v_lines || event_line(
         CASE r.mode WHEN 'batch' THEN 'batch.' ELSE 'run.' END || p_status, jsonb_build_object(
             'stop_reason', v_reason, 'usage', r.usage)
-        || CASE WHEN r.error IS NULL THEN '{}' ELSE jsonb_build_object('error', r.error) END);
-    PERFORM put_events(p_tenant, p_run, r.attempt, v_last, v_now, v_lines);
+        || CASE WHEN r.error IS NULL THEN '{}' ELSE jsonb_build_object('error', r.error) END));
     DELETE FROM run_queue WHERE tenant_id = p_tenant AND run_id = p_run;
     DELETE FROM run_waits WHERE tenant_id = p_tenant AND run_id = p_run;
-    PERFORM end_run(p_tenant, p_run, v_last + cardinality(v_lines), jsonb_build_object(
+    PERFORM end_run(p_tenant, p_run, jsonb_build_object(
         'status', p_status, 'stop_reason', v_reason, 'error', r.error, 'usage', r.usage), v_now);
-    PERFORM send_signal('bottega_events', p_run::text);
     PERFORM count_spending(p_tenant, spent) FROM runs WHERE tenant_id = p_tenant AND id = p_run;
     RAISE NOTICE USING ERRCODE = 'BT020', MESSAGE = 'run ended', DETAIL = jsonb_build_object(
         'run_id', r.id, 'tenant', (SELECT name FROM tenants WHERE id = r.tenant_id),

@@ -138,8 +138,7 @@ BEGIN
              ORDER BY p_tenants[n], p_runs[n]
     LOOP
         PERFORM set_config('bottega.tenant', p_tenants[i]::text, true);
-        PERFORM end_run(
-            p_tenants[i], p_runs[i], p_after[i] + p_counts[i], p_outcomes[i], v_now);
+        PERFORM end_run(p_tenants[i], p_runs[i], p_outcomes[i], v_now);
         IF p_outcomes[i] -> 'episode' <> 'null' THEN
             PERFORM store_episode(
                 p_tenants[i], p_outcomes[i] -> 'episode' || jsonb_build_object('at', v_now));
@@ -220,14 +219,16 @@ END $$;
 -- whose final event is stored. Cancel tasks, pending interrupts and unlocked child runs (the sweep
 -- finds locked ones). Queue the webhook, tell the parent, and make the conversation's next run due.
 CREATE OR REPLACE FUNCTION end_run(
-    p_tenant uuid, p_run uuid, p_last bigint, p_outcome jsonb, p_now timestamptz
+    p_tenant uuid, p_run uuid, p_outcome jsonb, p_now timestamptz
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
+    v_last bigint;
     r runs%ROWTYPE;
 BEGIN
-    DELETE FROM run_heads WHERE tenant_id = p_tenant AND run_id = p_run;
+    DELETE FROM run_heads WHERE tenant_id = p_tenant AND run_id = p_run
+    RETURNING last_seq INTO v_last;
     UPDATE runs SET
-        last_seq = p_last,
+        last_seq = greatest(v_last, last_seq),
         status = p_outcome ->> 'status', output = nullif(p_outcome -> 'output', 'null'),
         output_json = nullif(p_outcome -> 'output_json', 'null'),
         stop_reason = p_outcome ->> 'stop_reason',
@@ -265,7 +266,7 @@ BEGIN
     IF r.webhook_url IS NOT NULL THEN
         -- A batch ends again after a retry, so each of its webhooks has the seq of a final event.
         INSERT INTO webhooks (tenant_id, run_id, seq, url) VALUES (
-            p_tenant, p_run, CASE r.mode WHEN 'batch' THEN p_last ELSE 0 END, r.webhook_url);
+            p_tenant, p_run, CASE r.mode WHEN 'batch' THEN r.last_seq ELSE 0 END, r.webhook_url);
         PERFORM send_signal('bottega_webhooks');
     END IF;
     IF (SELECT ended_at IS NULL FROM runs WHERE tenant_id = p_tenant AND id = r.parent_run_id) THEN
