@@ -39,20 +39,16 @@ LANGUAGE sql STABLE AS $$
     SELECT coalesce(array_agg(tenant), '{}') FROM (SELECT tenant FROM due OFFSET 1 LIMIT 500) AS t
 $$;
 
--- Return a tenant's next due child run (p_child: true) or next due other run (p_child: false).
-CREATE OR REPLACE FUNCTION next_due(p_tenant uuid, p_child boolean) RETURNS uuid
-LANGUAGE sql STABLE AS $$
-    SELECT run_id FROM run_queue WHERE is_due AND tenant_id = p_tenant AND is_child = p_child
-    ORDER BY rank, run_id LIMIT 1
-$$;
-
--- Return true if one of the tenants has due runs and is below p_limit, or has due child runs.
+-- Return true if one of the tenants has due runs and is below p_limit (NULL: no limit), or has due
+-- child runs.
 CREATE OR REPLACE FUNCTION any_left(p_tenants uuid[], p_limit bigint) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT EXISTS (
-        SELECT FROM tenant_queues t WHERE t.tenant_id = ANY (p_tenants)
-          AND (t.counted + t.claimed < p_limit AND next_due(t.tenant_id, false) IS NOT NULL
-               OR next_due(t.tenant_id, true) IS NOT NULL))
+        SELECT FROM tenant_queues t CROSS JOIN LATERAL (  -- the first run in the index
+            SELECT FROM run_queue q WHERE q.is_due AND q.tenant_id = t.tenant_id
+              AND q.is_child >= coalesce(t.counted + t.claimed >= p_limit, false)
+            ORDER BY q.is_child, q.rank, q.run_id LIMIT 1) AS due
+        WHERE t.tenant_id = ANY (p_tenants))
 $$;
 
 -- Return how many places in a worker with p_held runs are free for any tenant. If there are several
@@ -96,7 +92,7 @@ BEGIN
         -- A tenant at its limit is sorted as if its last claim were one second later.
         ORDER BY t.served_at + CASE
             WHEN t.counted + t.claimed < v_limit OR t.tenant_id = ANY (p_ended)
-                 OR next_due(t.tenant_id, true) IS NOT NULL
+                 OR any_left(ARRAY[t.tenant_id], 0)  -- due child runs
             THEN interval '0' ELSE interval '1 second' END, t.tenant_id
         LIMIT 4 FOR UPDATE SKIP LOCKED
     LOOP

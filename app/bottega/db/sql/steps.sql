@@ -153,7 +153,7 @@ BEGIN
         WHERE p_outcomes[n] IS NOT NULL GROUP BY p_tenants[n] ORDER BY p_tenants[n]
     LOOP
         PERFORM set_config('bottega.tenant', v_tenant::text, true);
-        IF next_due(v_tenant, false) IS NOT NULL THEN
+        IF any_left(ARRAY[v_tenant], NULL) THEN
             v_answers[v_places[1]] := 'due';
         END IF;
         PERFORM count_spending(v_tenant, jsonb_agg(s))
