@@ -374,9 +374,8 @@ async def test_runs_are_found_by_their_metadata_through_its_index(
             count,
         )
     await owner.execute("VACUUM ANALYZE runs")
-    unset = ", ".join(["NULL"] * 8)
-    query = f"SELECT runs_by_metadata($1, {unset}, true, 10, NULL)"
-    rare = ['[{"customer": "17"}]']
+    query = "SELECT ids_by_metadata('runs', $1, '[]', true, 10)"
+    rare = '[[{"customer": "17"}]]'
     assert "ix_runs_metadata" in await used(owner, database_url, query, rare)
     # The same as a plain query of the application's cannot use it.
     plain = "SELECT id FROM runs WHERE metadata @> '{\"customer\": \"17\"}' AND metadata <> '{}'"

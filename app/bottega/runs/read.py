@@ -16,7 +16,6 @@ from uuid import UUID
 from pydantic_core import from_json, to_json
 from sqlalchemy import (
     ColumnElement,
-    DateTime,
     FromClause,
     Numeric,
     RowMapping,
@@ -351,17 +350,8 @@ _EXISTS = select(runs.c.id).where(
 )
 
 _BY_METADATA = text("""
-SELECT runs_by_metadata(CAST(CAST(:conditions AS text[]) AS jsonb[]), :status, :agent, :session,
-    :user, :after, :before, :first, :last, :descending, :most, :waiting_for)
-""").bindparams(
-    bindparam("conditions", type_=ARRAY(Text)),
-    *(
-        bindparam(name, type_=Text)
-        for name in ("status", "agent", "session", "user", "waiting_for")
-    ),
-    *(bindparam(name, type_=DateTime(timezone=True)) for name in ("after", "before")),
-    *(bindparam(name, type_=Uuid) for name in ("first", "last")),
-)
+SELECT ids_by_metadata(:of, CAST(:metadata AS jsonb), CAST(:where AS jsonb), :descending, :most)
+""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -647,33 +637,52 @@ async def _with_metadata(
     descending: bool,
     limit: int,
 ) -> Sequence[UUID]:
-    """Return the ids of a page of runs with the wanted metadata.
-
-    Under row-level security, PostgreSQL cannot use the index for ``@>``. So an SQL function without
-    row-level security searches, and reads only rows of the transaction's tenant.
-    """
+    """Return the ids of a page of runs with the wanted metadata."""
     first = [] if after is None or descending else [after]
     last = [after] if after is not None and descending else []
     if wanted.created_after is not None:  # as in _conditions; no run has exactly this id
         first.append(first_id(wanted.created_after))
     if wanted.created_before is not None:
         last.append(first_id(wanted.created_before + MOST_SKEW))
+    where = [
+        ("status", "=", wanted.status),
+        ("agent", "=", wanted.agent),
+        ("session_id", "=", wanted.session_id),
+        ("user_id", "=", wanted.user),
+        ("waiting_for", "=", wanted.waiting_for),
+        ("created_at", ">", wanted.created_after),
+        ("created_at", "<", wanted.created_before),
+        ("id", ">", max(first, default=None)),
+        ("id", "<", min(last, default=None)),
+    ]
+    found = await ids_by_metadata(connection, "runs", wanted.metadata, where, descending, limit)
+    return [UUID(each) for each in found]
+
+
+async def ids_by_metadata(
+    connection: AsyncConnection,
+    of: Literal["runs", "sessions"],
+    metadata: Iterable[tuple[str, str]],
+    where: Iterable[tuple[str, str, Any]],
+    descending: bool,
+    limit: int,
+) -> Sequence[str]:
+    """Return ids of the tenant's runs or sessions with some metadata, sorted.
+
+    Under row-level security, PostgreSQL cannot use the index for ``@>``. So an SQL function without
+    row-level security searches, and reads only rows of the transaction's tenant.
+
+    Args:
+        where: further conditions: column, operator (``=``, ``<`` or ``>``) and value. A value of
+            ``None`` is no condition.
+    """
+    wanted = [[{key: each} for each in spelled(value)] for key, value in metadata]
     values = {
-        "conditions": [
-            to_json([{key: each} for each in spelled(value)]).decode()
-            for key, value in wanted.metadata
-        ],
-        "status": wanted.status,
-        "agent": wanted.agent,
-        "session": wanted.session_id,
-        "user": wanted.user,
-        "after": wanted.created_after,
-        "before": wanted.created_before,
-        "first": max(first, default=None),
-        "last": min(last, default=None),
+        "of": of,
+        "metadata": to_json(wanted).decode(),
+        "where": to_json([each for each in where if each[2] is not None]).decode(),
         "descending": descending,
         "most": limit,
-        "waiting_for": wanted.waiting_for,
     }
     return (await connection.scalars(_BY_METADATA, values)).all()
 

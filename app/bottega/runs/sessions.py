@@ -9,11 +9,8 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
 
-from pydantic_core import to_json
 from sqlalchemy import (
-    Boolean,
     ColumnElement,
-    Integer,
     Select,
     Text,
     Uuid,
@@ -57,7 +54,7 @@ from bottega.errors import (
 )
 from bottega.events.types import FOR_PEOPLE, UNFINISHED, RunStatus
 from bottega.runs import messages
-from bottega.runs.read import ABOVE_ROOTS, SEARCHED_RUNS, SHOWN_TEXT, spelled
+from bottega.runs.read import ABOVE_ROOTS, SEARCHED_RUNS, SHOWN_TEXT, ids_by_metadata
 
 MOST_WORDS = 10
 """Maximum number of words in a search."""
@@ -117,16 +114,6 @@ _SESSIONS = _sessions()
 
 
 _GREW = grew("sessions", "tenant_id", "id")
-_BY_METADATA = text("""
-SELECT sessions_by_metadata(
-    CAST(CAST(:conditions AS text[]) AS jsonb[]), :user, :after, :descending, :most)
-""").bindparams(
-    bindparam("conditions", type_=ARRAY(Text)),
-    bindparam("user", type_=Text),
-    bindparam("after", type_=Text),
-    bindparam("descending", type_=Boolean),
-    bindparam("most", type_=Integer),
-)
 
 
 def session_user(session_id: str) -> ConflictError:
@@ -345,17 +332,14 @@ async def page(
     query = _SESSIONS.where(sessions.c.tenant_id == tenant_id)
     searches = by_time or wanted.searches
     if wanted.metadata:
-        values = {
-            "conditions": [
-                to_json([{key: each} for each in spelled(value)]).decode()
-                for key, value in wanted.metadata
-            ],
-            "user": wanted.user,
-            "after": None if searches else after,
-            "descending": descending,
-            "most": SEARCHED_RUNS if searches else limit + 1,
-        }
-        found = (await connection.scalars(_BY_METADATA, values)).all()
+        where = [
+            ("user_id", "=", wanted.user),
+            ("id", "<" if descending else ">", None if searches else after),
+        ]
+        most = SEARCHED_RUNS if searches else limit + 1
+        found = await ids_by_metadata(
+            connection, "sessions", wanted.metadata, where, descending, most
+        )
         query = query.where(sessions.c.id == any_(bindparam("found", found, type_=ARRAY(Text))))
     elif wanted.user is not None:
         query = query.where(sessions.c.user_id == wanted.user)
