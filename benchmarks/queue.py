@@ -28,7 +28,7 @@ _NEW = (
     '{"mode": "dag", "input": "x", "pinned": {}, "timeout_s": 60, "queue_timeout_s": 86400,'
     ' "metadata": {}, "memory": "off", "priority": 5}'
 )
-_ACCEPT = "SELECT accept_run($1, $2, '[]', '[]')::text"
+_ACCEPT = "SELECT accept_run($1, $2, '{}', '[]')::text"
 REPORT = """
 SELECT * FROM report($1, 3600, 1000000, '{}', '{}', '{}',
     '{"version": "1", "age_s": 0, "pool": {}, "tenants": {}}')

@@ -29,7 +29,7 @@ async def test_a_chain_of_retries_is_assigned_as_its_first_run(database: Databas
         for _ in range(3):
             retry_of = chain[-1] if chain else None
             new = to_json({**NEW, "priority": 5, "retry_of": retry_of}).decode()
-            query = "SELECT accept_run($1, $2, '[]', '[]') ->> 'id'"
+            query = "SELECT accept_run($1, $2, '{}', '[]') ->> 'id'"
             chain.append(UUID(await connection.fetchval(query, DEFAULT_TENANT, new)))
     runs = [await claim(database.pool, run_id) for run_id in chain]
     assert [run.assigned_as for run in runs if run is not None] == [chain[0]] * 3
@@ -152,7 +152,7 @@ async def pinned(database: Database, owner: asyncpg.Pool, tenant: UUID, *version
         await owner.execute(f"{insert} VALUES ($1, 'a', $2, $3)", tenant, version, definition)
         new: dict[str, Any] = {**NEW, "priority": 5, "pinned": {"agents": {"a": version}}}
         async with acting_as(database.pool, tenant) as connection:
-            accepted = "SELECT accept_run($1, $2, '[]', '[]')"
+            accepted = "SELECT accept_run($1, $2, '{}', '[]')"
             await connection.execute(accepted, tenant, to_json(new).decode())
 
 
@@ -171,7 +171,7 @@ async def test_definitions_are_read_once_by_each_worker(
     for tenant in names:
         new = to_json({**NEW, "priority": 5, "pinned": {"agents": {"a": 2, "b": 1}}}).decode()
         async with acting_as(database.pool, tenant) as connection:
-            accepted = "SELECT accept_run($1, $2, '[]', '[]')"
+            accepted = "SELECT accept_run($1, $2, '{}', '[]')"
             await connection.execute(accepted, tenant, new)
     again = await claim_next(database.pool, 4, reader=reader)
     assert [run.agents["a"]["version"] for run in again] == [2, 2]

@@ -89,7 +89,7 @@ async def test_background_work_gives_each_tenant_its_turn(
         await owner.execute("INSERT INTO tenants (id, name) VALUES ($1, gen_random_uuid())", name)
         async with acting_as(database.pool, name) as connection:
             for _ in range(count):
-                accepted = "SELECT accept_run($1, $2, '[]', '[]') ->> 'id'"
+                accepted = "SELECT accept_run($1, $2, '{}', '[]') ->> 'id'"
                 run_id = await connection.fetchval(accepted, name, new)
                 ended = "SELECT end_unclaimed($1, $2, 'cancelled', NULL)"
                 await connection.execute(ended, name, run_id)

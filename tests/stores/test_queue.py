@@ -36,7 +36,7 @@ async def accept(
     await connection.execute("SELECT set_config('bottega.tenant', $1, true)", str(tenant))
     new = to_json({**NEW, "priority": priority, "session_id": session}).decode()
     answer = from_json(
-        await connection.fetchval("SELECT accept_run($1, $2, '[]', '[]')", tenant, new)
+        await connection.fetchval("SELECT accept_run($1, $2, '{}', '[]')", tenant, new)
     )
     return UUID(answer["id"])
 
@@ -360,7 +360,7 @@ async def test_cancelled_and_waiting_runs_are_not_claimed(
     await database.pool.execute("SELECT cancel_run($1, $2)", DEFAULT_TENANT, cancelled)
     async with acting_as(database.pool, DEFAULT_TENANT) as connection:
         spoken = {**NEW, "priority": 1, "session_id": "s", "conversation": "continue"}
-        query = "SELECT accept_run($1, $2, '[]', '[]')"
+        query = "SELECT accept_run($1, $2, '{}', '[]')"
         answers = [
             from_json(await connection.fetchval(query, DEFAULT_TENANT, to_json(spoken).decode()))
             for _ in range(2)
@@ -504,7 +504,7 @@ async def test_an_interrupt_waits_for_a_locked_run_without_a_deadlock(
             await connection.execute(
                 "SELECT set_config('bottega.tenant', $1, true)", str(DEFAULT_TENANT)
             )
-            query = "SELECT accept_run($1, $2, '[]', '[]')"
+            query = "SELECT accept_run($1, $2, '{}', '[]')"
             return UUID(from_json(await connection.fetchval(query, DEFAULT_TENANT, new))["id"])
 
     before = [await submit(first, "queue") for _ in range(3)]

@@ -88,7 +88,7 @@ class Step(NamedTuple):
             attempt,
             after,
             len(events),
-            "\n".join([_line_of(event, known) for event in events]),
+            "\n".join([line_of(event, known) for event in events]),
             encoded(tasks, known) if tasks else None,
             encoded(interrupts, known) if interrupts else None,
             session,
@@ -97,7 +97,8 @@ class Step(NamedTuple):
         )
 
 
-def _line_of(event: Mapping[str, Any], known: Redactor) -> str:
+def line_of(event: Mapping[str, Any], known: Redactor = Redactor(())) -> str:
+    """Return an event as a line of the log."""
     return encoded({key: value for key in _KEYS if (value := event[key]) is not None}, known)
 
 

@@ -12,8 +12,8 @@ from uuid import UUID
 
 import asyncpg
 from pydantic_core import from_json, to_json
-from sqlalchemy import bindparam, column, func, select, text
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy import Text, bindparam, column, func, select, text
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega import trace_context
@@ -32,7 +32,7 @@ from bottega.errors import (
     UnknownAgentError,
     UserErasingError,
 )
-from bottega.events.log import storable
+from bottega.events.log import line_of, storable
 from bottega.memory.episodes.scope import OFF, MemoryScope, memory_used, scope_of_run, strictest
 from bottega.runs.control import REFUSED_MESSAGES, refused_message
 from bottega.runs.pins import PinCache, refuse_overrides, refuse_parts, refuse_unpriced
@@ -94,9 +94,9 @@ FROM set_config('bottega.tenant', $1::uuid::text, true)
 """
 _ACCEPT = text("""
 SELECT CAST(accept_run(
-    :tenant, CAST(:new AS jsonb), CAST(:carried AS jsonb), CAST(:tasks AS jsonb)
+    :tenant, CAST(:new AS jsonb), :carried, CAST(:tasks AS jsonb)
 ) AS text)
-""")
+""").bindparams(bindparam("carried", type_=ARRAY(Text)))
 
 _LIMITS = {"timeout_s": 3600.0, "queue_timeout_s": 86_400.0}
 """Limits of a run whose request sets none: runs that are queued at night may wait for the day."""
@@ -320,7 +320,7 @@ async def accept(
     values = {
         "tenant": tenant_id,
         "new": to_json(new).decode(),
-        "carried": to_json(carried.events).decode(),
+        "carried": [line_of(event) for event in carried.events],
         "tasks": to_json(carried.tasks).decode(),
     }
     return _accepted(from_json(await connection.scalar(_ACCEPT, values)), new)

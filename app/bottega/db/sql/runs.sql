@@ -1,14 +1,14 @@
 -- Functions for clients' requests about runs, and for the end of a run that no worker executes.
 
--- Called when a run is submitted. Store the run with the steps copied from a repeated run, and
--- queue the run. If the run's conversation has an unfinished run, the new run is not due yet.
+-- Called when a run is submitted. Store the run, with lines of the log and tasks of a repeated run.
+-- Queue the run. If the run's conversation has an unfinished run, the new run is not due yet.
 -- Return the row, or {"refused": reason}: a limit, another user's session, a busy conversation.
 CREATE OR REPLACE FUNCTION accept_run(
-    p_tenant uuid, p_new jsonb, p_carried jsonb, p_tasks jsonb
+    p_tenant uuid, p_new jsonb, p_carried text[], p_tasks jsonb
 ) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
     r runs%ROWTYPE;
-    v_carried integer := jsonb_array_length(p_carried);
+    v_carried integer := cardinality(p_carried);
     v_refusal jsonb := refuse_run(p_tenant, p_new -> 'pinned');
     v_user text := p_new ->> 'user';
     v_of_session text;
@@ -86,12 +86,7 @@ BEGIN
                 'priority', r.priority, 'retry_of', r.retry_of,
                 'fork_of', r.fork_of - 'usage')) END);
     IF v_carried > 0 THEN
-        PERFORM put_events(p_tenant, r.id, 0, 1, r.created_at, ARRAY(
-            SELECT event_line(e.value ->> 'type', e.value -> 'data', (e.value ->> 'task_id')::uuid,
-                              (e.value ->> 'parent_task_id')::uuid, e.value ->> 'agent',
-                              (e.value ->> 'depth')::smallint)
-            FROM jsonb_array_elements(p_carried) WITH ORDINALITY AS e(value, position)
-            ORDER BY e.position));
+        PERFORM put_events(p_tenant, r.id, 0, 1, r.created_at, p_carried);
         PERFORM put_tasks(p_tenant, r.id, p_tasks, r.created_at);
         UPDATE tasks SET cancel_requested_at = ended_at
         WHERE tenant_id = p_tenant AND run_id = r.id AND status = 'cancelled';
@@ -129,7 +124,7 @@ BEGIN
     THEN
         RETURN '{"refused": "stale"}';
     END IF;
-    v_answer := accept_run(p_tenant, p_new, '[]', '[]');
+    v_answer := accept_run(p_tenant, p_new, '{}', '[]');
     IF p_key IS NOT NULL AND NOT v_answer ? 'refused' THEN
         PERFORM keep_answer(p_tenant, p_key, p_hash, jsonb_build_object('body', v_answer));
     END IF;

@@ -76,17 +76,11 @@ BEGIN
                    i.tool_call_id, i.arguments, i.question, nullif(i.schema, 'null'), i.reason,
                    i.confirm_above,
                    -- The times differ, so that lists show interrupts in the order of the calls.
-                   i.server, i.node, i.who, v_now + (i.position - 1) * interval '1 microsecond',
-                   v_now + make_interval(secs => i.expires_s)
-            FROM unnest(v_stored) AS n CROSS JOIN ROWS FROM (
-                jsonb_to_recordset(p_interrupts[n]) AS (
-                    id uuid, task_id uuid, agent text, kind text, call integer, tool text,
-                    tool_call_id text, arguments jsonb, question text, schema jsonb, reason text,
-                    confirm_above jsonb, server text, node text, who text,
-                    expires_s double precision)
-            ) WITH ORDINALITY AS i(
-                id, task_id, agent, kind, call, tool, tool_call_id, arguments, question, schema,
-                reason, confirm_above, server, node, who, expires_s, position)
+                   i.server, i.node, i.who, v_now + (e.position - 1) * interval '1 microsecond',
+                   v_now + make_interval(secs => (e.value ->> 'expires_s')::double precision)
+            FROM unnest(v_stored) AS n
+            CROSS JOIN jsonb_array_elements(p_interrupts[n]) WITH ORDINALITY AS e(value, position)
+            CROSS JOIN jsonb_populate_record(NULL::interrupts, e.value) AS i
             ON CONFLICT DO NOTHING;
         END IF;
         FOREACH i IN ARRAY v_stored LOOP
