@@ -241,7 +241,7 @@ def test_errors_of_the_database_are_one_sentence(
 
 
 def test_a_migration_that_fails_does_not_advise_to_repeat_it(database_url: str) -> None:
-    ambiguous = "CREATE FUNCTION keys_required(p int) RETURNS int LANGUAGE sql AS 'SELECT p'"
+    ambiguous = "CREATE FUNCTION find_tenant(p int) RETURNS int LANGUAGE sql AS 'SELECT p'"
     asyncio.run(execute(database_url, ambiguous, "DELETE FROM sql_files"))
     code, said = command("migrate", DATABASE_URL=database_url)
     assert (code, "not unique" in said) == (1, True)
