@@ -5,7 +5,8 @@
 -- Claim: a worker calls claim() for as many runs as it has free places. A claim deletes the runs'
 -- rows, raises each run's attempt, and stores attempt and worker in run_heads (see begin_attempts).
 -- A claim also locks tenants' rows in tenant_queues. A claim skips rows that other claims locked.
--- Fence: each write has an attempt. A write changes nothing unless run_heads has the same attempt.
+-- Fence: each write has an attempt. A write changes nothing unless run_heads has the same attempt
+-- (see store_steps). A hand-back deletes the run's row in run_heads, and so does the run's end.
 -- Lease: a worker is alive until workers.leased_until. report() extends this lease and stores the
 -- list of the runs that the worker executes. A lease lasts two thirds of BOTTEGA_TAKEOVER_S.
 -- Takeover: processes call sweep(), which queues a run again if the run's worker has no lease
@@ -20,6 +21,9 @@
 -- Limit: tenant_queues.counted is the number of a tenant's running runs at the last count, claimed
 -- the number of runs claimed since then. Before the sum can exceed concurrent_runs, a claim counts
 -- again. A child run does not count. A run that waits for its child runs counts.
+-- In other files: begin_attempts (execution.sql), enqueue_run and end_unclaimed (runs.sql),
+-- begin_wait and arrive (waiting.sql), store_steps and end_run (steps.sql), wake_worker
+-- (signals.sql).
 
 -- Return at most 500 tenants with due runs: ids above p_from, then (round 2) the ids up to p_from.
 -- Each step of the recursion finds the next tenant by index, without reading all the tenant's runs.
