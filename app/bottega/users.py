@@ -75,11 +75,10 @@ WHERE s.tenant_id = :tenant AND (s.run ->> 'user' = :user OR EXISTS (
       AND o.user_id = :user))
 """
 """Query for the names of schedules whose runs belong to a user or to the user's session."""
+_OF_USER = "WHERE tenant_id = :tenant AND user_id = :user"
 _KNOWS_USER = text(f"""
-SELECT EXISTS (SELECT FROM runs WHERE tenant_id = :tenant AND user_id = :user)
-    OR EXISTS (SELECT FROM sessions WHERE tenant_id = :tenant AND user_id = :user)
-    OR EXISTS (SELECT FROM episodes WHERE tenant_id = :tenant AND user_id = :user)
-    OR EXISTS (SELECT FROM user_facts WHERE tenant_id = :tenant AND user_id = :user)
+SELECT EXISTS (SELECT FROM runs {_OF_USER}) OR EXISTS (SELECT FROM sessions {_OF_USER})
+    OR EXISTS (SELECT FROM episodes {_OF_USER}) OR EXISTS (SELECT FROM user_facts {_OF_USER})
     OR EXISTS ({_SCHEDULES_OF_USER})
 """)  # noqa: S608
 

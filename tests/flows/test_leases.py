@@ -105,8 +105,7 @@ async def test_a_run_beyond_its_deadline_ends_with_or_without_a_worker(
         run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
         assert await claim(bottega.owner, UUID(run_id)) is not None
         for table in ("runs", "run_heads"):
-            late = f"UPDATE {table} SET deadline = now() - interval '61 s'"
-            await bottega.owner.execute(late)
+            await bottega.owner.execute(f"UPDATE {table} SET deadline = now() - interval '61 s'")
         async with running(quick, database_url):  # no worker runs, but each process sweeps
             run = await final(bottega, run_id)
     assert (run["status"], run["error"]["code"]) == ("timeout", "timeout")

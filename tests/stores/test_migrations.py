@@ -107,7 +107,7 @@ def test_a_dump_without_roles_works_on_a_fresh_server_after_migrating(
         migrate.upgrade(fresh.url)
         assert asyncio.run(migrate.is_current(fresh.url))
         restored = asyncio.run(catalogue(fresh.url))
-        assert asyncio.run(keys_are_required(fresh.url)) is False
+        assert asyncio.run(operator.keys_required(fresh.url)) is False
     assert {kind: plain(rows) for kind, rows in restored.items()} == {
         kind: plain(rows) for kind, rows in now.items()
     }
@@ -124,10 +124,6 @@ def plain(rows: list[tuple[Any, ...]]) -> list[str]:
         )
         for row in rows
     ]
-
-
-async def keys_are_required(url: str) -> bool:
-    return await operator.keys_required(url)
 
 
 async def migrate_at_once(url: str, processes: int) -> list[int]:

@@ -204,7 +204,6 @@ async def test_a_repetition_carries_over_all_fields_of_a_task(
         "timeout_s": 60,
     }
     new |= {"queue_timeout_s": 60, "metadata": {}}
-    event = '{"type":"warning","data":{}}'
     async with database.pool.acquire() as connection, connection.transaction():
         await connection.execute(
             "SELECT set_config('bottega.tenant', $1, true)", str(DEFAULT_TENANT)
@@ -213,7 +212,7 @@ async def test_a_repetition_carries_over_all_fields_of_a_task(
             "SELECT accept_run($1, $2, $3, $4)",
             DEFAULT_TENANT,
             to_json(new).decode(),
-            [event],
+            ['{"type":"warning","data":{}}'],
             to_json([given, stopped, cut_off]).decode(),
         )
     first, second, third = await owner.fetch("SELECT * FROM tasks ORDER BY created_at, id")

@@ -333,10 +333,8 @@ class Ticker:
         started = True
         while started:
             found = await self._database.pool.fetch(_DUE, self._after, _AT_ONCE)
-            if not found:
-                return float("inf")
-            if (due_s := float(found[0]["due_s"])) > 0:
-                return due_s
+            if not found or found[0]["due_s"] > 0:
+                return float(found[0]["due_s"]) if found else float("inf")
             started = False
             for row in found:
                 self._after = row["tenant_id"]

@@ -93,9 +93,7 @@ SELECT earlier_answer($1::uuid, $2, $3)::text
 FROM set_config('bottega.tenant', $1::uuid::text, true)
 """
 _ACCEPT = text("""
-SELECT CAST(accept_run(
-    :tenant, CAST(:new AS jsonb), :carried, CAST(:tasks AS jsonb)
-) AS text)
+SELECT CAST(accept_run(:tenant, CAST(:new AS jsonb), :carried, CAST(:tasks AS jsonb)) AS text)
 """).bindparams(bindparam("carried", type_=ARRAY(Text)))
 
 _LIMITS = {"timeout_s": 3600.0, "queue_timeout_s": 86_400.0}

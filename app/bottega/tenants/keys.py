@@ -226,7 +226,6 @@ _STRANGERS_WAITING = 200
 _OPEN, _TOKENS = b"", b"tokens"
 """Names of two queries in ``_asking`` that are not about a single key."""
 REQUIRED = "SELECT EXISTS (SELECT FROM first_key) AS required"
-"""Query for whether requests need a key."""
 
 T = TypeVar("T")
 
