@@ -21,9 +21,8 @@
 -- Limit: tenant_queues.counted is the number of a tenant's running runs at the last count, claimed
 -- the number of runs claimed since then. Before the sum can exceed concurrent_runs, a claim counts
 -- again. A child run does not count. A run that waits for its child runs counts.
--- In other files: begin_attempts (execution.sql), enqueue_run and end_unclaimed (runs.sql),
--- begin_wait and arrive (waiting.sql), store_steps and end_run (steps.sql), wake_worker
--- (signals.sql).
+-- In other files: begin_attempts (execution.sql); enqueue_run, end_unclaimed (runs.sql);
+-- begin_wait, arrive (waiting.sql); store_steps, end_run (steps.sql); wake_worker (signals.sql).
 
 -- Return at most 500 tenants with due runs: ids above p_from, then (round 2) the ids up to p_from.
 -- Each step of the recursion finds the next tenant by index, without reading all the tenant's runs.
@@ -44,7 +43,8 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- Return true if one of the tenants has due runs and is below p_limit (NULL: no limit), or has due
--- child runs.
+-- child runs. Call this with a limit only as bottega_system: under row-level security, the sum of
+-- counts would be no condition of the index, and the query would read all due runs of a tenant.
 CREATE OR REPLACE FUNCTION any_left(p_tenants uuid[], p_limit bigint) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT EXISTS (
