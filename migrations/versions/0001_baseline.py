@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bottega.db.migrate import apply_script
 
-revision = "0001_4a960e9b9cee"
+revision = "0001_66e59e90faf5"
 down_revision = None
 branch_labels = None
 depends_on = None
