@@ -9,11 +9,11 @@ import pytest
 from bottega.agents.messages import AssistantMessage, HumanMessage, StandardMessage
 from bottega.agents.query import Ending, ending_of
 from bottega.errors import BottegaError, ModelError
+from bottega.http_sessions import open_session
 from bottega.llm import provider as provider_module
 from bottega.llm.provider import ModelProvider, open_provider
 from bottega.llm.server import ServerSpec
 from bottega.llm.vendors import AnthropicProvider, GeminiProvider
-from bottega.network import open_session
 from tests.fake_model import Reply, http_reply, sse, text
 from tests.llm.conftest import KEY
 from tests.llm.test_vendors import dialect_of, serving

@@ -22,13 +22,13 @@ from bottega.agents.parts import size_of, tokens_in
 from bottega.clock import Clock, utcnow
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.errors import InvalidInputError, ModelError
+from bottega.http_sessions import NETWORK_ERRORS, body_of, reader_of
 from bottega.llm.builtin_embedder import MAX_CHARACTERS
 from bottega.llm.errors import delay_s
 from bottega.llm.provider import ModelClient, Request, is_success
 from bottega.llm.server import ServerSpec
 from bottega.llm.usage import Charge, Counts, ModelAccount, Reported, TenantAccounts
 from bottega.llm.vendors import with_openai
-from bottega.network import NETWORK_ERRORS, body_of, reader_of
 from bottega.outside import OutsideError, check_json
 
 Vectors = NDArray[np.float32]

@@ -1,7 +1,7 @@
 """Client of one model server, in any dialect: its connections, and the tries of a call.
 
-The client opens sessions with :func:`bottega.network.open_session`, because answers are streams.
-Requests of tools do not use this module but :mod:`bottega.tools.egress`.
+The client opens sessions with :mod:`bottega.http_sessions`, because answers are streams. Requests
+of tools do not use this module but :mod:`bottega.tools.egress`.
 """
 
 import asyncio
@@ -31,6 +31,7 @@ from bottega.agents.messages import AssistantMessage, StandardMessage, ToolMessa
 from bottega.agents.provider import DialectName, FailedTry, ModelOptions, OnDelta, ToolSchema
 from bottega.clock import Clock, monotonic, utcnow
 from bottega.errors import InvalidInputError, ModelError
+from bottega.http_sessions import NETWORK_ERRORS, body_of, open_session, reader_of
 from bottega.llm.dialects.answer import AnswerBuilder, read
 from bottega.llm.dialects.anthropic import anthropic
 from bottega.llm.dialects.chat import chat
@@ -56,7 +57,6 @@ from bottega.llm.errors import (
 from bottega.llm.server import ANTHROPIC_VERSION, VENDORS, VERSION_HEADER, ServerSpec
 from bottega.llm.usage import LOOPBACK, ModelPrices, prices_of
 from bottega.llm.vendor_words import is_known
-from bottega.network import NETWORK_ERRORS, body_of, open_session, reader_of
 from bottega.outside import OutsideError
 from bottega.redaction import Redactor, is_vocabulary
 from bottega.trace_context import with_trace

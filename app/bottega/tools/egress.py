@@ -6,60 +6,34 @@ sessions, and guards requests to servers that a tenant chooses in the same way.
 """
 
 import asyncio
-import socket
 import ssl
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-import aiohttp
 import httpx2
-from yarl import URL
 
-from bottega.errors import UnavailableError
-from bottega.network import (
-    NETWORK_ERRORS,
-    AddressRefusedError,
-    DnsResolver,
-    Resolver,
-    body_of,
-    open_session,
-    reader_of,
-    resolve,
-)
-from bottega.outside import STEP_BYTES, BoundedReader, OutsideError
+from bottega.network import DnsResolver, Resolver, resolve
+from bottega.outside import BoundedReader
 from bottega.tools.guard import (
     AddressGuard,
     AllowList,
     Asking,
+    EgressError,
     EgressRefusedError,
     address_in,
     asking,
     check_address,
 )
-from bottega.tools.secrets import check_header
+
+if TYPE_CHECKING:
+    import aiohttp
 
 __all__ = ["Egress", "EgressError", "EgressRefusedError", "Reply", "checked_url", "refuse_inside"]
 
 _LONGEST_URL = 8192
-_FAILURES = (*NETWORK_ERRORS, OutsideError)
-_INVALID = (
-    aiohttp.ClientResponseError,
-    aiohttp.ClientPayloadError,
-    aiohttp.ServerDisconnectedError,
-)
-
-
-class EgressError(UnavailableError):
-    """Error of a request that got no answer or an invalid answer.
-
-    The error's code is ``egress_unreachable``, ``egress_timeout``, ``egress_tls`` or
-    ``egress_bad_answer``.
-    """
-
-    code = "egress_unreachable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +122,11 @@ class Egress:
         self._slots: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     @cached_property
-    def _session(self) -> aiohttp.ClientSession:
+    def _session(self) -> "aiohttp.ClientSession":
+        import aiohttp
+
+        from bottega.http_sessions import open_session
+
         return open_session(
             aiohttp.ClientTimeout(total=None, sock_connect=5.0),
             most=0,  # no limit: otherwise a tenant's slow servers could use all connections
@@ -188,8 +166,10 @@ class Egress:
             EgressError: there was no answer in time, or the answer is invalid.
             InvalidInputError: a header is reserved or invalid.
         """
+        from bottega.tools import sending
+
         target = checked_url(url)
-        fields = _fields(target, headers or {})
+        fields = sending.fields_of(target, headers or {})
         failure: Exception
         limit = asyncio.timeout(timeout_s)
         try:
@@ -197,10 +177,12 @@ class Egress:
                 try:
                     answer = await self._send(method, target, fields, content, tenant)
                     try:
-                        return await _reply(answer, max_bytes)
+                        body, is_cut = await sending.read(answer, max_bytes)
+                        sent = httpx2.Headers(answer.raw_headers)
+                        return Reply(answer.status, sent, body, is_cut)
                     finally:
                         answer.release()
-                except _FAILURES as error:
+                except sending.FAILURES as error:
                     failure = error
         except TimeoutError as error:
             if not limit.expired():
@@ -208,7 +190,7 @@ class Egress:
             failure = error
         # Raise the error outside of the ``except`` blocks: inside, its context would be the handled
         # error, which may quote the request.
-        raise _explained(failure, target.host, timeout_s)
+        raise sending.explained(failure, target.host, timeout_s)
 
     def turn(self, tenant: str) -> asyncio.Semaphore:
         """Return the semaphore that limits a tenant's concurrent requests.
@@ -233,21 +215,23 @@ class Egress:
             EgressRefusedError: the URL, or an address of its host, is not allowed.
             EgressError: there was no answer, or the answer is invalid.
         """
+        from bottega.tools import sending
+
         url = checked_url(str(request.url))
         content = await request.aread()
         fields = request.headers.multi_items()
         try:
             answer = await self._send(request.method, url, fields, content or None, tenant)
-        except _FAILURES as error:
+        except sending.FAILURES as error:
             failure = error
         else:
             return httpx2.Response(
                 answer.status,
                 headers=answer.raw_headers,
-                stream=_Body(answer, reader, url.host),
+                stream=sending.Body(answer, reader, url.host),
                 request=request,
             )
-        raise _explained(failure, url.host, 0)
+        raise sending.explained(failure, url.host, 0)
 
     async def _send(
         self,
@@ -256,7 +240,9 @@ class Egress:
         fields: Iterable[tuple[str, str]],
         content: bytes | None,
         tenant: str,
-    ) -> aiohttp.ClientResponse:
+    ) -> "aiohttp.ClientResponse":
+        from yarl import URL
+
         asking.set(Asking(tenant, url.raw_host.decode("ascii")))
         return await self._session.request(
             method,
@@ -266,75 +252,3 @@ class Egress:
             skip_auto_headers=("Content-Type",),
             allow_redirects=False,
         )
-
-
-def _fields(url: httpx2.URL, headers: Mapping[str, str]) -> Iterable[tuple[str, str]]:
-    for name, value in headers.items():
-        check_header(name, value)
-    fields = {"user-agent": "bottega", "accept": "*/*"}
-    fields |= {name.lower(): value for name, value in headers.items()}
-    fields |= {"host": url.netloc.decode("ascii"), "accept-encoding": "gzip, deflate"}
-    return fields.items()
-
-
-async def _reply(answer: aiohttp.ClientResponse, max_bytes: int) -> Reply:
-    """Read and decompress the body, up to a little more than ``max_bytes``."""
-    body = bytearray()
-    async with aclosing(body_of(answer, reader_of(answer, max_bytes + STEP_BYTES))) as steps:
-        async for step in steps:
-            body += step
-            if len(body) > max_bytes:
-                break
-    headers = httpx2.Headers(answer.raw_headers)
-    return Reply(answer.status, headers, bytes(body[:max_bytes]), len(body) > max_bytes)
-
-
-def _explained(error: Exception, host: str, timeout_s: float) -> EgressError | EgressRefusedError:
-    if isinstance(error, aiohttp.ClientConnectorError):
-        if isinstance(error.os_error, AddressRefusedError):
-            return EgressRefusedError(str(error.os_error))
-        if isinstance(error.os_error, socket.gaierror):
-            return EgressError(f"the name {host} cannot be resolved")
-    if (tls := _tls_reason(error)) is not None:
-        return EgressError(f"no secure connection to {host}: {tls}", code="egress_tls")
-    if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
-        return EgressError(f"cannot connect to {host}")
-    if isinstance(error, TimeoutError):
-        return EgressError(
-            f"no complete answer from {host} within {timeout_s:g} s", code="egress_timeout"
-        )
-    if isinstance(error, OutsideError):
-        return EgressError(f"{host} sent {error.detail}", code="egress_bad_answer")
-    if isinstance(error, _INVALID):
-        return EgressError(f"the answer of {host} is not valid HTTP", code="egress_bad_answer")
-    return EgressError(f"the connection to {host} broke off before the answer was complete")
-
-
-def _tls_reason(error: BaseException | None) -> str | None:
-    while isinstance(error, aiohttp.ClientError):  # aiohttp's TLS errors also have ssl's types
-        error = error.__cause__ or error.__context__
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not valid ({error.verify_message})"
-    return "the TLS handshake failed" if isinstance(error, ssl.SSLError) else None
-
-
-class _Body(httpx2.AsyncByteStream):
-    """The body of an answer; a network error during its reading becomes an EgressError."""
-
-    def __init__(self, answer: aiohttp.ClientResponse, reader: BoundedReader, host: str) -> None:
-        self._answer = answer
-        self._reader = reader
-        self._host = host
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        try:
-            async for step in body_of(self._answer, self._reader):
-                yield step
-        except NETWORK_ERRORS as error:
-            failure = error
-        else:
-            return
-        raise _explained(failure, self._host, 0)
-
-    async def aclose(self) -> None:
-        self._answer.release()

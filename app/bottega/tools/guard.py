@@ -20,7 +20,7 @@ from ipaddress import (
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from bottega.errors import InvalidInputError
+from bottega.errors import InvalidInputError, UnavailableError
 from bottega.network import AddressRefusedError, DnsResolver
 
 Address = IPv4Address | IPv6Address
@@ -224,6 +224,16 @@ class EgressRefusedError(InvalidInputError):
     """Error of a request to an address that outgoing HTTP must not use; a retry does not help."""
 
     code = "egress_refused"
+
+
+class EgressError(UnavailableError):
+    """Error of a request that got no answer or an invalid answer.
+
+    The error's code is ``egress_unreachable``, ``egress_timeout``, ``egress_tls`` or
+    ``egress_bad_answer``.
+    """
+
+    code = "egress_unreachable"
 
 
 def address_in(host: str) -> Address | None:

@@ -16,11 +16,11 @@ import re
 from abc import ABC, abstractmethod
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import aiohttp
 from pydantic_core import from_json
 
 from bottega.agents.messages import AssistantMessage, ToolCall, Usage
@@ -32,8 +32,10 @@ from bottega.llm.dialects.wire import encode_json, without_lone_surrogates
 from bottega.llm.errors import BAD_RESPONSE, ErrorMapper
 from bottega.llm.usage import Reported, usage_of, usage_of_lost
 from bottega.llm.vendor_words import BROKEN, REFUSED, STOP, TOOL_CALLS, finish_reason
-from bottega.network import NETWORK_ERRORS, charging, reader_of
 from bottega.outside import BoundedReader, OutsideError, check_json
+
+if TYPE_CHECKING:
+    import aiohttp
 
 _PROBE = "probe"
 
@@ -576,7 +578,7 @@ some microseconds, so many tiny events would be an attack."""
 
 
 async def read(
-    response: aiohttp.ClientResponse,
+    response: "aiohttp.ClientResponse",
     builder: AnswerBuilder,
     report: ErrorMapper,
     asked_at: float,
@@ -603,13 +605,15 @@ async def read(
 
 
 async def _read_all(
-    response: aiohttp.ClientResponse,
+    response: "aiohttp.ClientResponse",
     builder: AnswerBuilder,
     report: ErrorMapper,
     asked_at: float,
     on_delta: OnDelta | None,
     begins: Callable[[], None],
 ) -> None:
+    from bottega.http_sessions import NETWORK_ERRORS, charging, reader_of
+
     outside = reader_of(response, _LONGEST_ANSWER, _MOST_LINES)
     charge = charging(response, outside)
     reader = _Answer(builder, report)
@@ -636,14 +640,15 @@ async def _read_all(
     if failure is not None and not builder.finished:
         raise failure
     if failure is None:
-        await _drain(response)
+        with suppress(*NETWORK_ERRORS):  # not an error, because the answer is complete
+            await _drain(response)
     if not builder.finished:
         with outside:
             text = reader.finish()
         await _notify(on_delta, text)
 
 
-def _collect(response: aiohttp.ClientResponse, asked_at: float) -> None:
+def _collect(response: "aiohttp.ClientResponse", asked_at: float) -> None:
     """Pause for a moment, so that one read gets more data. Each read costs the same."""
     transport = response.connection and response.connection.transport
     if not transport or transport.is_closing():
@@ -680,7 +685,7 @@ def _read_again(transport: asyncio.Transport) -> None:
         transport.resume_reading()
 
 
-async def _drain(response: aiohttp.ClientResponse) -> None:
+async def _drain(response: "aiohttp.ClientResponse") -> None:
     """Read the rest of a complete answer, so that the pool can reuse the connection."""
     if response.content.at_eof():
         return
@@ -690,8 +695,6 @@ async def _drain(response: aiohttp.ClientResponse) -> None:
     try:
         while left > 0 and (piece := await response.content.readany()):
             left -= len(piece)
-    except NETWORK_ERRORS:
-        pass  # not an error, because the answer is complete
     finally:
         limit.cancel()
 
