@@ -13,13 +13,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cached_property, wraps
+from functools import cache, cached_property, wraps
 from graphlib import CycleError, TopologicalSorter
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
-import jsonschema
 from cachetools import LRUCache
 
 from bottega.errors import InvalidInputError
@@ -30,6 +29,9 @@ from bottega.json_schema.patterns import (
     is_supported,
 )
 from bottega.json_schema.values import count_values, depth_of
+
+if TYPE_CHECKING:
+    from jsonschema import ValidationError
 
 MAX_MATCHING = 4_000_000
 """Maximum product of patterns' states and matched bytes in a check; takes up to 0.2 s."""
@@ -69,26 +71,48 @@ _KINDS: Schema = {"type": "array", "items": _KIND, "minItems": 1, "uniqueItems":
 _NUMBER: dict[str, Any] = {"type": "number"}
 _LENGTH: Schema = {"type": "integer", "minimum": 0}
 _NAMES: Schema = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
-_FORMS = {
-    keyword: jsonschema.Draft202012Validator(form)
-    for keyword, form in {
-        "enum": {"type": "array"},
-        "type": {"if": {"type": "array"}, "then": _KINDS, "else": _KIND},
-        "pattern": {"type": "string"},
-        "required": _NAMES,
-        "dependentRequired": {"type": "object", "additionalProperties": _NAMES},
-        "uniqueItems": {"type": "boolean"},
-        "multipleOf": _NUMBER | {"exclusiveMinimum": 0},
-        **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _NUMBER),
-        **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems"), _LENGTH),
-        **dict.fromkeys(("minContains", "maxContains"), _LENGTH),
-        **dict.fromkeys(("minProperties", "maxProperties"), _LENGTH),
-    }.items()
+_FORMS: Mapping[str, Schema] = {
+    "enum": {"type": "array"},
+    "type": {"if": {"type": "array"}, "then": _KINDS, "else": _KIND},
+    "pattern": {"type": "string"},
+    "required": _NAMES,
+    "dependentRequired": {"type": "object", "additionalProperties": _NAMES},
+    "uniqueItems": {"type": "boolean"},
+    "multipleOf": _NUMBER | {"exclusiveMinimum": 0},
+    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _NUMBER),
+    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems"), _LENGTH),
+    **dict.fromkeys(("minContains", "maxContains"), _LENGTH),
+    **dict.fromkeys(("minProperties", "maxProperties"), _LENGTH),
 }
 """Schemas of the values of keywords that compare; ``const`` may have any value."""
 _RULES = frozenset({"const", *_FORMS})
 
-_Keyword = Callable[[Any, Any, Any, Any], Iterable[jsonschema.ValidationError] | None]
+_Keyword = Callable[[Any, Any, Any, Any], Iterable["ValidationError"] | None]
+
+
+@cache
+def _validator() -> Any:
+    """Return the class of the checks; the library loads with the first schema."""
+    import jsonschema
+
+    library = jsonschema.Draft202012Validator
+    own: dict[str, _Keyword] = {"pattern": _matches, "uniqueItems": _unique, "$ref": _follow}
+    keywords = {**library.VALIDATORS, **own}
+    counted = {name: _counted(keyword) for name, keyword in keywords.items()}
+    return jsonschema.validators.extend(library, counted)  # type: ignore[no-untyped-call]
+
+
+@cache
+def _form(keyword: str) -> Any:
+    from jsonschema import Draft202012Validator
+
+    return Draft202012Validator(_FORMS[keyword])
+
+
+def _failure(message: str) -> "ValidationError":
+    from jsonschema import ValidationError
+
+    return ValidationError(message)
 
 
 @dataclass(slots=True)
@@ -156,7 +180,7 @@ class CheckedSchema:
         self.patterns: Mapping[str, str] = modern.patterns
         self._targets = modern.targets
         self._work = bounds.work
-        self._validator = _Validator(modern.schema)
+        self._validator = _validator()(modern.schema)
 
     @cached_property
     def unchecked(self) -> Sequence[str]:
@@ -186,7 +210,7 @@ def schema_cache() -> LRUCache[Any, Any]:
     return LRUCache(MOST_CACHED_BYTES, lambda made: _SCHEMA_BYTES * len(json.dumps(made.schema)))
 
 
-def _problem(error: jsonschema.ValidationError) -> Problem:
+def _problem(error: "ValidationError") -> Problem:
     return Problem(tuple(error.absolute_path), _cut(error.message))
 
 
@@ -223,7 +247,7 @@ class _Modern:
             modern = self._keywords(schema, place)
             _modernise_rules(modern)
             for keyword in filter(_FORMS.__contains__, modern):
-                for error in _FORMS[keyword].iter_errors(modern[keyword]):
+                for error in _form(keyword).iter_errors(modern[keyword]):
                     raise _not_valid(f"{place}/{keyword}", error.message, error.absolute_path)
             self._parts[place] = _nullable(modern) if schema.get("nullable") is True else modern
             self._places[id(self._parts[place])] = place
@@ -391,7 +415,7 @@ def _unescaped(step: str) -> str:
 
 def _matches(
     validator: Any, pattern: str, instance: Any, schema: Any
-) -> Iterator[jsonschema.ValidationError]:
+) -> Iterator["ValidationError"]:
     if not isinstance(instance, str):
         return
     try:
@@ -403,18 +427,18 @@ def _matches(
     if left.matching < 0:
         raise InvalidInputError("too much text to be matched with patterns")
     if not wanted.found_in(instance):
-        yield jsonschema.ValidationError(f"{instance!r} does not match {pattern!r}")
+        yield _failure(f"{instance!r} does not match {pattern!r}")
 
 
 def _unique(
     validator: Any, wanted: bool, instance: Any, schema: Any
-) -> Iterator[jsonschema.ValidationError]:
+) -> Iterator["ValidationError"]:
     """Check ``uniqueItems`` in linear time, because the library would compare all pairs."""
     if wanted and isinstance(instance, list):
         _spend(count_values(instance))
         seen = {json.dumps(_canonical(item), sort_keys=True) for item in instance}
         if len(seen) < len(instance):
-            yield jsonschema.ValidationError("has non-unique elements")
+            yield _failure("has non-unique elements")
 
 
 def _canonical(value: Any) -> Any:
@@ -430,7 +454,7 @@ def _canonical(value: Any) -> Any:
 
 def _follow(
     validator: Any, reference: str, instance: Any, schema: Any
-) -> Iterator[jsonschema.ValidationError]:
+) -> Iterator["ValidationError"]:
     yield from validator.descend(instance, _left.get().targets[reference])
 
 
@@ -447,7 +471,7 @@ def _counted(keyword: _Keyword) -> _Keyword:
     @wraps(keyword)
     def apply(
         validator: Any, wanted: Any, instance: Any, schema: Any
-    ) -> Iterable[jsonschema.ValidationError] | None:
+    ) -> Iterable["ValidationError"] | None:
         _spend(1 + _cost(wanted) + _cost(instance))
         return keyword(validator, wanted, instance, schema)
 
@@ -459,10 +483,3 @@ def _cost(value: Any) -> int:
     if isinstance(value, dict | list):
         return count_values(value) // _CHEAP if value else 0
     return len(value) // _CHEAP_CHARACTERS if isinstance(value, str) else 0
-
-
-_OWN: dict[str, _Keyword] = {"pattern": _matches, "uniqueItems": _unique, "$ref": _follow}
-_KEYWORDS = {**jsonschema.Draft202012Validator.VALIDATORS, **_OWN}
-_Validator = jsonschema.validators.extend(  # type: ignore[no-untyped-call]
-    jsonschema.Draft202012Validator, {name: _counted(one) for name, one in _KEYWORDS.items()}
-)
