@@ -9,14 +9,15 @@ import signal
 import socket
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from ipaddress import ip_network
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from pydantic.warnings import UnsupportedFieldAttributeWarning
 from pydantic_core import to_json
 from starlette.responses import Response
@@ -26,38 +27,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import bottega as package
 from bottega.api import documents, errors
 from bottega.api.auth import Authenticate, refusal
-from bottega.api.routes import (
-    agents,
-    batches,
-    deploy,
-    episodes,
-    evals,
-    files,
-    graphs,
-    interrupts,
-    keys,
-    learning,
-    lessons,
-    operations,
-    patterns,
-    providers,
-    runs,
-    schedules,
-    secrets,
-    series,
-    sessions,
-    stream,
-    users,
-    webhooks,
-    websocket,
-)
+from bottega.api.routes import batches, operations, websocket
 from bottega.api.routes.files import LONGEST_BODY
-from bottega.api.routes.graphs import DryRuns
-from bottega.api.routes.mcp import endpoint as mcp_endpoint
-from bottega.api.routes.mcp import servers as mcp_servers
-from bottega.api.routes.mcp.messages import translated as as_rpc_error
-from bottega.api.routes.openai import routes as openai_routes
-from bottega.api.routes.openai.answers import translated as as_openai_error
 from bottega.api.schemas.parts import LONGEST_DATA, MOST_BODY_BYTES
 from bottega.api.server import connections
 from bottega.api.server.addresses import Addresses, KeylessRates, Networks
@@ -70,6 +41,7 @@ from bottega.api.server.middleware import (
     LimitRequests,
     LongBodies,
     RepeatRequests,
+    Translation,
     refuse,
 )
 from bottega.container import Service, open_service, tune_gc
@@ -93,20 +65,22 @@ IDLE_S = 2.0
 LONGEST_ANSWER_S = 600
 """Maximum number of seconds for a replaced process to finish its answers."""
 _Key = tuple[str, int, str]
-"""Method (or :data:`_WEBSOCKET`), number of segments, and the second segment, such as ``runs``."""
+"""Method (or :data:`_WEBSOCKET`), number of segments, and group; see :func:`_group`."""
 
 
 class RouteIndex:
     """Router that tries only routes whose method and path segments fit the request.
 
     Starlette's router gets requests for unknown paths, requests with methods that are not allowed,
-    and all requests while FastAPI traces requests.
+    and all requests while FastAPI traces requests. The first request for a group of
+    :data:`_ROUTERS` loads the group's routes.
     """
 
     def __init__(self, router: Router) -> None:
         self._router = router
         self._every: ASGIApp = router.app
         self._index = _indexed(router.routes)
+        self._late = {group: name for name, groups in _ROUTERS.items() for group in groups}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -128,16 +102,31 @@ class RouteIndex:
     def find(self, scope: Scope) -> tuple[BaseRoute, Scope] | None:
         """Return the request's route and the fields that the route adds to the scope."""
         method = scope["method"] if scope["type"] == "http" else _WEBSOCKET
-        for route in self._index.get(_key(method, scope["path"]), ()):
+        key = _key(method, scope["path"])
+        if (name := self._late.get(key[2])) is not None:
+            self._load(name)
+        for route in self._index.get(key, ()):
             match, more = route.matches(scope)
             if match is Match.FULL:
                 return route, more
         return None
 
+    def _load(self, name: str) -> None:
+        for group in _ROUTERS[name]:
+            self._late.pop(group, None)
+        routes = _routes_of(name)
+        self._router.routes[:0] = routes
+        self._index |= _indexed(routes)
+
+
+def _group(path: str) -> str:
+    """Return the second segment of a path below ``/v1``, or ``/`` and the first of another path."""
+    first, second = [*path.split("/", 3), "", ""][1:3]
+    return second if first == "v1" else f"/{first}"
+
 
 def _key(method: str, path: str) -> _Key:
-    segments = path.split("/", 3)
-    return method, path.count("/"), segments[2] if len(segments) > 2 else ""
+    return method, path.count("/"), _group(path)
 
 
 def _indexed(routes: Sequence[BaseRoute]) -> dict[_Key, list[BaseRoute]]:
@@ -164,46 +153,73 @@ its own machine.
 """
 
 
-_ROUTERS = (
-    agents.router,
-    documents.router,
-    graphs.router,
-    providers.router,
-    providers.default_router,
-    providers.health_router,
-    mcp_servers.router,
-    mcp_endpoint.router,
-    runs.router,
-    stream.router,
-    batches.router,
-    evals.router,
-    websocket.router,
-    websocket.tickets_router,
-    schedules.router,
-    deploy.router,
-    sessions.router,
-    users.router,
-    files.router,
-    interrupts.router,
-    episodes.router,
-    learning.router,
-    learning.run_router,
-    lessons.router,
-    keys.router,
-    webhooks.router,
-    webhooks.deliveries_router,
-    secrets.router,
-    operations.router,
-    operations.audit_router,
-    operations.usage_router,
-    series.router,
-    operations.load_router,
-    patterns.router,
-    openai_routes.router,
-)
+_ROUTERS: Mapping[str, Sequence[str]] = {
+    "routes.agents.router": (),
+    "documents.router": (),
+    "routes.graphs.router": ("graphs",),
+    "routes.providers.router": (),
+    "routes.providers.default_router": (),
+    "routes.providers.health_router": (),
+    "routes.mcp.servers.router": ("mcp-servers",),
+    "routes.mcp.endpoint.router": ("mcp", "/mcp"),
+    "routes.runs.router": (),
+    "routes.stream.router": (),
+    "routes.batches.router": (),
+    "routes.evals.router": ("evals",),
+    "routes.websocket.router": (),
+    "routes.websocket.tickets_router": (),
+    "routes.schedules.router": ("schedules",),
+    "routes.deploy.router": ("apply",),
+    "routes.sessions.router": ("sessions",),
+    "routes.users.router": ("users",),
+    "routes.files.router": (),
+    "routes.interrupts.router": (),
+    "routes.episodes.router": (),
+    "routes.learning.router": (),
+    "routes.learning.run_router": (),
+    "routes.lessons.router": ("lessons",),
+    "routes.keys.router": ("keys", "me", "sign-in", "tokens"),
+    "routes.webhooks.router": ("webhook-secret",),
+    "routes.webhooks.deliveries_router": ("webhook-deliveries",),
+    "routes.secrets.router": ("secrets",),
+    "routes.operations.router": (),
+    "routes.operations.audit_router": (),
+    "routes.operations.usage_router": (),
+    "routes.series.router": ("metrics",),
+    "routes.operations.load_router": (),
+    "routes.patterns.router": ("patterns",),
+    "routes.openai.routes.router": ("/openai",),
+}
+"""Routers below ``bottega.api``, and the groups of paths of routers that are loaded late.
+
+A process without requests, and one that only starts runs, need not hold all routes and bodies.
+"""
 
 
-_FACADES = {"openai": as_openai_error, "mcp": as_rpc_error}
+def _routes_of(name: str) -> list[BaseRoute]:
+    module, _, attribute = name.rpartition(".")
+    router: APIRouter = getattr(import_module(f"bottega.api.{module}"), attribute)
+    return router.routes
+
+
+def every_route() -> list[BaseRoute]:
+    """Return the routes of all routers, in the order of the OpenAPI document; load them all."""
+    return [route for name in _ROUTERS for route in _routes_of(name)]
+
+
+def _as_openai_error(status: int, problem: Mapping[str, Any]) -> Translation:
+    from bottega.api.routes.openai.answers import translated
+
+    return translated(status, problem)
+
+
+def _as_rpc_error(status: int, problem: Mapping[str, Any]) -> Translation:
+    from bottega.api.routes.mcp.messages import translated
+
+    return translated(status, problem)
+
+
+_FACADES = {"openai": _as_openai_error, "mcp": _as_rpc_error}
 
 
 def create_app(service: Service) -> FastAPI:
@@ -217,7 +233,6 @@ def create_app(service: Service) -> FastAPI:
     )
     add_docs(app, lambda: to_json(app.openapi()))
     app.state.service = service
-    app.state.dry_runs = DryRuns()
     settings = service.settings
     # The middleware that is added last gets a request first.
     app.add_middleware(RepeatRequests)
@@ -231,13 +246,14 @@ def create_app(service: Service) -> FastAPI:
     rates = KeylessRates(settings.keyless_per_s, _trusted(settings))
     app.add_middleware(Authenticate, rates=rates, host=settings.host, origins=settings.cors_origins)
     errors.install(app)
-    for router in _ROUTERS:
-        # `include_router` would build each route again, and would match each request twice.
-        app.router.routes.extend(router.routes)
+    for name, groups in _ROUTERS.items():
+        if not groups:
+            # `include_router` would build each route again, and would match each request twice.
+            app.router.routes.extend(_routes_of(name))
     add_console(app)
     app.router.add_websocket_route("/{path:path}", websocket.nowhere)
     app.router.middleware_stack = RouteIndex(app.router)
-    app.openapi = lambda: documents.openapi_document(app)  # type: ignore[method-assign]
+    app.openapi = lambda: documents.openapi_document(app, every_route())  # type: ignore[method-assign]
     return app
 
 

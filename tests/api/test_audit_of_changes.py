@@ -10,7 +10,7 @@ import httpx2
 from fastapi.routing import APIRoute
 
 from bottega.api.auth import is_public
-from bottega.main import create_app
+from bottega.main import every_route
 from tests.service import Running
 from tests.tenants import holder
 
@@ -126,7 +126,7 @@ def changing(server: Running) -> set[str]:
     """Return the ids of all operations of our own API that are not reads by their method."""
     return {
         str(route.operation_id)
-        for route in create_app(server.service).routes
+        for route in every_route()
         if isinstance(route, APIRoute)
         and route.path.startswith("/v1/")
         and not is_public(route.path)

@@ -18,7 +18,7 @@ from fastapi.routing import APIRoute
 
 from bottega.api.auth import is_public
 from bottega.llm.demo_model.rules import Answer
-from bottega.main import create_app
+from bottega.main import create_app, every_route
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, calls, text
 from tests.flows.conftest import asking
@@ -263,7 +263,7 @@ async def stored(stage: Stage) -> list[int]:
 def operations(stage: Stage) -> set[str]:
     """Return the ids of all operations that need a key; of hidden ones: method and path."""
     found = set()
-    for route in create_app(stage.server.service).routes:
+    for route in every_route():
         if isinstance(route, APIRoute) and not is_public(route.path):
             for method in route.methods or ():
                 hidden = f"{method} {route.path}"

@@ -17,7 +17,7 @@ import websockets
 from fastapi.routing import APIRoute
 
 from bottega.api.auth import OPERATIONS, is_public
-from bottega.main import create_app
+from bottega.main import every_route
 from bottega.settings import Settings
 from tests.flows.test_two_users import HERS, MCP, META, Stage, staged
 from tests.processes import Command, command
@@ -143,7 +143,7 @@ async def test_bob_reaches_nothing_of_ada_s_by_any_operation(scene: Scene) -> No
 
 
 async def test_what_is_no_user_s_is_refused_before_the_body_is_read(scene: Scene) -> None:
-    for route in create_app(scene.stage.server.service).routes:
+    for route in every_route():
         if not isinstance(route, APIRoute) or is_public(route.path):
             continue
         for method in route.methods or ():

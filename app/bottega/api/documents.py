@@ -6,7 +6,7 @@ combination of fields. So a client generator makes a class for each combination 
 """
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ from fastapi.routing import APIRoute, iter_route_contexts
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from pydantic_core import from_json, to_json
+from starlette.routing import BaseRoute
 
 import bottega
 from bottega.api.auth import TICKET, is_public
@@ -309,8 +310,8 @@ def _name_codes(operation: dict[str, Any]) -> None:
     operation["x-error-codes"] = sorted({*codes})
 
 
-def openapi_document(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI document of all routes; it is built at the first call."""
+def openapi_document(app: FastAPI, routes: Sequence[BaseRoute]) -> dict[str, Any]:
+    """Return the OpenAPI document of these routes; it is built at the first call."""
     from bottega.api.schemas.events import type_events
 
     if app.openapi_schema is None:
@@ -318,7 +319,7 @@ def openapi_document(app: FastAPI) -> dict[str, Any]:
             title=app.title,
             version=app.version,
             description=app.description,
-            routes=app.routes,
+            routes=routes,
         )
         _, definitions = models_json_schema(
             [(Problem, "serialization"), (NewBatch, "validation")],
@@ -338,7 +339,7 @@ def openapi_document(app: FastAPI) -> dict[str, Any]:
                 # Before the server routes a request, it refuses the request if it is too slow or
                 # too long. Operations that accept no body also refuse requests that have a body.
                 _add_problems(operation, 408, 414, 422, 431)
-        for path, method, scopes in _protected(app):
+        for path, method, scopes in _protected(routes):
             _protect(schema["paths"][path][method], scopes)
             _name_codes(schema["paths"][path][method])
         app.openapi_schema = schema
@@ -404,8 +405,8 @@ def _reached(parts: list[Any], schemas: Mapping[str, Any]) -> set[str]:
     return names
 
 
-def _protected(app: FastAPI) -> Iterator[tuple[str, str, tuple[Scope, ...]]]:
-    for context in iter_route_contexts(app.routes):
+def _protected(routes: Sequence[BaseRoute]) -> Iterator[tuple[str, str, tuple[Scope, ...]]]:
+    for context in iter_route_contexts(routes):
         route = context.original_route
         path = context.path_format or ""
         if not isinstance(route, APIRoute) or not route.include_in_schema or is_public(path):

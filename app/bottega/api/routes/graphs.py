@@ -804,5 +804,8 @@ async def dry_run(
         await store.get(tx, GRAPHS, tenant, name)
     async with service.database.turn(tenant):
         plan = await plan_of(service, tenant, name, body.agent, body.input)
-    dry_runs: DryRuns = request.app.state.dry_runs
+    state = request.app.state
+    if not hasattr(state, "dry_runs"):
+        state.dry_runs = DryRuns()
+    dry_runs: DryRuns = state.dry_runs
     return Response(await dry_runs.answer(tenant, plan), media_type="application/json")
