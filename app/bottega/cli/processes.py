@@ -1,10 +1,10 @@
 """Parent process that starts, restarts and replaces API and worker processes on one machine.
 
 The parent is a separate program, ``python -m bottega.cli.processes PLAN``. The parent imports
-little of the standard library and nothing of the service, so the parent uses only 15 MB of memory,
-and errors of the service cannot end the parent. The parent owns the listening socket, so that no
-connection is refused while a child restarts. The parent also owns the lock that keeps the embedded
-PostgreSQL running.
+little of the standard library (for instance no ``dataclasses``) and nothing of the service, so the
+parent uses only 13 MB of memory, and errors of the service cannot end the parent. The parent owns
+the listening socket, so that no connection is refused while a child restarts. The parent also owns
+the lock that keeps the embedded PostgreSQL running.
 
 Each child has a socket to the parent. The child writes a byte when it works, and a second byte when
 it is ready. When the parent closes its socket or is killed, the child ends, so no child outlives
@@ -25,8 +25,6 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from bottega.clock import monotonic, stamp
 
@@ -39,47 +37,58 @@ _LEAVE_S = 720.0
 """Seconds until a replaced child that has not ended is killed."""
 
 
-@dataclass(frozen=True, slots=True)
 class Child:
     """A process that the parent keeps running.
 
-    Attributes:
+    Args:
         name: name in the log.
         arguments: arguments for the ``bottega`` command.
         pid: id of the child's first process, if the process already runs.
         link: file descriptor of the socket to the process.
     """
 
-    name: str
-    arguments: Sequence[str]
-    pid: int | None = None
-    link: int | None = None
+    def __init__(
+        self, name: str, arguments: Sequence[str], pid: int | None = None, link: int | None = None
+    ) -> None:
+        self.name = name
+        self.arguments = arguments
+        self.pid = pid
+        self.link = link
 
 
-@dataclass(frozen=True, slots=True)
 class Plan:
     """The tasks of a parent.
 
-    Attributes:
+    Args:
         children: processes that the parent keeps running.
         announcement: text for standard error when all children work.
         listener: file descriptor of the listening socket, which all children share.
+        logs_json: true: the log has lines of JSON.
         metrics: name of the variable for a process's name, and the folder with the metrics of all
             processes; ``None``: each process has only its own metrics. A restarted process
             continues the counters of the process that had the same name.
         database: folder of the embedded database, and file descriptor of the database's lock.
-        logs_json: true: the log has lines of JSON.
         ends_with_terminal: true: SIGHUP ends the parent if the terminal was closed (otherwise
             SIGHUP replaces the children).
     """
 
-    children: Sequence[Child]
-    announcement: str
-    listener: int
-    logs_json: bool
-    metrics: tuple[str, str] | None = None
-    database: tuple[str, int] | None = None
-    ends_with_terminal: bool = False
+    def __init__(
+        self,
+        children: Sequence[Child],
+        announcement: str,
+        listener: int,
+        logs_json: bool,
+        metrics: tuple[str, str] | None = None,
+        database: tuple[str, int] | None = None,
+        ends_with_terminal: bool = False,
+    ) -> None:
+        self.children = children
+        self.announcement = announcement
+        self.listener = listener
+        self.logs_json = logs_json
+        self.metrics = metrics
+        self.database = database
+        self.ends_with_terminal = ends_with_terminal
 
     def execute(self) -> None:
         """Replace this program by the parent's program; this function never returns."""
@@ -88,9 +97,8 @@ class Plan:
             inherited.append(self.database[1])
         for descriptor in inherited:
             os.set_inheritable(descriptor, True)
-        os.execv(  # noqa: S606 (our own module)
-            sys.executable, [sys.executable, "-m", __name__, json.dumps(asdict(self))]
-        )
+        plan = json.dumps(self, default=vars)
+        os.execv(sys.executable, [sys.executable, "-m", __name__, plan])  # noqa: S606 (our module)
 
     @classmethod
     def read(cls, text: str) -> "Plan":
@@ -99,7 +107,6 @@ class Plan:
         return cls(**{**found, "children": [Child(**each) for each in found["children"]]})
 
 
-@dataclass(slots=True)
 class _Process:
     """A running child.
 
@@ -109,42 +116,45 @@ class _Process:
         due: time at which the child is killed; ``None``: it may continue.
     """
 
-    pid: int
-    name: str
-    metrics: str
-    link: socket.socket
-    began: float
-    said: int = 0
-    is_heard: bool = True
+    said = 0
+    is_heard = True
     due: float | None = None
+
+    def __init__(self, pid: int, name: str, metrics: str, link: socket.socket) -> None:
+        self.pid = pid
+        self.name = name
+        self.metrics = metrics
+        self.link = link
+        self.began = monotonic()
 
     def send(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
 
-@dataclass(slots=True)
 class _Slot:
-    child: Child
     current: _Process | None = None
     successor: _Process | None = None
-    worked: bool = False
-    pause_s: float = 0.0
-    start_at: float = 0.0
+    worked = False
+    pause_s = 0.0
+    start_at = 0.0
+
+    def __init__(self, child: Child) -> None:
+        self.child = child
 
 
-@dataclass(slots=True)
 class Supervisor:
     """The parent process, which keeps the plan's processes running until SIGINT or SIGTERM."""
 
-    plan: Plan
-    _slots: list[_Slot] = field(default_factory=list)
-    _running: dict[int, _Process] = field(default_factory=dict)
-    _to_replace: list[_Slot] = field(default_factory=list)
-    _reload_wanted: bool = False
-    _announced: bool = False
-    _stopping: bool = False
-    _status: int = 0
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._slots = [_Slot(child) for child in plan.children]
+        self._running: dict[int, _Process] = {}
+        self._to_replace: list[_Slot] = []
+        self._reload_wanted = False
+        self._announced = False
+        self._stopping = False
+        self._status = 0
 
     def run(self) -> int:
         """Keep the children running; return the exit status.
@@ -152,7 +162,6 @@ class Supervisor:
         If a child ends before it has worked, end all children, and return this child's exit status.
         """
         signals = _signals()
-        self._slots = [_Slot(child) for child in self.plan.children]
         for slot in self._slots:
             if slot.child.pid is not None and slot.child.link is not None:
                 link = socket.socket(fileno=slot.child.link)
@@ -325,13 +334,13 @@ class Supervisor:
 
     def _note(self, pid: int, name: str, metrics: str, link: socket.socket) -> _Process:
         link.setblocking(False)
-        process = _Process(pid, name, metrics, link, monotonic())
+        process = _Process(pid, name, metrics, link)
         self._running[pid] = process
         if self._stopping:
             process.send(signal.SIGTERM)
         return process
 
-    def _log(self, level: str, event: str, **fields: Any) -> None:
+    def _log(self, level: str, event: str, **fields: object) -> None:
         if self.plan.logs_json:
             entry = {"event": event, "level": level, "timestamp": stamp(), **fields}
             _write(json.dumps(entry))
