@@ -6,11 +6,10 @@ from uuid import UUID
 
 import asyncpg
 import pytest
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.db.engine import open_database
 from bottega.db.pages import PageItems
-from bottega.db.sessions import driver_of
+from bottega.db.sessions import AsyncConnection, driver_of
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.files import store as files
 from bottega.runs import interrupts, read, sessions

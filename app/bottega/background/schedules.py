@@ -27,13 +27,12 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects.postgresql import JSONB, insert
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.db.engine import Database, act_as
 from bottega.db.failures import is_transient
 from bottega.db.pages import PageItems, fetch_page, paged
 from bottega.db.quota import grew, require_room
-from bottega.db.sessions import driver_of
+from bottega.db.sessions import AsyncConnection, driver_of
 from bottega.db.tables import schedules
 from bottega.definitions.store import forget_source
 from bottega.errors import BottegaError, ConflictError, InvalidInputError, NotFoundError

@@ -17,9 +17,8 @@ from weakref import WeakValueDictionary
 
 import asyncpg
 from pydantic_core import to_json
-from sqlalchemy import event, text
+from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.exc import DisconnectionError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.util import greenlet_spawn
 
 from bottega import metrics
@@ -31,6 +30,8 @@ from bottega.db.connect import (
     connect,
 )
 from bottega.db.sessions import (
+    AsyncConnection,
+    AsyncEngine,
     ConnectionGeneration,
     ListenSession,
     ShrinkingPool,
@@ -39,7 +40,7 @@ from bottega.db.sessions import (
 )
 
 
-def measure_statements(engine: AsyncEngine) -> None:
+def measure_statements(engine: Engine) -> None:
     """Measure the time of each statement of an engine."""
 
     def begin(connection: Any, *_: object) -> None:
@@ -48,8 +49,8 @@ def measure_statements(engine: AsyncEngine) -> None:
     def end(connection: Any, *_: object) -> None:
         metrics.db_statement_duration.observe(monotonic() - connection.info["began"])
 
-    event.listen(engine.sync_engine, "before_cursor_execute", begin)
-    event.listen(engine.sync_engine, "after_cursor_execute", end)
+    event.listen(engine, "before_cursor_execute", begin)
+    event.listen(engine, "after_cursor_execute", end)
 
 
 def count_connections(engine: AsyncEngine, pool: asyncpg.Pool) -> None:
@@ -274,7 +275,7 @@ def _engine(
     patience_s: float,
     pooler: str | None,
 ) -> AsyncEngine:
-    engine = create_async_engine(
+    engine = create_engine(
         "postgresql+asyncpg://",
         connect_args={
             "async_creator_fn": lambda **_: connected(),
@@ -286,9 +287,9 @@ def _engine(
         pool_timeout=patience_s,
         pool_use_lifo=True,
     )
-    event.listen(engine.sync_engine, "checkout", _refuse_closed)
+    event.listen(engine, "checkout", _refuse_closed)
     measure_statements(engine)
-    return engine
+    return AsyncEngine(engine)
 
 
 @asynccontextmanager

@@ -22,8 +22,9 @@ from sqlalchemy import (
     text,
     tuple_,
 )
-from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.selectable import LateralFromClause
+
+from bottega.db.sessions import AsyncConnection
 
 T = TypeVar("T")
 Query = TypeVar("Query", bound=Select[Any])

@@ -3,8 +3,8 @@
 from uuid import UUID
 
 from sqlalchemy import BigInteger, Label, column, func, literal_column, select, table
-from sqlalchemy.ext.asyncio import AsyncConnection
 
+from bottega.db.sessions import AsyncConnection
 from bottega.errors import LimitedError
 
 STORAGE_QUOTA = "storage_quota"

@@ -8,15 +8,27 @@ server still answers the kernel, this module detects the silence.
 import asyncio
 import contextlib
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar, overload
 
 import asyncpg
 import structlog
 from pydantic_core import from_json
-from sqlalchemy import AsyncAdaptedQueuePool, Connection
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import (
+    AsyncAdaptedQueuePool,
+    Connection,
+    CursorResult,
+    Engine,
+    Executable,
+    ScalarResult,
+    Transaction,
+)
+from sqlalchemy.sql.selectable import TypedReturnsRows
+from sqlalchemy.util import greenlet_spawn
+from typing_extensions import TypeVarTuple
 
 from bottega import metrics, trace_context
 from bottega.clock import monotonic
@@ -216,11 +228,118 @@ class ShrinkingPool(AsyncAdaptedQueuePool):
             idle.close()
 
 
+_Value = TypeVar("_Value")
+_Values = TypeVarTuple("_Values")
+_Parameters = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncConnection:
+    """SQLAlchemy's connection for the event loop. Its methods are those of ``Connection``.
+
+    SQLAlchemy has such a class, too, but with that class a process imports the object-relational
+    mapper, which takes 8 MB of memory.
+    """
+
+    connection: Connection
+
+    @overload
+    async def execute(
+        self, statement: TypedReturnsRows[*_Values], parameters: _Parameters = None
+    ) -> CursorResult[*_Values]: ...
+
+    @overload
+    async def execute(
+        self, statement: Executable, parameters: _Parameters = None
+    ) -> CursorResult[*tuple[Any, ...]]: ...
+
+    async def execute(self, statement: Executable, parameters: _Parameters = None) -> Any:
+        return await greenlet_spawn(self.connection.execute, statement, parameters)
+
+    @overload
+    async def scalar(
+        self, statement: TypedReturnsRows[_Value], parameters: _Parameters = None
+    ) -> _Value | None: ...
+
+    @overload
+    async def scalar(self, statement: Executable, parameters: _Parameters = None) -> Any: ...
+
+    async def scalar(self, statement: Executable, parameters: _Parameters = None) -> Any:
+        return (await self.execute(statement, parameters)).scalar()
+
+    @overload
+    async def scalars(
+        self, statement: TypedReturnsRows[_Value], parameters: _Parameters = None
+    ) -> ScalarResult[_Value]: ...
+
+    @overload
+    async def scalars(
+        self, statement: Executable, parameters: _Parameters = None
+    ) -> ScalarResult[Any]: ...
+
+    async def scalars(self, statement: Executable, parameters: _Parameters = None) -> Any:
+        return (await self.execute(statement, parameters)).scalars()
+
+    async def exec_driver_sql(self, sql: str) -> CursorResult[*tuple[Any, ...]]:
+        return await greenlet_spawn(self.connection.exec_driver_sql, sql)
+
+    @asynccontextmanager
+    async def begin_nested(self) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+        """Set a savepoint, to which an exception rolls back; so does the yielded function."""
+        async with _begun(self.connection.begin_nested) as transaction:
+            yield partial(greenlet_spawn, transaction.rollback)
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncEngine:
+    """SQLAlchemy's engine for the event loop; see :class:`AsyncConnection`."""
+
+    sync_engine: Engine
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[AsyncConnection]:
+        """Take a connection, which returns to the pool even if the caller is cancelled."""
+        connection = await greenlet_spawn(self.sync_engine.connect)
+        try:
+            yield AsyncConnection(connection)
+        finally:
+            closing = asyncio.ensure_future(greenlet_spawn(connection.close))
+            cancelled = None
+            while not closing.done():
+                try:
+                    await asyncio.wait([closing])
+                except asyncio.CancelledError as error:
+                    cancelled = error
+            closing.result()
+            if cancelled is not None:
+                raise cancelled
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[AsyncConnection]:
+        """Begin a transaction, which an exception rolls back."""
+        async with self.connect() as connected, _begun(connected.connection.begin):
+            yield connected
+
+    async def dispose(self) -> None:
+        await greenlet_spawn(self.sync_engine.dispose)
+
+
+@asynccontextmanager
+async def _begun(begin: Callable[[], Transaction]) -> AsyncIterator[Transaction]:
+    transaction = await greenlet_spawn(begin)
+    try:
+        yield transaction
+    except BaseException as error:
+        await greenlet_spawn(transaction.__exit__, type(error), error, error.__traceback__)
+        raise
+    await greenlet_spawn(transaction.__exit__, None, None, None)
+
+
 async def driver_of(connection: AsyncConnection) -> asyncpg.Connection:
     """Return the driver's connection of a transaction that SQLAlchemy has begun, as in
     ``Database.begin``.
     """
-    return (await connection.get_raw_connection()).driver_connection
+    return connection.connection.connection.driver_connection
 
 
 def session_of(adapter: Any) -> ListenSession:

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.agents.provider import DialectName
+from bottega.db.sessions import AsyncConnection
 from bottega.errors import CycleError, InvalidInputError
 
 TASK_TOOLS = (

@@ -14,11 +14,10 @@ from uuid import UUID
 import asyncpg
 from pydantic_core import to_json
 from sqlalchemy import RowMapping, func, select, text
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega import __version__
 from bottega.clock import monotonic
-from bottega.db.sessions import ListenSession
+from bottega.db.sessions import AsyncConnection, ListenSession
 from bottega.events.listener import Connect, keep_connected
 from bottega.services import background
 

@@ -21,7 +21,6 @@ import structlog
 from cachetools import LRUCache
 from pydantic_core import to_json
 from sqlalchemy import ColumnElement, Select, Table, and_, delete, func, select, true, union, update
-from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from bottega.agents.parts import FileContent, content_tokens
@@ -29,7 +28,7 @@ from bottega.clock import Clock, utcnow
 from bottega.db.engine import Database, acting_as, acting_user
 from bottega.db.pages import FIRST_PLACE, PageItems, fetch_page, lateral_rows, paged
 from bottega.db.quota import storage_full
-from bottega.db.sessions import driver_of
+from bottega.db.sessions import AsyncConnection, driver_of
 from bottega.db.tables import files, runs, sessions
 from bottega.errors import (
     InvalidInputError,

@@ -11,10 +11,10 @@ from uuid import UUID
 import asyncpg
 from pydantic_core import from_json, to_json
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.db.engine import Database
 from bottega.db.failures import repeated
+from bottega.db.sessions import AsyncConnection
 from bottega.errors import BottegaError, ConflictError, InvalidInputError, NotFoundError, no_run
 from bottega.tenants import audit
 

@@ -8,10 +8,10 @@ from uuid import UUID
 
 from sqlalchemy import Boolean, Text, Uuid, bindparam, text
 from sqlalchemy.dialects.postgresql import ARRAY
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.agents.messages import CURRENCY
 from bottega.db.pages import PageItems
+from bottega.db.sessions import AsyncConnection
 from bottega.errors import NotFoundError, no_run
 from bottega.runs import graphs
 

@@ -15,9 +15,8 @@ from uuid import UUID
 
 import asyncpg
 from sqlalchemy import select, tuple_
-from sqlalchemy.ext.asyncio import AsyncConnection
 
-from bottega.db.sessions import driver_of
+from bottega.db.sessions import AsyncConnection, driver_of
 from bottega.db.tables import agent_versions
 from bottega.definitions.agents import listed, named_by
 from bottega.definitions.graphs import publication_schema

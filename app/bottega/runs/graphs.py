@@ -14,10 +14,10 @@ from uuid import UUID
 
 from sqlalchemy import ARRAY, Integer, Select, Text, any_, bindparam, func, select, text, tuple_
 from sqlalchemy.dialects.postgresql import distinct_on
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.agents.messages import ToolStatus
 from bottega.agents.query import task_id_at
+from bottega.db.sessions import AsyncConnection
 from bottega.db.tables import run_events, runs
 from bottega.definitions import store
 from bottega.definitions.graphs import to_graph

@@ -10,7 +10,6 @@ from uuid import UUID
 
 from pydantic_core import from_json
 from sqlalchemy import ColumnElement, Select, and_, case, or_, select, true
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.agents.history import demands_message
 from bottega.agents.messages import AssistantMessage, ToolMessage, ToolResult
@@ -18,6 +17,7 @@ from bottega.agents.parts import Part, text_of
 from bottega.agents.query import task_id_at
 from bottega.agents.subagent import question_of
 from bottega.db.pages import PAGE_BYTES, PageItems, fetch_page
+from bottega.db.sessions import AsyncConnection
 from bottega.db.tables import run_events, tasks
 from bottega.engine.replay import RunReplay, Said, replay_run, result_of
 from bottega.errors import NotFoundError

@@ -5,10 +5,10 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import select, tuple_
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.agents.params import merged
 from bottega.agents.shared_memory import awareness_message, shared_message
+from bottega.db.sessions import AsyncConnection
 from bottega.db.tables import run_events
 from bottega.definitions import store
 from bottega.definitions.agents import overridden

@@ -39,7 +39,6 @@ from sqlalchemy import (
     true,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.agents.history import DEMAND_TITLES
 from bottega.agents.messages import CURRENCY
@@ -52,6 +51,7 @@ from bottega.db.pages import (
     measured,
     paged,
 )
+from bottega.db.sessions import AsyncConnection
 from bottega.db.tables import (
     agent_versions,
     episode_feedback,

@@ -12,13 +12,12 @@ from uuid import UUID
 
 import asyncpg
 from sqlalchemy import and_, select
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.agents.history import DEMAND_TITLES
 from bottega.agents.messages import AgentUsage, ToolCall
 from bottega.agents.output import OUTPUT_INVALID
 from bottega.agents.query import ending_of, task_id_at
-from bottega.db.sessions import driver_of
+from bottega.db.sessions import AsyncConnection, driver_of
 from bottega.db.tables import runs
 from bottega.definitions.graphs import to_graph
 from bottega.engine.journal import CANCELLED, EPISODE_NOT_STORED, row_change

@@ -14,7 +14,6 @@ import asyncpg
 from pydantic_core import from_json, to_json
 from sqlalchemy import Text, bindparam, column, func, select, text
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega import trace_context
 from bottega.agents.messages import AgentUsage
@@ -22,6 +21,7 @@ from bottega.db.engine import acting_as
 from bottega.db.failures import persist
 from bottega.db.pages import PageItems, fetch_page, paged
 from bottega.db.quota import STORAGE_FULL, STORAGE_QUOTA
+from bottega.db.sessions import AsyncConnection
 from bottega.db.tables import runs
 from bottega.errors import (
     BottegaError,

@@ -11,10 +11,10 @@ from uuid import UUID
 import asyncpg
 import httpx2
 from sqlalchemy import ColumnElement, RowMapping, and_, func, insert, select, tuple_, update
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.db.engine import acting_as
 from bottega.db.pages import PageItems, fetch_page, paged
+from bottega.db.sessions import AsyncConnection
 from bottega.db.tables import secrets
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError, VersionConflictError
 from bottega.sealing import CannotOpenError, Keyring, Place

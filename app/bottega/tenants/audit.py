@@ -10,9 +10,9 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import insert, select
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.db.pages import MOST_SKEW, PageItems, fetch_page, first_id, paged
+from bottega.db.sessions import AsyncConnection
 from bottega.db.tables import audit_log
 
 

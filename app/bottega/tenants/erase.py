@@ -36,9 +36,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.db.engine import Database, name_tenant
+from bottega.db.sessions import AsyncConnection
 from bottega.db.tables import (
     DEFAULT_TENANT,
     api_keys,

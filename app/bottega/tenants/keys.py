@@ -27,7 +27,6 @@ import structlog
 from cachetools import TTLCache
 from pydantic_core import from_json
 from sqlalchemy import DateTime, RowMapping, func, insert, literal, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
 from typing_extensions import TypeIs
 
 from bottega import metrics
@@ -35,6 +34,7 @@ from bottega.clock import Clock, monotonic, utcnow
 from bottega.db.engine import acting_as
 from bottega.db.failures import repeated
 from bottega.db.pages import PageItems, fetch_page, paged
+from bottega.db.sessions import AsyncConnection
 from bottega.db.tables import api_keys
 from bottega.errors import (
     ConflictError,

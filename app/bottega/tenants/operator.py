@@ -8,15 +8,25 @@ from typing import Any
 from uuid import UUID
 
 import asyncpg
-from sqlalchemy import RowMapping, Text, and_, cast, delete, func, insert, or_, select
+from sqlalchemy import (
+    RowMapping,
+    Text,
+    and_,
+    cast,
+    create_engine,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+)
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from bottega.db.connect import SYSTEM_ROLE, connect
 from bottega.db.engine import name_tenant
 from bottega.db.migrate import require_current
-from bottega.db.sessions import ConnectionGeneration, SilenceTimeouts
+from bottega.db.sessions import AsyncConnection, AsyncEngine, ConnectionGeneration, SilenceTimeouts
 from bottega.db.tables import (
     DEFAULT_TENANT,
     api_keys,
@@ -55,8 +65,9 @@ async def transactions(url: str) -> AsyncIterator[Begin]:
         await require_current(connection)
         return connection
 
-    engine = create_async_engine(
-        "postgresql+asyncpg://", async_creator=connected, poolclass=NullPool
+    arguments = {"async_creator_fn": lambda **_: connected()}
+    engine = AsyncEngine(
+        create_engine("postgresql+asyncpg://", connect_args=arguments, poolclass=NullPool)
     )
     try:
         yield engine.begin

@@ -19,11 +19,11 @@ import structlog
 from pydantic_core import to_json
 from sqlalchemy import ARRAY, Uuid, bindparam, func, select, text
 from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.clock import Clock, monotonic, utcnow
 from bottega.db.engine import Database
 from bottega.db.pages import FIRST_PLACE
+from bottega.db.sessions import AsyncConnection
 from bottega.db.tables import idempotency_keys
 from bottega.leased_work import WorkLoop
 from bottega.tenants import erase

@@ -25,9 +25,9 @@ import asyncpg
 from cachetools import TTLCache
 from pydantic import Field, PlainSerializer, PlainValidator, TypeAdapter
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.clock import Clock, utcnow
+from bottega.db.sessions import AsyncConnection
 from bottega.errors import ForbiddenError, InvalidInputError, NotFoundError, UnauthenticatedError
 from bottega.sealing import CannotOpenError, Keyring, Place
 from bottega.tenants import audit

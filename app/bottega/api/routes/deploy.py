@@ -528,8 +528,7 @@ async def apply(
             error.pointer = f"/providers/{number}{error.pointer or ''}"
             raise
     await check_patterns(service, tenant, body)
-    async with service.database.begin(tenant) as tx:
-        undo = await tx.begin_nested()
+    async with service.database.begin(tenant) as tx, tx.begin_nested() as roll_back:
         caller = Caller(service, tx, tenant, principal)
         sent = {each.name for each in _sent_secrets(body)}
         caller = replace(caller, absent_secrets=await unknown_secrets(caller, sent))
@@ -538,8 +537,6 @@ async def apply(
         if absent and not body.allow_missing:
             raise UnknownReferenceError(absent)
         if body.dry_run:
-            await undo.rollback()
-        else:
-            await undo.commit()
+            await roll_back()
     warnings = [{"pointer": pointer, "detail": detail} for pointer, detail in absent]
     return {"dry_run": body.dry_run, "items": items, "warnings": warnings}

@@ -15,7 +15,6 @@ from fastapi import APIRouter, Response
 from pydantic import ConfigDict, StringConstraints
 from sqlalchemy import Text, Uuid, and_, bindparam, select, text
 from sqlalchemy.dialects.postgresql import ARRAY
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.agents.provider import DialectName
 from bottega.api.errors import problems
@@ -39,6 +38,7 @@ from bottega.api.shared.deps import (
 )
 from bottega.clock import monotonic
 from bottega.container import Service
+from bottega.db.sessions import AsyncConnection
 from bottega.db.tables import provider_versions, providers
 from bottega.definitions import store
 from bottega.definitions.agents import DEFAULT, KnownProvider, checked, listed

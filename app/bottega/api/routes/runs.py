@@ -11,7 +11,6 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import AfterValidator, BaseModel, Field
 from pydantic_core import from_json
-from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.requests import ClientDisconnect
 
 from bottega.api.auth import Acting, Principal, acts_for
@@ -66,6 +65,7 @@ from bottega.clock import monotonic
 from bottega.container import Service
 from bottega.db.engine import acting_as
 from bottega.db.failures import is_transient
+from bottega.db.sessions import AsyncConnection
 from bottega.errors import ForbiddenError
 from bottega.events.types import WaitReason
 from bottega.files.store import owner_of_run

@@ -9,7 +9,6 @@ from uuid import UUID
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.api.auth import Principal, acts_for
 from bottega.api.errors import headers, problems
@@ -24,6 +23,7 @@ from bottega.background import schedules
 from bottega.background.schedules import MARK, check_cron, check_zone
 from bottega.container import Service
 from bottega.db.pages import PageItems
+from bottega.db.sessions import AsyncConnection
 from bottega.errors import InvalidInputError
 from bottega.files.inputs import StoredInput, stored_input
 from bottega.files.store import Owner

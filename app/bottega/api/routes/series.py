@@ -14,13 +14,13 @@ from fastapi import APIRouter, Query
 from pydantic import AfterValidator, BaseModel, Field
 from sqlalchemy import Text, Uuid, bindparam, func, select, text
 from sqlalchemy.dialects.postgresql import ARRAY
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.api.errors import problems
 from bottega.api.schemas.base import Answer, PlaceInTime
 from bottega.api.shared.deps import Tenant, Transaction
 from bottega.api.shared.pages import storable
 from bottega.db.pages import first_id
+from bottega.db.sessions import AsyncConnection
 from bottega.errors import InvalidInputError
 from bottega.memory.patterns.evidence import Tally, pooled_difference
 from bottega.memory.patterns.pattern import APPLIED, Arm

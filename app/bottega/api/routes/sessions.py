@@ -7,7 +7,6 @@ from uuid import UUID
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.api.auth import Acting, acts_for
 from bottega.api.errors import headers, problems
@@ -43,6 +42,7 @@ from bottega.api.shared.pages import (
     pairs_of,
     storable,
 )
+from bottega.db.sessions import AsyncConnection
 from bottega.runs import sessions
 from bottega.runs.read import SEARCHED_RUNS
 from bottega.tenants import audit

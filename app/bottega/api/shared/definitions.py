@@ -9,7 +9,6 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from pydantic import BaseModel
 from sqlalchemy import select
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.api.auth import Principal
 from bottega.api.errors import headers, problems
@@ -19,6 +18,7 @@ from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.pages import LINK, ViewQuery, encoded_page, merged
 from bottega.container import Service
 from bottega.db.pages import PageItems
+from bottega.db.sessions import AsyncConnection
 from bottega.db.tables import tenants
 from bottega.definitions import store
 from bottega.definitions.store import Definition, DefinitionKind

@@ -13,10 +13,10 @@ from fastapi import Depends, Request
 from fastapi.dependencies.models import Dependant
 from fastapi.dependencies.utils import get_flat_params
 from fastapi.exceptions import RequestValidationError
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.api.auth import Principal
 from bottega.container import Service
+from bottega.db.sessions import AsyncConnection
 from bottega.errors import InvalidInputError
 from bottega.tenants.keys import SCOPES, Scope
 

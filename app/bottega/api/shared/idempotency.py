@@ -11,10 +11,10 @@ from fastapi import Depends, Header, Request, Response
 from pydantic import BaseModel
 from pydantic_core import from_json, to_json
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.api.shared.deps import PrincipalDep
 from bottega.db.engine import acting_user
+from bottega.db.sessions import AsyncConnection
 from bottega.runs.submit import OnceKey, first_answer
 
 HEADER = "idempotency-key"

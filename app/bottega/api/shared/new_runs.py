@@ -5,14 +5,12 @@ from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy.ext.asyncio import AsyncConnection
-
 from bottega.api.auth import Principal, acts_for
 from bottega.api.schemas.runs import NewRun
 from bottega.api.shared.schemas import check_schema
 from bottega.container import Service
 from bottega.db.failures import repeated
-from bottega.db.sessions import driver_of
+from bottega.db.sessions import AsyncConnection, driver_of
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError
 from bottega.files.inputs import StoredInput, stored_input
 from bottega.files.store import Owner

@@ -6,13 +6,13 @@ from typing import Any
 from uuid import UUID
 
 from fastapi import Response
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.api.auth import Acting, Principal, acts_for
 from bottega.api.schemas.interrupts import NewDecision
 from bottega.api.schemas.messages import MessageSent, NewMessage
 from bottega.api.shared.idempotency import IdempotencyGuard
 from bottega.container import Service
+from bottega.db.sessions import AsyncConnection
 from bottega.errors import BottegaError, ForbiddenError, InvalidInputError, NotFoundError
 from bottega.files.inputs import StoredInput, parts_of, stored_input
 from bottega.files.store import owner_of_run

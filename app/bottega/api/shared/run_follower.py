@@ -10,12 +10,12 @@ from uuid import UUID
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
-from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.responses import JSONResponse, Response
 
 from bottega.api.auth import Principal
 from bottega.api.errors import field_problem
 from bottega.container import Service
+from bottega.db.sessions import AsyncConnection
 from bottega.errors import (
     InvalidInputError,
     ModelError,

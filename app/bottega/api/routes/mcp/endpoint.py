@@ -13,7 +13,6 @@ from uuid import UUID
 
 from fastapi import APIRouter, Request, Response
 from pydantic_core import from_json, to_json
-from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 
@@ -53,6 +52,7 @@ from bottega.api.shared.run_follower import (
 from bottega.clock import monotonic
 from bottega.container import Service
 from bottega.db.engine import acting_as
+from bottega.db.sessions import AsyncConnection
 from bottega.definitions import store
 from bottega.definitions.agents import EXPOSED
 from bottega.definitions.store import AGENTS, Definition

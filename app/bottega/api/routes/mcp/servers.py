@@ -8,7 +8,6 @@ from uuid import UUID
 from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 from sqlalchemy import func, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.api.errors import problems
 from bottega.api.schemas.base import NAME_PATTERN, Answer, Body, Name, named_examples
@@ -22,6 +21,7 @@ from bottega.api.shared.definitions import (
 from bottega.api.shared.deps import Actor, DefineTenant, ServiceDep
 from bottega.api.shared.processes import TenantLimit
 from bottega.container import Service
+from bottega.db.sessions import AsyncConnection
 from bottega.db.tables import tenants
 from bottega.definitions import store
 from bottega.definitions.store import MCP_SERVERS, Definition

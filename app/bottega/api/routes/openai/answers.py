@@ -17,7 +17,6 @@ from fastapi import Request, Response
 from pydantic_core import from_json, to_json
 from sqlalchemy import ColumnElement, and_, func, or_, select
 from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.agents.messages import AssistantMessage
 from bottega.agents.query import Ending, continued, ending_of
@@ -26,6 +25,7 @@ from bottega.api.routes.openai.model_request import as_json, id_of
 from bottega.api.routes.stream import event_stream
 from bottega.api.server.middleware import Translation
 from bottega.api.shared.run_follower import HEARTBEAT, RunFollower, leaving, while_connected
+from bottega.db.sessions import AsyncConnection
 from bottega.db.tables import run_events
 from bottega.definitions.store import AGENTS
 from bottega.engine.replay import replay_run

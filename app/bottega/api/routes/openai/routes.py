@@ -19,7 +19,6 @@ from uuid import UUID, uuid4
 from fastapi import APIRouter, Body, Request, Response
 from pydantic import AfterValidator, TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
-from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.responses import JSONResponse
 
 from bottega.api.auth import Acting, Principal, acts_for
@@ -72,6 +71,7 @@ from bottega.api.shared.pages import storable
 from bottega.api.shared.run_control import decide, stored_message
 from bottega.api.shared.run_follower import RunFollower, checked
 from bottega.container import Service
+from bottega.db.sessions import AsyncConnection
 from bottega.definitions import store
 from bottega.definitions.store import AGENTS, GRAPHS
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError, UnknownAgentError
