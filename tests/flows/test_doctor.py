@@ -142,6 +142,7 @@ def test_a_plain_owner_is_led_from_one_sentence_to_the_next(
     _, checks = examined(tmp_path, DATABASE_URL=url)
     hints = failed(checks)  # all that an administrator must do
     assert "CREATE EXTENSION vector SCHEMA public in the database" in hints["extension"]
+    assert "\n" not in hints["extension"]
     assert "TO " + login in hints["rights"]
     assert "CREATE EXTENSION vector" in told()
     asyncio.run(execute(admin, "CREATE EXTENSION vector"))

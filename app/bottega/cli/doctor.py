@@ -233,8 +233,8 @@ async def _missing_extension(session: "asyncpg.Connection", database: str) -> Ch
     hint = "run `bottega migrate`, which creates it"
     if error := await _refusal(session, "CREATE EXTENSION vector SCHEMA public"):
         hint = (
-            f"install pgvector on the server ({error}), and let an administrator run "
-            f"CREATE EXTENSION vector SCHEMA public in the database {database!r}"
+            f"install pgvector on the server ({str(error).splitlines()[0]}), and let an "
+            f"administrator run CREATE EXTENSION vector SCHEMA public in the database {database!r}"
         )
     return Check("extension", False, "the extension vector is missing", hint)
 
