@@ -15,7 +15,6 @@ from types import FrameType
 
 import asyncpg
 import pytest
-import structlog
 from hypothesis import settings as hypothesis_settings
 
 from bottega.container import tune_gc
@@ -32,16 +31,6 @@ os.environ.setdefault("BOTTEGA_EMBEDDING_MODEL", "builtin")
 
 # pytest's --hypothesis-profile chooses another one later.
 hypothesis_settings.load_profile("gate")
-
-# The default draws each traceback with all local variables, which takes seconds.
-structlog.configure(
-    processors=[
-        structlog.contextvars.merge_contextvars,
-        structlog.processors.add_log_level,
-        structlog.dev.set_exc_info,
-        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),
-    ]
-)
 
 
 @pytest.hookimpl(wrapper=True)

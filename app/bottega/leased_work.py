@@ -21,12 +21,12 @@ from functools import partial
 from uuid import UUID
 
 import asyncpg
-import structlog
 
 from bottega.clock import monotonic
 from bottega.db.failures import is_transient
 from bottega.errors import DatabaseAwayError, ModelError, UnavailableError
 from bottega.events.listener import NotifyListener
+from bottega.logger import Logger
 
 _MOST = 64
 """Maximum number of rows in one claim, so that work begins before all rows are claimed."""
@@ -34,7 +34,7 @@ _MOST = 64
 _CLAIM = "SELECT * FROM claim_due($1, $2, $3, $4, $5, $6, $7)"
 _NEXT = "SELECT next_due_s($1, $2)"
 
-log = structlog.get_logger(__name__)
+log = Logger(__name__)
 
 
 class WorkLoop:

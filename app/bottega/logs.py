@@ -1,16 +1,18 @@
 """Logs: readable lines on a terminal, otherwise JSON. Logs go to stderr, not stdout."""
 
+import json
 import logging
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
-import structlog
-from structlog.typing import EventDict
-
+from bottega.clock import stamp
+from bottega.logger import FIELDS, context
 from bottega.redaction import Redactor
 
+Entry = dict[str, Any]
 _DEEPEST = 20
+_COLORS = {"warning": "33", "error": "31", "critical": "31"}
 
 _of_tenant: list[Callable[[str], Redactor | None]] = []
 
@@ -28,7 +30,7 @@ def is_json(form: str) -> bool:
 def configure_logging(
     level: str, known: Redactor = Redactor(), form: str = "auto", file: TextIO | None = None
 ) -> None:
-    """Route structlog, the standard library's loggers and warnings to one handler.
+    """Route all loggers and warnings to one handler.
 
     Args:
         level: ``debug``, ``info``, ``warning`` or ``error``.
@@ -37,37 +39,9 @@ def configure_logging(
         file: the file for the lines; ``None``: standard error.
     """
     logging.captureWarnings(True)
-    shared: list[structlog.typing.Processor] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-    ]
-    renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer()
-        if is_json(form)
-        else structlog.dev.ConsoleRenderer(
-            colors=sys.stderr.isatty() and file is None,
-            exception_formatter=structlog.dev.plain_traceback,
-        )
-    )
-    structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.stdlib.BoundLogger,
-        cache_logger_on_first_use=True,
-    )
     handler = logging.StreamHandler(file or sys.stderr)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
-            processors=[
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.format_exc_info,
-                lambda logger, method, entry: _in_order(_clean(entry, known)),
-                renderer,
-            ],
-        )
-    )
+    has_colors = file is None and sys.stderr.isatty()
+    handler.setFormatter(_Formatter(known, is_json(form), has_colors))
     root = logging.getLogger()
     root.handlers = [handler]
     # For the log entries of libraries, our level "debug" means "info".
@@ -77,15 +51,49 @@ def configure_logging(
     logging.getLogger("httpcore2").setLevel(max(root.level, logging.INFO))
 
 
-def _clean(entry: EventDict, known: Redactor) -> EventDict:
+class _Formatter(logging.Formatter):
+    def __init__(self, known: Redactor, is_json: bool, has_colors: bool) -> None:
+        super().__init__()
+        self._known = known
+        self._is_json = is_json
+        self._has_colors = has_colors
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {**getattr(record, FIELDS, context())}
+        entry |= {"event": record.getMessage(), "level": record.levelname.lower()}
+        entry["timestamp"] = stamp()
+        if record.exc_info and record.exc_info[0]:
+            entry["exception"] = self.formatException(record.exc_info)
+        entry = _in_order(_clean(entry, self._known))
+        return json.dumps(entry) if self._is_json else _as_text(entry, self._has_colors)
+
+
+def _as_text(entry: Entry, has_colors: bool) -> str:
+    event, level, at = entry.pop("event"), entry.pop("level"), entry.pop("timestamp")
+    exception = entry.pop("exception", None)
+    said, event = f"[{level:<8}]", f"{event:<30}"
+    if has_colors:
+        said, event = f"\x1b[{_COLORS.get(level, '32')}m{said}\x1b[0m", f"\x1b[1m{event}\x1b[0m"
+    pairs = (f"{name}={_shown(value)}" for name, value in entry.items())
+    line = " ".join((at, said, event, *pairs)).rstrip()
+    return line if exception is None else f"{line}\n{exception}"
+
+
+def _shown(value: Any) -> str:
+    """Return a field's text, in quotes if it would not be one word."""
+    is_word = isinstance(value, str) and value.isprintable() and not {*" ='\""} & {*value}
+    return value if is_word and value else repr(value)
+
+
+def _clean(entry: Entry, known: Redactor) -> Entry:
     tenant = entry.get("tenant")
     found = _of_tenant[0](tenant) if _of_tenant and isinstance(tenant, str) else None
     plain = {name: _plain(value) for name, value in entry.items()}
-    cleaned: EventDict = known.record(plain)
+    cleaned: Entry = known.record(plain)
     return cleaned if found is None else found.record(cleaned)
 
 
-def _in_order(entry: EventDict) -> EventDict:
+def _in_order(entry: Entry) -> Entry:
     """Return an entry with sorted fields: event, level, time, then all other fields by name."""
     first = [name for name in ("event", "level", "timestamp") if name in entry]
     return {name: entry[name] for name in (*first, *sorted(entry.keys() - {*first}))}

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from ipaddress import ip_network
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from fastapi import APIRouter, FastAPI
@@ -41,6 +41,7 @@ from bottega.api.server.middleware import (
     LimitRequests,
     LongBodies,
     RepeatRequests,
+    Translate,
     Translation,
     refuse,
 )
@@ -207,19 +208,17 @@ def every_route() -> list[BaseRoute]:
     return [route for name in _ROUTERS for route in _routes_of(name)]
 
 
-def _as_openai_error(status: int, problem: Mapping[str, Any]) -> Translation:
-    from bottega.api.routes.openai.answers import translated
+def _translated_by(module: str) -> Translate:
+    """Return the translation of problems of a module below ``routes``, which it loads late."""
 
-    return translated(status, problem)
+    def translated(status: int, problem: Mapping[str, Any]) -> Translation:
+        translation = import_module(f"bottega.api.routes.{module}").translated(status, problem)
+        return cast(Translation, translation)
 
-
-def _as_rpc_error(status: int, problem: Mapping[str, Any]) -> Translation:
-    from bottega.api.routes.mcp.messages import translated
-
-    return translated(status, problem)
+    return translated
 
 
-_FACADES = {"openai": _as_openai_error, "mcp": _as_rpc_error}
+_FACADES = {"openai": _translated_by("openai.answers"), "mcp": _translated_by("mcp.messages")}
 
 
 def create_app(service: Service) -> FastAPI:

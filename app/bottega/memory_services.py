@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-import structlog
-
 from bottega.clock import utcnow
 from bottega.db.connect import connect
 from bottega.db.embedded import data_folder
@@ -21,6 +19,7 @@ from bottega.db.engine import Database
 from bottega.engine.budget import DayBudgets
 from bottega.events.listener import NotifyListener
 from bottega.llm.embedding_child import available
+from bottega.logger import Logger
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.search import CHANNEL
 from bottega.memory.episodes.store import EpisodicMemory
@@ -43,7 +42,7 @@ _HOSTED = "openai:"
 _NIGHTLY = "0 3 * * *"
 """Times of memory maintenance (cron, in UTC): in a night it disturbs few runs."""
 
-log = structlog.get_logger(__name__)
+log = Logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,18 +12,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-import structlog
-
 from bottega.db.embedded import folder_of
 from bottega.db.engine import Database
 from bottega.events.listener import NotifyListener
+from bottega.logger import Logger
 from bottega.logs import clean_of_tenants
 from bottega.secrets import rows as secret_rows
 from bottega.secrets.lookup import SecretLookup, SecretRules
 from bottega.settings import Settings, keyring, secrets
 from bottega.tools.guard import ModelHosts
 
-log = structlog.get_logger(__name__)
+log = Logger(__name__)
 
 MOST = 65_536
 MAX_CONNECTIONS = 10_000

@@ -11,7 +11,6 @@ from typing import get_args
 from urllib.parse import urlsplit
 
 import asyncpg
-import structlog
 from prometheus_client.metrics_core import GaugeMetricFamily
 from pydantic_core import from_json
 
@@ -19,6 +18,7 @@ from bottega import metrics
 from bottega.db.failures import is_transient
 from bottega.errors import BottegaError, UnauthenticatedError, UnavailableError
 from bottega.events.types import WaitReason
+from bottega.logger import Logger
 from bottega.memory.episodes.episode import Outcome, StorageState
 from bottega.memory.learning.lessons import LessonState
 from bottega.memory.patterns.pattern import Category, PatternState
@@ -41,7 +41,7 @@ _REFUSAL = (
     "accepted"
 )
 
-log = structlog.get_logger(__name__)
+log = Logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
-import structlog
-
 from bottega import metrics
 from bottega.clock import monotonic
 from bottega.db.failures import is_transient
+from bottega.logger import Logger
 
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 30.0
@@ -22,7 +21,7 @@ WELL_S = 10.0
 """Seconds after its start from which a service counts as healthy."""
 MANY = 3
 
-log = structlog.get_logger(__name__)
+log = Logger(__name__)
 
 Service = Callable[[], Awaitable[None]]
 

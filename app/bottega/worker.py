@@ -8,13 +8,12 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-import structlog
-
 from bottega.container import Service, open_service, tune_gc
+from bottega.logger import Logger
 from bottega.scrape import serving
 from bottega.settings import Settings
 
-log = structlog.get_logger(__name__)
+log = Logger(__name__)
 
 
 async def work(

@@ -1,10 +1,10 @@
 """Variables that look like settings and are none."""
 
 import pytest
-from structlog.testing import capture_logs
 
 from bottega.cli.terminal import start
 from bottega.settings import unknown_variables
+from tests.log_entries import capture_logs
 
 
 def test_unknown_variables_are_named() -> None:

@@ -11,7 +11,6 @@ import httpx2
 import pytest
 import websockets
 from pydantic_core import from_json
-from structlog.testing import capture_logs
 
 from bottega.api.shared import run_follower
 from bottega.db.sessions import driver_of
@@ -23,6 +22,7 @@ from bottega.settings import Settings
 from bottega.tenants import erase
 from tests.fake_model import FakeModel, calls, gated, gated_within, text
 from tests.flows.test_dag import says
+from tests.log_entries import capture_logs
 from tests.service import Running, running, watch
 from tests.team import RUN, define, define_graph, start
 from tests.waiting import until

@@ -11,7 +11,6 @@ from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
-from structlog.testing import capture_logs
 
 from bottega.container import open_service
 from bottega.db.signals import DUE
@@ -23,6 +22,7 @@ from tests.fake_model import FakeModel, gated, text
 from tests.flows.test_agent_data import create
 from tests.flows.test_processes import environment
 from tests.flows.test_resume import final
+from tests.log_entries import capture_logs
 from tests.processes import command
 from tests.service import running
 from tests.steps import append

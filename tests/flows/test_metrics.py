@@ -12,7 +12,6 @@ import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr
-from structlog.testing import capture_logs
 
 from bottega import metrics
 from bottega.settings import Settings
@@ -20,6 +19,7 @@ from tests.fake_model import FakeModel, calls, chunk, gated, http_error, sse, te
 from tests.flows.conftest import asking
 from tests.flows.test_interrupts import decide, pending
 from tests.flows.test_patience import start as asking_run
+from tests.log_entries import capture_logs
 from tests.processes import command
 from tests.service import Running, client_of, running
 from tests.team import define, start

@@ -11,7 +11,6 @@ import asyncpg
 import pytest
 import trustme
 from pydantic import SecretStr, ValidationError
-from structlog.testing import capture_logs
 
 from bottega.db.signals import WAKE_UPS
 from bottega.events.nats import NatsSignals
@@ -22,6 +21,7 @@ from tests.fake_model import FakeModel, Reply, calls, gated_within, text
 from tests.flows.test_agent_data import create
 from tests.flows.test_dag import named
 from tests.flows.test_live_text import ANSWER, HALF, TEXT, alone, frames, types, until_text
+from tests.log_entries import capture_logs
 from tests.nats import NatsServer, nats_server, require_nats
 from tests.service import Running, running
 from tests.team import start

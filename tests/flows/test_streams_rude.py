@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 from pydantic_core import from_json
-from structlog.testing import capture_logs
 
 from bottega.api.server.connections import MAX_PIECES, PING_BURST
 from bottega.settings import Settings
 from tests.growing import growing
+from tests.log_entries import capture_logs
 from tests.service import Running, running
 from tests.team import define
 from tests.waiting import until

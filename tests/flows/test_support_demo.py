@@ -6,12 +6,12 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from structlog.testing import capture_logs
 
 from bottega.cli import demo
 from bottega.cli.client import RemoteServer
 from bottega.cli.scenarios import SUPPORT
 from tests.fake_model import FakeModel
+from tests.log_entries import capture_logs
 from tests.service import Running
 from tests.terminals import CTRL_D, Terminal, terminal
 

@@ -1,10 +1,10 @@
 """A caller's trace goes with its run, and the log names it."""
 
 import pytest
-import structlog
 
 from bottega import trace_context
 from tests.fake_model import FakeModel
+from tests.log_entries import capture_logs
 from tests.service import Running
 from tests.team import define, start
 
@@ -19,7 +19,7 @@ async def test_the_trace_of_a_request_goes_on_to_models_and_into_the_log(
     await define(guest.client)
     guest.client.headers |= {"traceparent": CALLER, "tracestate": STATE}
     seen = len(guest_model.headers)
-    with structlog.testing.capture_logs([structlog.contextvars.merge_contextvars]) as lines:
+    with capture_logs() as lines:
         run_id = await start(guest.client)
         await guest.watch(run_id)
     assert {each.get("traceparent") for each in guest_model.headers[seen:]} == {CALLER}

@@ -10,7 +10,6 @@ import httpx2
 import pytest
 from pydantic_core import from_json
 from standardwebhooks import Webhook
-from structlog.testing import capture_logs
 
 from bottega.background.webhooks import RETRIES_S, Webhooks, outcome
 from bottega.container import Service
@@ -21,6 +20,7 @@ from bottega.tools.egress import Egress
 from tests.claims import leased
 from tests.fake_model import FakeModel, calls, http_error, text
 from tests.flows.test_processes import environment
+from tests.log_entries import capture_logs
 from tests.processes import command
 from tests.service import Running, client_of, running
 from tests.team import define, start

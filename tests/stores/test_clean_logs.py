@@ -13,18 +13,19 @@ from tests.steps import append
 
 KEY = 'sk-1234567890/"x'
 LOGGING = f"""
-import logging, structlog
+import logging
+from bottega.logger import Logger
 from bottega.redaction import Redactor
 from bottega.logs import configure_logging
 
 KEY = {KEY!r}
 configure_logging("debug", Redactor([KEY]))
-structlog.get_logger("a").warning("said", key=KEY, more={{"deep": [KEY]}}, raw=KEY.encode())
+Logger("bottega.a").warning("said", key=KEY, more={{"deep": [KEY]}}, raw=KEY.encode())
 logging.getLogger("another's").error("the key %s", KEY)
 try:
     raise ValueError(KEY)
 except ValueError:
-    structlog.get_logger("a").exception("failed")
+    Logger("bottega.a").exception("failed")
 print("done")
 """
 

@@ -9,7 +9,6 @@ from uuid import uuid4
 
 import asyncpg
 import sqlalchemy.exc
-import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -25,8 +24,9 @@ from bottega.errors import (
     LimitedError,
     UnknownReferenceError,
 )
+from bottega.logger import Logger
 
-log = structlog.get_logger(__name__)
+log = Logger(__name__)
 
 _RENAMED = {
     413: "Content Too Large",

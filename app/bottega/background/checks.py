@@ -22,7 +22,6 @@ from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
 import asyncpg
-import structlog
 from pydantic_core import from_json, to_json
 
 from bottega import metrics
@@ -41,6 +40,7 @@ from bottega.errors import (
 )
 from bottega.leased_work import LeasedWork
 from bottega.llm.structured_output import Judge
+from bottega.logger import Logger
 from bottega.redaction import Redactor
 from bottega.subagents.plugins import bounded
 
@@ -162,7 +162,7 @@ ModelsFor = Callable[[PinnedModels, UUID, Any], Awaitable[LLMProvider]]
 PluginCheck = Callable[[Mapping[str, Any]], Any]
 """A plugin's ``check_success``; ``docs/guides/agents-in-python.md`` describes it."""
 
-logger = structlog.get_logger(__name__)
+logger = Logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo, available_timezones
 
-import structlog
 from croniter import CroniterError, croniter
 from sqlalchemy import (
     Boolean,
@@ -39,6 +38,7 @@ from bottega.errors import BottegaError, ConflictError, InvalidInputError, NotFo
 from bottega.files.inputs import files_of
 from bottega.files.store import touch
 from bottega.leased_work import WorkLoop
+from bottega.logger import Logger
 from bottega.runs.pins import PinCache
 from bottega.runs.sessions import hold_owner
 from bottega.runs.submit import RunRequest, submit
@@ -130,7 +130,7 @@ MARK = "schedule"
 KIND = "schedule"
 """Kind of this definition in the audit log and in :data:`applied_definitions`."""
 
-logger = structlog.get_logger(__name__)
+logger = Logger(__name__)
 
 MOST_SCHEDULES = 1000
 

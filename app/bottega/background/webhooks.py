@@ -15,7 +15,6 @@ from typing import Any
 from uuid import UUID
 
 import asyncpg
-import structlog
 from pydantic_core import from_json, to_json
 from standardwebhooks import Webhook
 
@@ -23,6 +22,7 @@ from bottega.db.engine import acting_as
 from bottega.errors import BottegaError, ConflictError
 from bottega.events.types import EventType
 from bottega.leased_work import LeasedWork
+from bottega.logger import Logger
 from bottega.tenants import webhook_secrets
 from bottega.tools.egress import Egress, EgressRefusedError
 from bottega.trace_context import Trace, headers_of
@@ -33,7 +33,7 @@ RETRIES_S = (5.0, 60.0, 300.0, 1800.0, 7200.0, 21_600.0, 43_200.0)
 
 _MAX_OUTPUT = 102_400
 
-logger = structlog.get_logger(__name__)
+logger = Logger(__name__)
 
 _TO = """
 SELECT w.url, t.name AS tenant, now() AS at FROM webhooks w JOIN tenants t ON t.id = w.tenant_id

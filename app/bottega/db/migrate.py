@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
-import structlog
 from sqlalchemy.exc import DBAPIError
 
 import bottega
@@ -37,6 +36,7 @@ from bottega.db.connect import connect
 from bottega.db.failures import driver_error
 from bottega.db.sessions import run_script
 from bottega.errors import DatabaseAwayError, UnavailableError
+from bottega.logger import Logger
 
 _FOLDER = Path(__file__).with_name("sql")
 _CLOSED_FUNCTION = re.compile(
@@ -592,7 +592,7 @@ _LOCK = 4_871_019_230
 _EVERY = timedelta(hours=12)  # less than a day: the next night's work may begin earlier
 _SHARE = 0.5
 
-logger = structlog.get_logger(__name__)
+logger = Logger(__name__)
 
 # If other transactions lock a table for too long, skip the table until the next night.
 _PATIENCE = "SELECT set_config('lock_timeout', $1, false)"

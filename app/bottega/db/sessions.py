@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any, TypeVar, overload
 
 import asyncpg
-import structlog
 from pydantic_core import from_json
 from sqlalchemy import (
     AsyncAdaptedQueuePool,
@@ -34,8 +33,9 @@ from bottega import metrics, trace_context
 from bottega.clock import monotonic
 from bottega.db.conninfo import Server
 from bottega.db.signals import SIGNAL, SignalSender
+from bottega.logger import Logger
 
-logger = structlog.get_logger(__name__)
+logger = Logger(__name__)
 
 _CLOSE_S = 2.0
 _SOCKET_OPTIONS = {

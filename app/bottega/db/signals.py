@@ -20,7 +20,8 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import asyncpg
-import structlog
+
+from bottega.logger import Logger
 
 SIGNAL = "BT021"
 """SQLSTATE of a signal (RAISE NOTICE). The message is the channel, the detail the payload."""
@@ -42,7 +43,7 @@ _SEND = "SELECT pg_notify(c, p) FROM unnest($1::text[], $2::text[]) AS signal(c,
 _MOST_IDS = 200
 """Maximum number of ids in a NOTIFY, with 8,000 bytes at most; an id and a comma take 37."""
 
-logger = structlog.get_logger(__name__)
+logger = Logger(__name__)
 
 Notify = Callable[[str | None], None]
 """Function of a signal's payload; ``None``: signals may have been lost."""

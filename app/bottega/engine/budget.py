@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID, uuid4
 
 import asyncpg
-import structlog
 from pydantic_core import to_json
 
 from bottega.agents.messages import Usage
@@ -27,6 +26,7 @@ from bottega.agents.provider import Permit
 from bottega.clock import monotonic
 from bottega.db.failures import persist
 from bottega.errors import BudgetBusyError
+from bottega.logger import Logger
 from bottega.services import Services
 from bottega.subagents.budget import DOLLARS, TOKENS, Account, Unit, billionths, reserved
 from bottega.tenants.limits import Payer
@@ -34,7 +34,7 @@ from bottega.tenants.limits import Payer
 if TYPE_CHECKING:
     from bottega.engine.claim import ClaimedRun
 
-logger = structlog.get_logger(__name__)
+logger = Logger(__name__)
 
 LAPSES_S = 60.0
 _IDLE_S = 5.0

@@ -15,7 +15,6 @@ from typing import Any
 from uuid import UUID, uuid5
 
 import asyncpg
-import structlog
 from pydantic_core import from_json
 
 from bottega.agents.agent import BaseAgent
@@ -32,6 +31,7 @@ from bottega.events.log import encoded
 from bottega.events.nats import LONGEST_END, NatsSignals
 from bottega.events.types import EventError
 from bottega.graph.publication import as_text
+from bottega.logger import Logger
 from bottega.subagents.budget import DOLLARS, TOKENS, Account, Unit
 from bottega.subagents.child import EMPTY, copy_for_task, helper_of
 from bottega.subagents.handle import Parent, SubagentHandle, SubagentOutcome, SubagentStatus
@@ -55,7 +55,7 @@ _LINGER_S = 0.003
 """Seconds in which requests and ends are collected for one statement."""
 _PATIENCE_S = 10.0
 
-logger = structlog.get_logger(__name__)
+logger = Logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

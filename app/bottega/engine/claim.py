@@ -7,20 +7,20 @@ from typing import Any, Self
 from uuid import UUID
 
 import asyncpg
-import structlog
 from pydantic_core import from_json, to_json
 
 from bottega.agents.history import DEMAND_TITLES
 from bottega.db.failures import persist
 from bottega.definitions.agents import DEMO, OF_DEMO, overridden, with_default
 from bottega.definitions.pinned import Pin, PinnedDefinitions, draft_of, pinned_graph, pins_of
+from bottega.logger import Logger
 from bottega.tenants.limits import Payer
 
 _HAND_BACK = "SELECT hand_back($1, $2, $3, $4, $5)"
 _GIVE_UP = "SELECT hand_back($1, $2, $3, 'crash', p_error => $4)"
 _UNREADABLE = '{"code": "internal", "message": "the run or its definitions could not be read"}'
 
-logger = structlog.get_logger(__name__)
+logger = Logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,6 @@ from typing import Any
 from uuid import UUID
 
 import asyncpg
-import structlog
 from pydantic_core import from_json
 
 from bottega.agents import BaseAgent
@@ -39,10 +38,11 @@ from bottega.errors import BottegaError
 from bottega.events.log import event_of
 from bottega.events.types import Event, RunStatus
 from bottega.graph.publication import as_text, message_lines
+from bottega.logger import Logger
 from bottega.memory.prompts import RECALL, RunMemory, TurnReader, tokens_of
 from bottega.memory.text.summaries import cut, summary_of
 
-logger = structlog.get_logger(__name__)
+logger = Logger(__name__)
 
 
 def end_of(response: AssistantResponse, answer_seq: int | None) -> End:

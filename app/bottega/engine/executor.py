@@ -9,7 +9,6 @@ from typing import Any
 from uuid import UUID
 
 import asyncpg
-import structlog
 
 from bottega.agents.history import (
     demands_message,
@@ -44,12 +43,13 @@ from bottega.events.log import StepWriter
 from bottega.events.types import EventType, RunStatus, warning
 from bottega.files.inputs import RunFiles
 from bottega.files.store import FileStore
+from bottega.logger import Logger, bound_context
 from bottega.memory.learning.episode_recorder import EpisodeRecorder
 from bottega.memory.prompts import RunMemory
 from bottega.redaction import Redactor
 from bottega.secrets.lookup import SecretLookup
 
-logger = structlog.get_logger(__name__)
+logger = Logger(__name__)
 
 _SELF_CANCELLED = RuntimeError("something that the run awaited was cancelled")
 
@@ -202,7 +202,7 @@ class Executor:
         lease = RunLease(run.tenant_id, run.run_id, run.attempt)
         entry = self._under_way[run.run_id] = ActiveRun(run.tenant_id, task, lease)
         try:
-            with structlog.contextvars.bound_contextvars(**about(run)):
+            with bound_context(**about(run)):
                 return await self._execute(run, entry, earlier)
         finally:
             # This worker may already have begun, and even ended, a later attempt of the run.

@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 import asyncpg
-import structlog
 
 from bottega.agents.messages import (
     AgentUsage,
@@ -52,11 +51,12 @@ from bottega.events.types import (
     SubagentEnded,
     warning,
 )
+from bottega.logger import Logger
 from bottega.memory.learning.episode_recorder import EpisodeRecorder
 from bottega.redaction import Redactor
 from bottega.subagents.handle import SubagentStatus
 
-logger = structlog.get_logger(__name__)
+logger = Logger(__name__)
 
 EPISODE_NOT_STORED = "episode_not_stored"
 """Code of the warning that replaces ``episode.stored`` if the episode was not stored."""

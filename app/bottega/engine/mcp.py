@@ -14,7 +14,6 @@ from typing import Any, Self
 from uuid import UUID
 
 import asyncpg
-import structlog
 from pydantic_core import to_json
 
 from bottega.agents.approval import Interrupt
@@ -31,6 +30,7 @@ from bottega.engine.waiting import MOST_OF_CALL
 from bottega.errors import InvalidInputError
 from bottega.events.log import storable
 from bottega.json_schema.output import output_schema
+from bottega.logger import Logger
 from bottega.mcp.client import McpConnections, McpTool
 from bottega.mcp.connection import QUESTION_S
 from bottega.redaction import Redactor
@@ -160,7 +160,7 @@ class McpAccess:
         return Headers(fields, sent)
 
 
-logger = structlog.get_logger(__name__)
+logger = Logger(__name__)
 
 _CLOSE_S = 10.0
 _NO_CONNECTIONS = McpConnections(Egress())

@@ -11,7 +11,6 @@ from typing import Any
 from uuid import UUID
 
 import asyncpg
-import structlog
 from pydantic_core import from_json, to_json
 
 from bottega import metrics
@@ -39,6 +38,7 @@ from bottega.engine.retrieval import (
 )
 from bottega.errors import BottegaError, UnavailableError
 from bottega.events.types import ContextReceived, EventType, context_recalled, warning
+from bottega.logger import Logger
 from bottega.memory.episodes.episode import EpisodeFilter, Outcome
 from bottega.memory.episodes.scope import NO_USER, Scope, memory_used, scope_of_run
 from bottega.memory.episodes.store import Hit
@@ -59,7 +59,7 @@ _READ, _ALIKE = 10, 3  # maximum numbers of read and used episodes with a simila
 
 _Ask = Callable[[], Awaitable[list[dict[str, Any]]]]
 
-logger = structlog.get_logger(__name__)
+logger = Logger(__name__)
 
 
 def run_facts(run: ClaimedRun) -> RunFacts:

@@ -11,8 +11,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 from uuid import UUID
 
-import structlog
-
 from bottega import metrics
 from bottega.agents.messages import AssistantResponse, HumanMessage
 from bottega.agents.output import ALONE, Check, unmet_check
@@ -30,6 +28,7 @@ from bottega.engine.retrieval import (
 )
 from bottega.events.types import ContextReceived, EventError, EventType, warning
 from bottega.graph.decisions import name_of_node
+from bottega.logger import Logger
 from bottega.memory.episodes.episode import EpisodeFilter
 from bottega.memory.episodes.scope import NO_USER, MemoryScope, memory_used, scope_of_run
 from bottega.memory.learning.episode_recorder import RunPart
@@ -43,7 +42,7 @@ _MOST_CALLS = 8  # maximum number of remembered calls of a sub-agent
 _Given = list[dict[str, Any]]
 """Data of events ``context.recalled``."""
 
-logger = structlog.get_logger(__name__)
+logger = Logger(__name__)
 
 
 class PartRule(NamedTuple):

@@ -15,15 +15,14 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-import structlog
-
 from bottega.agents import BaseAgent
 from bottega.errors import InvalidInputError, PluginError
+from bottega.logger import Logger
 from bottega.subagents.plugins import SubagentPlugin, is_guard
 
 GROUP = "bottega.plugins"
 
-logger = structlog.get_logger(__name__)
+logger = Logger(__name__)
 
 
 Configure = Callable[[BaseAgent, Mapping[str, Any]], None]

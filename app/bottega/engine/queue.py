@@ -27,13 +27,13 @@ from collections.abc import Awaitable, Callable
 from uuid import UUID
 
 import asyncpg
-import structlog
 
 from bottega import metrics
 from bottega.clock import monotonic
 from bottega.db.failures import is_transient
 from bottega.engine.claim import ClaimedRun, ClaimReader, hand_back
 from bottega.events.listener import happens
+from bottega.logger import Logger
 from bottega.services import background
 
 POLL_S = 2.0
@@ -46,7 +46,7 @@ _RECENT_S = 1.0
 """Seconds after a run's end in which a claim may count the tenant's running runs again."""
 _CLAIM = "SELECT c.*, claimed_run(c.tenant, c.run) AS claim FROM claim($1, $2, $3, $4, $5) AS c"
 
-logger = structlog.get_logger(__name__)
+logger = Logger(__name__)
 
 
 async def sweep(pool: asyncpg.Pool, lease_s: float) -> int:

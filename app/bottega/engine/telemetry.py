@@ -9,8 +9,6 @@ from contextlib import asynccontextmanager
 from typing import Any, Protocol
 from uuid import UUID
 
-import structlog
-
 from bottega import metrics, trace_context
 from bottega.agents.hooks import AgentEvent
 from bottega.agents.messages import (
@@ -33,6 +31,7 @@ from bottega.engine.journal import End, RunObserver, name_of
 from bottega.engine.recorder import JournalRecorder
 from bottega.errors import BottegaError
 from bottega.events.types import RunStatus
+from bottega.logger import Logger, bind_context
 from bottega.mcp.client import McpTool
 from bottega.subagents.handle import SubagentStatus
 from bottega.subagents.telemetry import Totals
@@ -111,7 +110,7 @@ async def measured(runtime: SubagentRuntime, models: ModelBreakerCount) -> Async
         del metrics.refreshers[key]
 
 
-logger = structlog.get_logger(__name__)
+logger = Logger(__name__)
 
 _TYPES: dict[type[ToolBase], str] = {
     SubAgentWrapper: "subagent",
@@ -151,7 +150,7 @@ class RunLog(RunObserver):
         """Add the task's id to all later log lines of the query."""
         if query.path:
             task_id = self._recorder.tasks.id_of(query)
-            structlog.contextvars.bind_contextvars(**about(self._run, task_id))
+            bind_context(**about(self._run, task_id))
 
     def tool_call_ended(
         self, call: CurrentCall, tool: ToolBase | None, outcome: ToolResult | BaseException

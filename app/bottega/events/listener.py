@@ -18,7 +18,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from uuid import UUID
 
-import structlog
 from cachetools import TTLCache
 
 from bottega.clock import monotonic
@@ -26,8 +25,9 @@ from bottega.db.failures import is_transient
 from bottega.db.sessions import ListenSession
 from bottega.db.signals import EVENTS, Notify, SignalSender
 from bottega.events.nats import NatsSignals
+from bottega.logger import Logger
 
-logger = structlog.get_logger(__name__)
+logger = Logger(__name__)
 
 Connect = Callable[[], Awaitable[ListenSession]]
 

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Annotated
 from urllib.parse import unquote, urlsplit
 from uuid import UUID
 
-import structlog
 from pydantic import Field, TypeAdapter
 from pydantic_core import from_json
 from typing_extensions import TypedDict
 
 from bottega.errors import UnavailableError
+from bottega.logger import Logger
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -91,7 +91,7 @@ def decoded(data: bytes) -> list[TextMessage]:
 Receive = Callable[[bytes | None, str], None]
 """Function that gets a message and the subject for an answer. ``None``: messages may be lost."""
 
-logger = structlog.get_logger(__name__)
+logger = Logger(__name__)
 
 
 class NatsSignals:

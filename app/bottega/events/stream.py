@@ -29,7 +29,6 @@ from types import TracebackType
 from uuid import UUID
 
 import asyncpg
-import structlog
 from pydantic_core import from_json
 
 from bottega import metrics
@@ -40,6 +39,7 @@ from bottega.events.listener import AWAKE_S, WakeupFeed, happens
 from bottega.events.nats import TEXT, TEXT_WANTED, NatsSignals, decoded
 from bottega.events.reader import PAGE, LogReader, NewEvents, Row, RunCursor
 from bottega.events.types import EventType, LlmStarted, is_repeated
+from bottega.logger import Logger
 
 MAX_CHARACTERS = 500_000
 """Maximum number of characters of a run's live text. Complete answers have all text."""
@@ -603,7 +603,7 @@ _AT_ONCE = 1000
 _ASK_EVERY_S = 1.0
 """Minimum seconds between two requests to repeat a run's live text."""
 
-logger = structlog.get_logger(__name__)
+logger = Logger(__name__)
 
 
 def pause_of(awake: int, quiet: int, streaming: int) -> float:

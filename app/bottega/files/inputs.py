@@ -10,8 +10,6 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-import structlog
-
 from bottega.agents.messages import ToolCall, ToolResult
 from bottega.agents.parts import FileContent, Part
 from bottega.agents.tools import error_result
@@ -31,6 +29,7 @@ from bottega.files.store import (
     check_size,
     unknown_file,
 )
+from bottega.logger import Logger
 from bottega.tools.media import HEAD_BYTES, media_type_of
 
 RunInput = str | Sequence[Mapping[str, Any]]
@@ -207,7 +206,7 @@ def _stored(part: Mapping[str, Any], row: Mapping[str, Any] | None) -> Part:
 NOT_STORED = "result_not_stored"
 """Error code of a tool call if an internal error prevents the storage of the tool's answer."""
 
-logger = structlog.get_logger(__name__)
+logger = Logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 import asyncpg
-import structlog
 from cachetools import LRUCache
 from pydantic_core import to_json
 from sqlalchemy import ColumnElement, Select, Table, and_, delete, func, select, true, union, update
@@ -39,6 +38,7 @@ from bottega.errors import (
     no_run,
 )
 from bottega.events.log import storable
+from bottega.logger import Logger
 from bottega.objects import Objects, new_key
 from bottega.outside import BoundedReader
 from bottega.tools.media import HEAD_BYTES, PageCount, media_type_of, pixels_of
@@ -442,7 +442,7 @@ _UNUSED = "SELECT tenant_id, id, used_at FROM unused_files($1, $2, $3, $4)"
 _DELETE = "DELETE FROM files WHERE tenant_id = $1 AND id = $2 AND used_at < $3"
 """Deletes an unused file. ``used_at`` protects a file that a run has just begun to use."""
 
-log = structlog.get_logger(__name__)
+log = Logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import httpx2
-import structlog
 from pydantic import JsonValue
 
 from bottega.errors import InvalidInputError, UnavailableError
+from bottega.logger import Logger
 from bottega.outside import STEP_BYTES, BoundedReader, OutsideError, check_json
 from bottega.tools.egress import Egress, EgressError, EgressRefusedError
 from bottega.tools.mcp import McpError, McpServer
@@ -47,7 +47,7 @@ except OSError as error:
     os._exit(127)
 """
 
-log = structlog.get_logger(__name__)
+log = Logger(__name__)
 
 
 def environment_of(env: Mapping[str, str]) -> dict[str, str]:

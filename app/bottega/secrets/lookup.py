@@ -10,7 +10,6 @@ from typing import Any
 from uuid import UUID
 from weakref import WeakValueDictionary
 
-import structlog
 from cachetools import LRUCache
 from pydantic_core import from_json
 
@@ -18,6 +17,7 @@ from bottega.clock import monotonic
 from bottega.db.failures import is_transient
 from bottega.errors import InvalidInputError
 from bottega.events.listener import NotifyListener
+from bottega.logger import Logger
 from bottega.redaction import Redactor
 from bottega.sealing import CannotOpenError, Keyring, Place
 from bottega.secrets.rows import CHANNEL, refuse_environment, refuse_stored
@@ -30,7 +30,7 @@ _MOST_TENANTS = 500
 """Number of tenants whose secrets stay in memory after their last run, most recently used first."""
 _LOOK_S = 10.0
 
-log = structlog.get_logger(__name__)
+log = Logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,6 @@ from typing import Any, Literal, TypeVar, get_args
 from uuid import UUID
 
 import asyncpg
-import structlog
 from cachetools import TTLCache
 from pydantic_core import from_json
 from sqlalchemy import DateTime, RowMapping, func, insert, literal, select, update
@@ -44,6 +43,7 @@ from bottega.errors import (
     UnavailableError,
 )
 from bottega.events.listener import NotifyListener, happens
+from bottega.logger import Logger
 from bottega.tenants import audit
 from bottega.tenants.limits import NO_LIMITS, StoredLimits
 from bottega.tenants.tokens import Token, TokenIdentity, TokenSigner, use_once
@@ -229,7 +229,7 @@ REQUIRED = "SELECT EXISTS (SELECT FROM first_key) AS required"
 
 T = TypeVar("T")
 
-log = structlog.get_logger(__name__)
+log = Logger(__name__)
 
 Identity = tuple[UUID, UUID] | TokenIdentity | None
 """Identity of a caller: tenant and id of a key, or a token; ``None``: a local client without key.

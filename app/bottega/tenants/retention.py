@@ -15,7 +15,6 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 import asyncpg
-import structlog
 from pydantic_core import to_json
 from sqlalchemy import ARRAY, Uuid, bindparam, func, select, text
 from sqlalchemy.dialects.postgresql import JSONB
@@ -26,6 +25,7 @@ from bottega.db.pages import FIRST_PLACE
 from bottega.db.sessions import AsyncConnection
 from bottega.db.tables import idempotency_keys
 from bottega.leased_work import WorkLoop
+from bottega.logger import Logger
 from bottega.tenants import erase
 from bottega.tenants.erase import RUNS_AT_ONCE, Removed
 
@@ -52,7 +52,7 @@ WHERE tenant_id = :tenant AND last_run = ANY (:runs)
 """).bindparams(bindparam("tenant", type_=Uuid), bindparam("runs", type_=ARRAY(Uuid)))
 _FORGOTTEN = text(f"SELECT send_signal('{erase.CHANNEL}', :tenant)")
 
-log = structlog.get_logger(__name__)
+log = Logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import structlog
-
+from bottega.logger import Logger
 from bottega.tracing import spans
 
-log = structlog.get_logger(__name__)
+log = Logger(__name__)
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _EXPORTER = "OTEL_TRACES_EXPORTER"

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-import structlog
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from pydantic import BaseModel, StringConstraints, field_validator
 from pydantic_core import PydanticCustomError
@@ -38,6 +37,7 @@ from bottega.events.frames import LLM_DELTA, OUTPUT_CHUNK, TOOL_PROGRESS, Filter
 from bottega.events.reader import RunCursor
 from bottega.events.stream import RunStreams, Subscriber
 from bottega.events.types import EventType
+from bottega.logger import Logger
 from bottega.runs import read
 
 MAX_SEQ = 2**62
@@ -329,7 +329,7 @@ ENDS_S = 10.0
 MOST_AT_ONCE = 100
 """Maximum number of child runs that one client follows at the same time; the others wait."""
 
-logger = structlog.get_logger(__name__)
+logger = Logger(__name__)
 
 
 @dataclass(slots=True)

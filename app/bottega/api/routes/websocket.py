@@ -14,7 +14,6 @@ from functools import partial
 from typing import Annotated, Any, Literal, TypeVar, cast
 from uuid import UUID
 
-import structlog
 from fastapi import APIRouter, Response, WebSocket
 from fastapi.exceptions import RequestValidationError
 from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator
@@ -53,12 +52,13 @@ from bottega.db.failures import is_transient
 from bottega.errors import BottegaError, InvalidInputError
 from bottega.events.reader import RunCursor
 from bottega.events.stream import RunStream, Subscriber
+from bottega.logger import Logger
 from bottega.runs import read
 from bottega.runs.control import request_cancel, request_task_cancel
 from bottega.tenants import keys
 from bottega.tenants.tokens import TICKET_S, Token
 
-log = structlog.get_logger(__name__)
+log = Logger(__name__)
 
 Sent = TypeVar("Sent", bound=Body)
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 import asyncpg
-import structlog
 
 from bottega.clock import monotonic
 from bottega.errors import BottegaError, UnavailableError
+from bottega.logger import Logger
 
 if TYPE_CHECKING:  # numpy is slow to import
     import numpy as np
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # numpy is slow to import
 
     Vector = NDArray[np.float32]
 
-log = structlog.get_logger(__name__)
+log = Logger(__name__)
 
 # One statement sets the transaction's tenant and reads the tenant's row, to save a round trip.
 _OF_QUERIES = """

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 import asyncpg
-import structlog
 from pydantic_core import from_json
 
 from bottega.clock import monotonic
 from bottega.db.engine import acting_as
 from bottega.errors import BudgetBusyError, BudgetExhaustedError, ModelError, UnavailableError
 from bottega.leased_work import Blame, LeasedWork, Rows, blame_service
+from bottega.logger import Logger
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.episode import Summary
 from bottega.memory.episodes.search import CHANNEL, POLL_S, refresh_common, vector_text
@@ -33,7 +33,7 @@ _OF_THE_TEXT = frozenset(
     {*("model_bad_request", "model_context_too_long", "model_filtered"), "model_bad_response"}
 )
 
-log = structlog.get_logger(__name__)
+log = Logger(__name__)
 
 _ENSURE_INDEX = "SELECT ensure_vector_index($1)"
 _READ = """

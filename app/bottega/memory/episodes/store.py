@@ -8,7 +8,6 @@ from typing import Any
 from uuid import UUID
 
 import asyncpg
-import structlog
 from pydantic_core import from_json, to_json
 
 from bottega import metrics
@@ -16,6 +15,7 @@ from bottega.clock import Clock
 from bottega.db.engine import acting_as
 from bottega.db.pages import PageItems, fetch_rows
 from bottega.errors import NotFoundError
+from bottega.logger import Logger
 from bottega.memory.episodes import search
 from bottega.memory.episodes.embedders import EmbeddedQuery, Embedders
 from bottega.memory.episodes.episode import Episode, EpisodeFilter, StorageState, ended_before
@@ -25,7 +25,7 @@ from bottega.memory.episodes.search import ANY, By, Place
 from bottega.memory.text.content import ContentWords, content_words
 from bottega.objects import Objects
 
-log = structlog.get_logger(__name__)
+log = Logger(__name__)
 
 _STORE = "SELECT store_episode($1, $2)"
 _BODIES = "SELECT part, content, object_key FROM read_episode_bodies($1::jsonb, $2)"

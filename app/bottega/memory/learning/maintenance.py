@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import asyncpg
-import structlog
 from pydantic_core import from_json, to_json
 
 from bottega import metrics
@@ -36,6 +35,7 @@ from bottega.errors import (
     UnavailableError,
 )
 from bottega.leased_work import LeasedWork
+from bottega.logger import Logger
 from bottega.memory.episodes import search
 from bottega.memory.episodes.scope import EVERYTHING
 from bottega.memory.episodes.search import CHANNEL, tell
@@ -52,7 +52,7 @@ if TYPE_CHECKING:  # numpy is slow to import
 
 _MOST_TRIES = 8
 
-log = structlog.get_logger(__name__)
+log = Logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

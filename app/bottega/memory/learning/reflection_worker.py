@@ -16,13 +16,13 @@ from typing import Any
 from uuid import UUID
 
 import asyncpg
-import structlog
 from pydantic_core import from_json, to_json
 
 from bottega.db.engine import acting_as
 from bottega.db.failures import is_transient
 from bottega.errors import BudgetExhaustedError, ModelError, UnavailableError
 from bottega.leased_work import Blame, LeasedWork
+from bottega.logger import Logger
 from bottega.memory.episodes import search
 from bottega.memory.episodes.episode import Episode
 from bottega.memory.episodes.scope import EVERYTHING
@@ -45,7 +45,7 @@ job on demand enqueues the run again."""
 
 _OF_RUN = sorted(OF_RUN)
 
-log = structlog.get_logger(__name__)
+log = Logger(__name__)
 
 _TRACES = """
 SELECT episode_id, content FROM episode_bodies
