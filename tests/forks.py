@@ -182,7 +182,7 @@ def main() -> None:
     for module in pkgutil.walk_packages(bottega.__path__, "bottega."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)  # also what a command imports when it needs it
-    from bottega.cli import commands, terminal
+    from bottega.cli import commands
 
     assert len(os.listdir("/proc/self/task")) == 1, "a thread would not be there after a fork"
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's, for the test process
@@ -191,7 +191,6 @@ def main() -> None:
         request = _next_child(asked)
     if request is not None:
         _become(*request)
-        terminal.console.width = int(os.environ["COLUMNS"])  # it read that when it was imported
         _end(_status_of(commands.main))
 
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from pydantic import ValidationError
-from rich.text import Text
 
 from bottega.cli.terminal import (
     AsJson,
@@ -158,7 +157,8 @@ def create_key(
     may = ", ".join(row["scopes"])
     whose = ", for the user that a request names" if require_user else ""
     within = f", within {json.dumps(row['limits'])}" if row["limits"] else ""
-    console.print(f"A key of {tenant} that may {may}{whose}{within}, valid {end}:", highlight=False)
+    said = f"A key of {tenant} that may {may}{whose}{within}, valid {end}:"
+    console().print(said, highlight=False)
     print(key)  # noqa: T201 (a script reads it)
 
 
@@ -197,7 +197,9 @@ def revoke_key(
 
     with database(settings) as url:
         row = run(operator.revoke_key(url, key))
-    console.print("Revoked:", row["prefix"], Text(_cell(row["name"])), highlight=False)
+    from rich.text import Text
+
+    console().print("Revoked:", row["prefix"], Text(_cell(row["name"])), highlight=False)
 
 
 @tenants.command("list")
@@ -291,7 +293,7 @@ def prune(
     with database(settings) as url:
         removed = run(operator.prune(url, days, tenant=tenant, own=own, dry_run=dry_run))
     if not removed:
-        console.print("There is nothing to remove.", highlight=False)
+        console().print("There is nothing to remove.", highlight=False)
         return
     rows = (
         (name, each, str(count))
@@ -355,7 +357,7 @@ def reencrypt() -> None:
     settings = start()
     with database(settings) as url:
         changed, unreadable = run(_reencrypt(settings, url))
-    console.print(f"Sealed again: {changed}. Cannot be opened: {unreadable}.", highlight=False)
+    console().print(f"Sealed again: {changed}. Cannot be opened: {unreadable}.", highlight=False)
     raise typer.Exit(1 if unreadable else 0)
 
 

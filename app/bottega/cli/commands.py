@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import ValidationError
-from rich.console import Console
 
 from bottega import __version__
 from bottega.cli import daily, doctor
@@ -282,12 +281,12 @@ def migrate(
     if check:
         with database_as_it_is(settings) as url:
             asyncio.run(migrations.check(url))
-        console.print("The database is up to date.")
+        console().print("The database is up to date.")
         return
     with database(settings) as url:
         migrations.upgrade(url)
         store_bootstrap_key(settings, url)
-    console.print("The database is up to date.")
+    console().print("The database is up to date.")
 
 
 @cli.command()
@@ -311,7 +310,7 @@ def demo(
     learning: 48 similar tasks, from which memory finds, validates and uses a pattern.
     support: a chat with a refund that waits for you; after Ctrl-C, continue with --resume.
     """
-    console.print("Bottega's demo starts a database and a server …", style="dim")
+    console().print("Bottega's demo starts a database and a server …", style="dim")
     _, path = mkstemp(prefix="bottega-demo-", suffix=".log")
     log = open(path, "w")  # noqa: SIM115 (until the end)
     settings = start(log, port=port)
@@ -329,7 +328,7 @@ def demo(
     with database(settings) as url:
         _announce_models(settings.model_copy(update={"log_format": "text"}))
         status = demo.run(settings, url, chosen, log, resume=resume, keep=keep)
-    console.print(f"The log is in {path}", style="dim", highlight=False, soft_wrap=True)
+    console().print(f"The log is in {path}", style="dim", highlight=False, soft_wrap=True)
     sys.exit(status)
 
 
@@ -399,6 +398,8 @@ def show_settings(as_json: AsJson = False) -> None:
 def _print_settings(heading: str, found: Sequence[Mapping[str, Any]]) -> None:
     if not found:
         return
+    from rich.console import Console
+
     Console().print(f"\n{heading}", style="bold")
     names = ("variable", "value", "meaning")
     rows = ([each[name] for name in names] for each in found)
@@ -455,7 +456,7 @@ def _tell(error: Exception) -> int:
 
 
 def _print_error(said: str) -> None:
-    console.print(f"error: {said}", style="red", markup=False, highlight=False, soft_wrap=True)
+    console().print(f"error: {said}", style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

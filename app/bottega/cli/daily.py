@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from bottega.cli.terminal import (
     AsJson,
@@ -30,6 +28,8 @@ from bottega.cli.terminal import (
 )
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from bottega.cli.client import RemoteServer
 
 _LOOK_S = 0.5
@@ -61,7 +61,7 @@ def connected(refused: int | None = None) -> "Iterator[RemoteServer]":
             yield server
     except RemoteError as error:
         text = f"error: {error.detail}"
-        console.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
+        console().print(text, style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(REFUSED if error.may_pass else refused or REFUSED) from None
 
 
@@ -130,8 +130,8 @@ def _follow_run(server: "RemoteServer", run: Any) -> None:
     from bottega.cli.people import INTERRUPTED, STATUSES, People, Undecided, follow
     from bottega.cli.transcript import Transcript
 
-    people = People(server, console, asks=sys.stdin.isatty())
-    transcript = Transcript(console)
+    people = People(server, console(), asks=sys.stdin.isatty())
+    transcript = Transcript(console())
     transcript.note(f"run {run['id']}")
     try:
         events = RunEvents(server, run["id"], transcript.note)
@@ -180,7 +180,7 @@ def batch(
                 sys.stdout.buffer.write(chunk)
             sys.stdout.buffer.flush()
         except KeyboardInterrupt:
-            console.print("The batch goes on. Repeat the command to see its results.")
+            console().print("The batch goes on. Repeat the command to see its results.")
             raise typer.Exit(INTERRUPTED) from None
     raise typer.Exit(0 if found["counts"]["completed"] == found["total"] else 1)
 
@@ -188,7 +188,7 @@ def batch(
 def _follow_batch(server: "RemoteServer", path: str, found: Any) -> Any:
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    with Progress(console=console(), transient=True) as progress:
         task = progress.add_task(f"batch {found['id']}", total=found["total"])
         while found["ended_at"] is None:
             time.sleep(_LOOK_S)
@@ -209,7 +209,7 @@ def watch(run_id: _RunId) -> None:
 
     with connected() as server:
         run = server.get(f"/v1/runs/{run_id}")
-        transcript = Transcript(console)
+        transcript = Transcript(console())
         events = RunEvents(server, run["id"], transcript.note)
         for event in events:
             transcript.show(event)
@@ -230,11 +230,11 @@ def chat(agent: _Agent, session: _Session = None, user: _User = None) -> None:
     with connected() as server:
         server.agent(agent)
         opened, whose = open_session(server, session, user)
-        people = People(server, console, asks=sys.stdin.isatty())
+        people = People(server, console(), asks=sys.stdin.isatty())
         again = command_of(agent, opened)
-        talk = Chat(server, console, people, agent, opened, whose, again)
+        talk = Chat(server, console(), people, agent, opened, whose, again)
         if session is None:
-            console.print(f"Session {opened}. Ctrl-D leaves.", style="dim", highlight=False)
+            console().print(f"Session {opened}. Ctrl-D leaves.", style="dim", highlight=False)
         else:
             talk.show_history()
         status = talk.talk()
@@ -247,7 +247,7 @@ def cancel(run_id: _RunId) -> None:
         run = server.post(f"/v1/runs/{run_id}/cancel")
     over = run["status"] in ("completed", "failed", "timeout", "cancelled")
     said = f"The run is over: {run['status']}." if over else "The run is being cancelled."
-    Console(stderr=True).print(said, highlight=False)
+    console().print(said, highlight=False)
 
 
 interrupts = typer.Typer(help="List calls that wait for people, and decide on these calls.")
@@ -353,7 +353,7 @@ def _list(wanted: dict[str, Any], *, as_json: bool) -> None:
     columns = ("id", "kind", "status", "agent", "tool", "created_at", "about")
     rows = [[str(each[name] or "") for name in columns[:-1]] + [_about(each)] for each in found]
     if not rows and sys.stdout.isatty():
-        Console().print("Nothing waits for people.")
+        print("Nothing waits for people.")  # noqa: T201
         return
     print_rows(columns, rows, prose=("about",))
 
@@ -409,6 +409,8 @@ def apply(
     Files list providers, mcp_servers, agents, graphs and schedules. Exit status: 1 if the server
     refuses the definitions, or if --check finds a difference; 5 if the server did not answer.
     """
+    from rich.console import Console
+
     from bottega.cli.client import placed
 
     if prune and source is None:
@@ -425,17 +427,18 @@ def apply(
     body |= {"allow_missing": True} if allow_missing else {}
     with connected(refused=1) as server:
         result = server.apply(body, origins)
-    console, counts = Console(highlight=False, soft_wrap=True), dict.fromkeys(_SIGNS, 0)
+    counts = dict.fromkeys(_SIGNS, 0)
+    out = Console(highlight=False, soft_wrap=True)
     for item in result["items"]:
         counts[item["action"]] += 1
         if item["action"] != "unchanged":
-            _show(console, item)
+            _show(out, item)
     for warning in result["warnings"]:
         (said,) = placed({"errors": [warning]}, origins)
         text = safe(f"warning: {said}")
-        Console(stderr=True, soft_wrap=True).print(Text(text, style="yellow"))
+        console().print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
     said = ", ".join(f"{number} {action}" for action, number in counts.items() if number)
-    console.print(f"{said or 'nothing to do'}{' (dry run: nothing was stored)' * dry_run}")
+    out.print(f"{said or 'nothing to do'}{' (dry run: nothing was stored)' * dry_run}")
     if check and len(result["items"]) > counts["unchanged"]:
         raise typer.Exit(1)
 
@@ -500,14 +503,16 @@ def _definitions(path: Path) -> Iterator[tuple[str, int, Any]]:
                 yield str(section), number, definition
 
 
-def _show(console: Console, item: Mapping[str, Any]) -> None:
+def _show(out: "Console", item: Mapping[str, Any]) -> None:
+    from rich.text import Text
+
     head = safe(f"{_SIGNS[item['action']]} {item['kind']} {item['name']}")
-    console.print(Text(head, style="bold"))
+    out.print(Text(head, style="bold"))
     if item["action"] == "replaced":
         before, after = _lines(item["before"]), _lines(item["after"])
         for line in list(unified_diff(before, after, lineterm=""))[2:]:
             text = safe(f"  {line.rstrip()}")
-            console.print(Text(text, style=_COLOURS.get(line[0], "")))
+            out.print(Text(text, style=_COLOURS.get(line[0], "")))
 
 
 def _lines(body: Mapping[str, Any] | None) -> list[str]:

@@ -9,26 +9,31 @@ import socket
 import sys
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
 
 import typer
 from pydantic_core import to_json
-from rich.cells import cell_len
-from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Column, Table
-from rich.text import Text
 
 from bottega.clock import stamp
 from bottega.environment import ENCODING
 from bottega.errors import UnavailableError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from bottega.settings import Settings
 
-console = Console(stderr=True)
 T = TypeVar("T")
+
+
+@cache
+def console() -> "Console":
+    """Return the output for people, on standard error. ``serve`` does without rich's 3 MB."""
+    from rich.console import Console
+
+    return Console(stderr=True)
 
 
 def start(log: TextIO | None = None, **overrides: object) -> "Settings":
@@ -37,16 +42,16 @@ def start(log: TextIO | None = None, **overrides: object) -> "Settings":
     Args:
         log: output of the log; ``None``: standard error.
     """
-    import structlog
     from dotenv import dotenv_values
 
+    from bottega.logger import Logger
     from bottega.logs import configure_logging
     from bottega.settings import Settings, redactor, unknown_variables
 
     settings = Settings(**{name: value for name, value in overrides.items() if value is not None})  # type: ignore[arg-type]
     configure_logging(settings.log_level, redactor(settings), settings.log_format, log)
     if unknown := unknown_variables({**dotenv_values(".env", encoding=ENCODING), **os.environ}):
-        structlog.get_logger(__name__).warning("settings.unknown", variables=unknown)
+        Logger(__name__).warning("settings.unknown", variables=unknown)
     return settings
 
 
@@ -56,10 +61,9 @@ def announce(settings: "Settings", text: str, style: str = "") -> None:
 
     if is_json(settings.log_format):
         line = json.dumps({"event": text, "level": "info", "timestamp": stamp()})
-        console.file.write(f"{line}\n")
-        console.file.flush()
+        print(line, file=sys.stderr, flush=True)  # noqa: T201
     else:
-        console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+        console().print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
@@ -177,6 +181,12 @@ def print_rows(
         for row in rows:
             print("\t".join(" ".join(cell.split()) for cell in row))  # noqa: T201 (a script reads it)
         return
+    from rich.cells import cell_len
+    from rich.console import Console
+    from rich.measure import Measurement
+    from rich.table import Column, Table
+    from rich.text import Text
+
     table = Table(*(Column(name, no_wrap=name not in prose, overflow="fold") for name in names))
     for row in rows:
         table.add_row(*map(Text, row))
