@@ -6,6 +6,12 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
+from stamina.instrumentation import (
+    LoggingOnRetryHook,
+    PrometheusOnRetryHook,
+    set_on_retry_hooks,
+)
+
 from bottega.clock import stamp
 from bottega.logger import FIELDS, context
 from bottega.redaction import Redactor
@@ -39,6 +45,8 @@ def configure_logging(
         file: the file for the lines; ``None``: standard error.
     """
     logging.captureWarnings(True)
+    # By default, stamina would write to structlog wherever that is installed.
+    set_on_retry_hooks([PrometheusOnRetryHook, LoggingOnRetryHook])
     handler = logging.StreamHandler(file or sys.stderr)
     has_colors = file is None and sys.stderr.isatty()
     handler.setFormatter(_Formatter(known, is_json(form), has_colors))
