@@ -16,10 +16,9 @@ from uuid import UUID
 
 import asyncpg
 from sqlalchemy import Text, Uuid, bindparam, text
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.agents.messages import AgentUsage
-from bottega.db.sessions import driver_of
+from bottega.db.sessions import AsyncConnection, driver_of
 from bottega.errors import BottegaError, ConflictError, InvalidInputError, NotFoundError
 from bottega.memory.patterns.evidence import Tally, binomial_p
 from bottega.runs.pins import PinCache

@@ -7,7 +7,6 @@ from uuid import UUID
 
 from fastapi import APIRouter, Path, Response
 from pydantic import ConfigDict, Field
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from bottega.api.auth import Principal, acts_for
 from bottega.api.errors import headers, problems
@@ -21,6 +20,7 @@ from bottega.api.shared.deps import PrincipalDep, ReviewTenant, ServiceDep, Tena
 from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.schemas import check_schemas
 from bottega.container import Service
+from bottega.db.sessions import AsyncConnection
 from bottega.definitions.agents import checked
 from bottega.errors import InvalidInputError
 from bottega.json_schema.values import WHOLE
