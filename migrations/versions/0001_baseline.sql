@@ -1491,6 +1491,10 @@ CREATE INDEX ix_run_learning_due ON run_learning (tenant_id, next_at, run_id)
 CREATE TABLE run_checks (
     tenant_id uuid NOT NULL,
     run_id uuid NOT NULL,
+    -- The part of the run that is judged, as in episode_parts; empty: the run itself.
+    part text NOT NULL DEFAULT '',
+    -- Of a part that is not judged yet: {"agent", "input", "output"}.
+    asked jsonb,
     status text NOT NULL DEFAULT 'pending',
     -- Checks that are next: 0 those that we decide, 1 those of plugins, 2 those of models.
     stage smallint NOT NULL DEFAULT 0,
@@ -1506,7 +1510,7 @@ CREATE TABLE run_checks (
     reason text,
     error text,
     updated_at timestamptz NOT NULL DEFAULT now(),
-    CONSTRAINT pk_run_checks PRIMARY KEY (tenant_id, run_id),
+    CONSTRAINT pk_run_checks PRIMARY KEY (tenant_id, run_id, part),
     CONSTRAINT fk_run_checks_tenant_id_run_id_runs
         FOREIGN KEY (tenant_id, run_id) REFERENCES runs (tenant_id, id) ON DELETE CASCADE,
     CONSTRAINT ck_run_checks_stage CHECK (stage BETWEEN 0 AND 2),

@@ -414,6 +414,20 @@ async def test_a_plugin_judges(
         (result,) = shown["success_check"]["results"]
         assert (result["passed"], shown["outcome"]) == (None, UNKNOWN)
         assert "ValueError" in result["reason"]
+        # It judges the agent's answer as a node, too.
+        await server.client.post("/v1/graphs", json={"name": "g", "nodes": ["a"]})
+        model.script(text("red"))
+        of_node = {"agent": None, "graph": "g", "mode": "dag", "memory": "full", "user": "ada"}
+        run = await finished(server, **of_node)
+        path = f"/v1/episodes/{episode_id_of(UUID(run['id']))}"
+
+        async def part() -> dict[str, Any]:
+            found: dict[str, Any] = (await server.client.get(path)).json()["parts"][0]
+            return found
+
+        verdict = (await until(part, lambda part: part["verdict"]))["verdict"]
+        assert (verdict["outcome"], verdict["by"]) == ("FAILURE", "check")
+        assert verdict["reason"] == "a said red to Which colour?"
 
 
 @pytest.mark.deep

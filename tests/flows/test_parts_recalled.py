@@ -2,6 +2,8 @@
 
 import asyncio
 import functools
+import json
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 from uuid import UUID
@@ -184,6 +186,76 @@ async def test_an_agent_s_own_check_judges_its_node_and_does_not_fail_it(
     recalled = [each.splitlines()[0] for each in (await given(bottega, again))["clever"]]
     assert REASON in recalled
     assert sum(each.startswith("[SUCCESS") for each in recalled) == 1, "each its own part"
+
+
+JUDGES = [*CHECK, {"type": "judge", "criteria": "The answer names the tax.", "model": None}]
+JUDGED_BAD = "Failed because: The tax is missing (judge)."
+
+
+def judging(passed: bool, reason: str) -> Callable[[dict[str, Any]], Reply]:
+    """Return a model whose `pricer` names the VAT, and whose judge says ``reason``."""
+
+    def decide(request: dict[str, Any]) -> Reply:
+        if str(request["messages"][0]["content"]).startswith("You judge"):
+            return calls(("answer", {"passed": passed, "reason": reason}))
+        return text("90 euros with VAT") if named(request) == "pricer" else careful(request)
+
+    return decide
+
+
+async def judged(bottega: Running, done: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of `pricer` once its checks are over."""
+
+    async def pricer() -> dict[str, Any]:
+        return (await parts(bottega, done))["pricer"]
+
+    return await until(pricer, lambda part: part["verdict"] is not None)
+
+
+@pytest.mark.parametrize("is_node", [True, False])
+async def test_a_judge_of_an_agent_judges_its_part(
+    bottega: Running, model: FakeModel, is_node: bool
+) -> None:
+    await create(bottega, "pricer", success_check=JUDGES)
+    await create(bottega, "clerk", subagents={"names": ["pricer"]})
+    graph = {"name": "offers", "nodes": ["pricer"]}
+    assert (await bottega.client.post("/v1/graphs", json=graph)).status_code == 201
+    begin = {} if is_node else {"mode": "orchestrated", "graph": None, "agent": "clerk"}
+    model.decide = judging(False, "The tax is missing.")
+
+    bad = await judged(bottega, first := await run(bottega, **begin))
+
+    assert {**bad["verdict"], "at": None} == {
+        "outcome": "FAILURE",
+        "reason": "The tax is missing.",
+        "by": "judge",
+        "at": None,
+    }
+    shown = (await bottega.client.get(f"/v1/runs/{first['id']}")).json()
+    assert (shown["outcome"]["value"], shown["success_check"]) == ("UNKNOWN", None)
+    asked = next(each for each in model.requests if "You judge" in str(each["messages"][0]))
+    wanted = TASK if is_node else "What does blotting paper cost?"
+    assert json.loads(asked["messages"][1]["content"]) == {
+        "task": wanted,
+        "result": "90 euros with VAT",
+    }
+    model.decide = judging(True, "The tax is named.")
+    second = await run(bottega, **begin)
+    assert (await given(bottega, second))["pricer"][0].splitlines()[0] == JUDGED_BAD
+    assert (await judged(bottega, second))["verdict"]["outcome"] == "SUCCESS"
+    rows = "SELECT count(*), count(asked) FROM run_checks c JOIN runs r ON r.id = c.run_id"
+    tenant = "SELECT tenant_id FROM runs WHERE id = $1"
+    of_tenant = f"{rows} WHERE c.tenant_id = ({tenant})"
+    assert tuple(await bottega.owner.fetchrow(of_tenant, UUID(first["id"]))) == (2, 0)
+
+
+async def test_a_simple_check_that_fails_asks_no_judge(bottega: Running, model: FakeModel) -> None:
+    await create(bottega, "pricer", success_check=JUDGES)
+    await bottega.client.post("/v1/graphs", json={"name": "offers", "nodes": ["pricer"]})
+    done = await run(bottega)
+    verdict = (await parts(bottega, done))["pricer"]["verdict"]
+    assert (verdict["outcome"], verdict["by"]) == ("FAILURE", "check")
+    assert len(model.requests) == 1
 
 
 async def test_the_check_of_a_graph_judges_its_runs(bottega: Running, model: FakeModel) -> None:

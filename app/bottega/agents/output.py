@@ -157,6 +157,8 @@ Check = Mapping[str, Any]
 """A check, as an object of an agent's definition."""
 ALONE = frozenset(("equals", "contains", "json_schema"))
 """Types of the checks that :func:`decide_alone` decides."""
+LONGEST_JUDGED = 100_000
+"""Maximum number of characters of a result, and of a task, that a judge reads."""
 
 
 async def decide_alone(check: Check, text: str) -> tuple[bool, str]:

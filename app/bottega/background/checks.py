@@ -1,9 +1,10 @@
 """Background work that decides the success checks of completed runs.
 
 The checks are those of the run's agent or graph, or of the eval's case that the run repeats. The
-statement that ends a run with checks adds a row to ``run_checks``. A worker leases due rows,
-decides the checks without a transaction, stores the verdicts and labels the run's episode. If the
-worker dies, another worker decides the checks after the lease has expired.
+statement that ends a run with checks adds a row to ``run_checks``, and a row for each part of the
+run that a model or plugin must judge. A worker leases due rows, decides the checks without a
+transaction, stores the verdicts and labels the run's episode or its part. If the worker dies,
+another worker decides the checks after the lease has expired.
 
 A round has three stages: simple checks, which need no plugin or model; checks by plugins; and
 checks by models (judges). Each stage has its own tasks, so that no check waits for a check of a
@@ -25,7 +26,7 @@ import asyncpg
 from pydantic_core import from_json, to_json
 
 from bottega import metrics
-from bottega.agents.output import Check, decide_alone, quoted
+from bottega.agents.output import LONGEST_JUDGED, Check, decide_alone, quoted
 from bottega.agents.provider import LLMProvider
 from bottega.db.engine import acting_as
 from bottega.db.failures import is_transient
@@ -43,9 +44,6 @@ from bottega.llm.structured_output import Judge
 from bottega.logger import Logger
 from bottega.redaction import Redactor
 from bottega.subagents.plugins import bounded
-
-LONGEST_JUDGED = 100_000
-"""Maximum number of characters of a result, and of a task, that a judge reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,25 +134,28 @@ UNPAID = "budget"
 _CHANNEL = "run_checks"
 
 _READ = """
-SELECT t.name AS tenant, r.agent, r.pinned, r.input, r.output, c.results,
+SELECT t.name AS tenant, r.agent, r.pinned, r.input, r.output, c.results, c.asked,
        r.ended_at < now() - $3::interval AS is_old,
        e.batch #> ARRAY['checks', r.batch ->> 'case'] AS of_eval
 FROM runs r JOIN run_checks c ON c.tenant_id = r.tenant_id AND c.run_id = r.id
 LEFT JOIN runs e ON e.tenant_id = r.tenant_id AND e.id = r.parent_run_id
 JOIN tenants t ON t.id = r.tenant_id
-WHERE r.tenant_id = $1 AND r.id = $2
+WHERE r.tenant_id = $1 AND r.id = $2 AND c.part = $4
 """
 _STORE = """
 UPDATE run_checks SET stage = $5, tries = $6, status = $7, passed = $8,
     results = coalesce($9, results), error = $10, reason = $11, updated_at = clock_timestamp(),
+    asked = CASE WHEN $7 = 'pending' THEN asked END,
     next_at = coalesce(
         clock_timestamp() + make_interval(secs => $12),
         (date_trunc('day', now() AT TIME ZONE 'UTC') + interval '1 day') AT TIME ZONE 'UTC')
 WHERE tenant_id = $1 AND run_id = $2 AND stage = $3 AND tries = $4 AND status = 'pending'
+  AND part = $13
 """
 
 _HOLD = "SELECT hold_episode_of($1, $2)"
 _LABEL = "SELECT label_episode_of($1, $2)"
+_LABEL_PART = "SELECT label_part_of($1, $2, $3)"
 
 
 ModelsFor = Callable[[PinnedModels, UUID, Any], Awaitable[LLMProvider]]
@@ -167,7 +168,7 @@ logger = Logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _EndedRun:
-    """A completed run whose checks are decided; see :class:`PinnedModels`.
+    """An ended run, or a part of it, whose checks are decided; see :class:`PinnedModels`.
 
     Attributes:
         agent: name of the agent, or of the DAG's graph, that defines the checks.
@@ -230,7 +231,7 @@ class SuccessChecks:
             LeasedWork(
                 pool=pool,
                 name=name,
-                columns="run_id uuid, stage smallint, tries integer",
+                columns="run_id uuid, part text, stage smallint, tries integer",
                 # The lease is longer than any stage, because a stage's checks run at the same time
                 # and have timeouts.
                 lease_s=180.0,
@@ -274,7 +275,8 @@ class SuccessChecks:
     async def _check_run(self, claimed: asyncpg.Record) -> None:
         tenant_id, run_id, stage = claimed["tenant_id"], claimed["run_id"], claimed["stage"]
         async with acting_as(self._pool, tenant_id) as connection:
-            row = await connection.fetchrow(_READ, tenant_id, run_id, _UNPAID_FOR)
+            key = tenant_id, run_id, _UNPAID_FOR, claimed["part"]
+            row = await connection.fetchrow(_READ, *key)
         if row is None:  # the run was deleted
             return
         run = await self._ended(claimed, row)
@@ -308,14 +310,18 @@ class SuccessChecks:
     async def _ended(self, claimed: asyncpg.Record, row: asyncpg.Record) -> _EndedRun:
         tenant_id, pinned = claimed["tenant_id"], from_json(row["pinned"])
         judged: tuple[Literal["agent", "graph"], str] = ("agent", row["agent"])
-        if row["agent"] is None:
+        result = EndResult(from_json(row["input"]), from_json(row["output"] or "null"))
+        if row["asked"] is not None:
+            asked = from_json(row["asked"])
+            judged, result = ("agent", asked["agent"]), EndResult(asked["input"], asked["output"])
+        elif row["agent"] is None:
             judged = ("graph", pinned["graph"]["name"])
         pins = tuple(pins_of(tenant_id, pinned))
         wanted = {pin for pin in pins if pin.kind == "provider" or (pin.kind, pin.name) == judged}
         found = await self._definitions.get(wanted)
         definitions = {(pin.kind, pin.name): each for pin, each in found.items()}
         definition = {"model": None, **definitions.get(judged, {})}
-        if row["of_eval"] is not None:
+        if row["of_eval"] is not None and row["asked"] is None:
             definition["success_check"] = from_json(row["of_eval"])
         return _EndedRun(
             tenant_id=tenant_id,
@@ -328,7 +334,7 @@ class SuccessChecks:
                 name: each for (kind, name), each in definitions.items() if kind == "provider"
             },
             operators=frozenset(pinned.get("operators") or ()),
-            result=EndResult(from_json(row["input"]), from_json(row["output"] or "null")),
+            result=result,
         )
 
     async def _judge(self, run: _EndedRun, check: Check, result: EndResult) -> tuple[bool, str]:
@@ -406,15 +412,16 @@ class SuccessChecks:
         elif good is None:
             status = "pending" if tries < MOST_TRIES else "failed"
             reason = None if unpaid is None else unpaid.reason
-        key = claimed["tenant_id"], claimed["run_id"]
+        key, part = (claimed["tenant_id"], claimed["run_id"]), claimed["part"]
         known = any(each.reason or each.passed is not None for each in verdicts)
         results = to_json([asdict(each) for each in verdicts]).decode() if known else None
         changes = (*then, status, good, results, error, reason, pause_s)
         async with acting_as(self._pool, claimed["tenant_id"]) as connection:
             await connection.execute(_HOLD, *key)
-            stored = await connection.execute(_STORE, *key, stage, tries, *changes)
+            stored = await connection.execute(_STORE, *key, stage, tries, *changes, part)
             if good is not None and stored == "UPDATE 1":  # not stored: another worker decided
-                await connection.execute(_LABEL, *key)
+                label = (_LABEL_PART, *key, part) if part else (_LABEL, *key)
+                await connection.execute(*label)
                 is_judge = any(each.type == "judge" and each.passed == good for each in verdicts)
                 metrics.verdicts.labels("judge" if is_judge else "check").inc()
         if later is not None:

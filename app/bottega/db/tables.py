@@ -211,11 +211,11 @@ schedules = _table(
 run_checks = _table(
     "run_checks",
     uuid="tenant_id run_id",
-    text="status reason error",
+    text="part status reason error",
     number="stage tries",
     flag="passed",
     time="next_at updated_at",
-    json="results",
+    json="results asked",
 )
 episode_feedback = _table(
     "episode_feedback",

@@ -364,7 +364,7 @@ class Executor:
         await journal.finish(replace(end, messages=recorder.inbox.read, files=files))
         for observer in journal.observers:
             observer.ended(end)
-        self.on_run_finished(journal.episode is not None, journal.checks(end))
+        self.on_run_finished(journal.episode is not None, journal.is_judged)
 
     async def _close_day_budgets(self, recorder: JournalRecorder) -> None:
         accounts = recorder.accounts

@@ -220,6 +220,7 @@ class Journal:
         self._wake = wake
         self._session = run.session_id
         self._has_checks = run.has_checks
+        self.is_judged = False  # set at the run's end: true if checks judge the run or its parts
         self.known = known
         self._began = monotonic() - run.elapsed_s
         self.episode = episode
@@ -447,7 +448,7 @@ class Journal:
             "error": end.error,
             "usage": usage,
             "turn": end.turn,
-            "is_checked": self.checks(end),
+            **self._checks(end),
             "spent": self._spending(),
         }
         step = self._step
@@ -473,9 +474,14 @@ class Journal:
             for (agent, model, is_own), usage in self.spent.items()
         ]
 
-    def checks(self, end: End) -> bool:
-        """Return true if the run has success checks that must judge this end."""
-        return self._has_checks and end.status is RunStatus.COMPLETED
+    def _checks(self, end: End) -> dict[str, object]:
+        """Return what the outcome says of checks that must judge the run and its parts."""
+        is_checked = self._has_checks and end.status is RunStatus.COMPLETED
+        parts = list[dict[str, str]]()
+        if self.episode is not None and end.status is not RunStatus.CANCELLED:
+            parts = self.episode.recorder.part_checks
+        self.is_judged = is_checked or bool(parts)
+        return {"is_checked": is_checked, **({"part_checks": parts} if parts else {})}
 
     def _episode_at(self, end: End, episode: RunEpisode) -> dict[str, Any] | None:
         """Build the run's episode; ``None`` after an error, because the run must end anyway."""

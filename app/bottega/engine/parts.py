@@ -211,7 +211,10 @@ class RunParts(RunObserver):
         calls.append(part)
 
     async def judged(self) -> list[RunPart]:
-        """Check the parts, and return one call of each: the last failed call, or the last call."""
+        """Check the parts, and return one call of each: the last failed call, or the last call.
+
+        Checks by models and plugins are made after the run's end; their parts have no result yet.
+        """
         for part in [part for calls in self._ended.values() for part in calls]:
             alone = [each for each in part.checks if each["type"] in ALONE]
             if part.passed is None and part.output is not None and alone:

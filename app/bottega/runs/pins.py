@@ -382,7 +382,7 @@ def _pins(
     default = found["default_model"]
     read = found["agents"]
     models = {name: _models(name, each["model"], known, default) for name, each in read.items()}
-    judges = [each for name in first for each in _judges(name, found["agents"][name], known)]
+    judges = [each for name in read for each in _judges(name, read[name], known)]
     judges += _models_of_graph(of_graph["judges"] if agent is None else (), known, default)
     names = sorted({each.provider for of_one in (*models.values(), judges) for each in of_one})
     versions = {name: known[name].version for name in names}

@@ -180,7 +180,7 @@ _BY_STATUS: Mapping[str, OutcomeValue] = {
 }
 JUDGEMENT = """
     LEFT JOIN episode_feedback f ON f.tenant_id = r.tenant_id AND f.run_id = r.id
-    LEFT JOIN run_checks c ON c.tenant_id = r.tenant_id AND c.run_id = r.id
+    LEFT JOIN run_checks c ON c.tenant_id = r.tenant_id AND c.run_id = r.id AND c.part = ''
     CROSS JOIN LATERAL (SELECT
         CASE WHEN f.outcome IS NOT NULL THEN 'feedback'
              WHEN c.results @> jsonb_build_array(jsonb_build_object(
@@ -280,7 +280,8 @@ def _runs(*but: str) -> Select[Any]:
     ends = lateral_rows(webhooks, _of_run(webhooks) & (webhooks.c.seq == reported), *_OF_WEBHOOK)
     learning = lateral_rows(run_learning, _of_run(run_learning), "status")
     feedback = lateral_rows(episode_feedback, _of_run(episode_feedback), *_OF_FEEDBACK)
-    checks = lateral_rows(run_checks, _of_run(run_checks), *OF_CHECK)
+    itself = _of_run(run_checks) & (run_checks.c.part == "")
+    checks = lateral_rows(run_checks, itself, *OF_CHECK)
     waits = lateral_rows(run_waits, _of_run(run_waits), *_OF_WAIT)
     return (
         select(

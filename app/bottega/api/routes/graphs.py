@@ -226,8 +226,7 @@ class Node(Part):
     """Limits on what the node may spend; null: only the run's limits."""
     success_check: NodeChecks | None = _Absent
     """Checks of the node's answer; if one fails, the node fails with the code `check_failed`. These
-    checks judge the node's part of the run's episode; null: the checks of these types of its agent
-    do."""
+    checks judge the node's part of the run's episode; null: the checks of its agent do."""
     router: Annotated[bool, Field(exclude_if=lambda value: not value)] = False
     """True: the agent chooses the outgoing edge that is taken. Its output schema is `{"route":
     TARGET}`."""

@@ -98,7 +98,7 @@ _OUTCOMES = f"""
             UNION
             (SELECT run_id FROM run_checks
              WHERE tenant_id = :tenant AND run_id >= :first AND run_id < :last
-               AND passed IS NOT NULL
+               AND part = '' AND passed IS NOT NULL
              ORDER BY run_id DESC LIMIT :most)
             UNION
             (SELECT id FROM runs

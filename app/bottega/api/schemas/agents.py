@@ -105,8 +105,8 @@ SuccessCheck = Annotated[
         description=(
             "Checks of the answer of a completed run that began with this agent. If all pass, the "
             "run's `outcome` is SUCCESS, otherwise FAILURE. The checks are made in the background, "
-            "after the run's end. In a DAG and as a sub-agent, checks of the types `equals`, "
-            "`contains` and `json_schema` judge the agent's part of the run's episode."
+            "after the run's end. In a DAG and as a sub-agent, the checks judge the agent's part "
+            "of the run's episode."
         ),
     ),
 ]

@@ -296,7 +296,7 @@ BEGIN
             CASE WHEN f.outcome IS DISTINCT FROM 'SUCCESS' THEN v.failed END AS signatures
         FROM episodes e
         LEFT JOIN episode_feedback f ON f.tenant_id = p_tenant AND f.run_id = p_run
-        LEFT JOIN run_checks c ON c.tenant_id = p_tenant AND c.run_id = p_run
+        LEFT JOIN run_checks c ON c.tenant_id = p_tenant AND c.run_id = p_run AND c.part = ''
         LEFT JOIN runs o ON o.tenant_id = p_tenant AND o.id = p_run
         CROSS JOIN LATERAL (
             SELECT string_agg(nullif(r.reason, ''), '; ') AS said,

@@ -315,6 +315,24 @@ BEGIN
         WHERE tenant_id = p_tenant AND episode_id = p_episode AND reason = v_text);
 END $$;
 
+-- Called in the transaction that has stored the result of a part's checks. Give the part of the
+-- run's episode, if any, a verdict.
+CREATE OR REPLACE FUNCTION label_part_of(p_tenant uuid, p_run uuid, p_part text) RETURNS void
+LANGUAGE sql AS $$
+    UPDATE episode_parts p SET content = p.content || jsonb_build_object('verdict', (
+        SELECT jsonb_build_object(
+            'outcome', CASE WHEN c.passed THEN 'SUCCESS' ELSE 'FAILURE' END,
+            'reason', left(string_agg(nullif(r.reason, ''), '; '), 2000),
+            'by', CASE WHEN bool_or(r.type = 'judge') THEN 'judge' ELSE 'check' END,
+            'at', c.updated_at)
+        FROM jsonb_to_recordset(c.results) AS r(type text, passed boolean, reason text)
+        WHERE r.passed = c.passed))
+    FROM run_checks c
+    JOIN episodes e ON e.tenant_id = p_tenant AND e.run_id = p_run
+    WHERE c.tenant_id = p_tenant AND c.run_id = p_run AND c.part = p_part
+      AND p.tenant_id = p_tenant AND p.episode_id = e.id AND p.part = p_part
+$$;
+
 -- Called at a run's start. Return the scope's latest pinned lessons (null: none), and the latest
 -- lessons for all runs whose root agent is the agent.
 CREATE OR REPLACE FUNCTION pinned_lessons(p_tenant uuid, p_scope jsonb, p_agent text)

@@ -10,9 +10,12 @@ CREATE OR REPLACE FUNCTION leased_rows(
         || CASE WHEN k.starts THEN ', status = ''running'','
             ' started_at = coalesce(o.started_at, clock_timestamp())' ELSE '' END
     FROM (VALUES
-        ('check', 'run_checks', '{run_id}', 'o.status = ''pending'' AND o.stage = 0', true, false),
-        ('plugin', 'run_checks', '{run_id}', 'o.status = ''pending'' AND o.stage = 1', true, false),
-        ('judge', 'run_checks', '{run_id}', 'o.status = ''pending'' AND o.stage = 2', true, false),
+        ('check', 'run_checks', '{run_id,part}', 'o.status = ''pending'' AND o.stage = 0', true,
+         false),
+        ('plugin', 'run_checks', '{run_id,part}', 'o.status = ''pending'' AND o.stage = 1', true,
+         false),
+        ('judge', 'run_checks', '{run_id,part}', 'o.status = ''pending'' AND o.stage = 2', true,
+         false),
         ('learn', 'run_learning', '{run_id}', 'o.status = ''pending''', true, false),
         ('webhook', 'webhooks', '{run_id,seq}', 'o.status = ''pending''', true, false),
         ('embed', 'episode_work', '{episode_id,work}', 'o.work = ''embed''', true, false),

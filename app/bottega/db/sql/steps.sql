@@ -141,6 +141,11 @@ BEGIN
             INSERT INTO run_checks (tenant_id, run_id) VALUES (p_tenants[i], p_runs[i])
             ON CONFLICT DO NOTHING;
         END IF;
+        IF p_outcomes[i] ? 'part_checks' THEN
+            INSERT INTO run_checks (tenant_id, run_id, part, asked)
+            SELECT p_tenants[i], p_runs[i], value ->> 'part', value
+            FROM jsonb_array_elements(p_outcomes[i] -> 'part_checks') ON CONFLICT DO NOTHING;
+        END IF;
     END LOOP;
     FOR v_tenant, v_places IN
         SELECT p_tenants[n], array_agg(n) FROM unnest(v_done) AS n

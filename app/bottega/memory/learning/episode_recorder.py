@@ -13,6 +13,7 @@ from uuid import UUID
 from pydantic_core import to_json
 
 from bottega.agents.messages import Usage
+from bottega.agents.output import LONGEST_JUDGED
 from bottega.events.types import (
     AgentCompleted,
     Data,
@@ -115,7 +116,7 @@ class RunPart:
         part: ``GRAPH/NODE`` for a node, or the name of a sub-agent.
         received: answers that this node or sub-agent got, by the name of the node that answered.
         task_id: id of the task, if the node or sub-agent had exactly one task.
-        checks: checks of the answer that have not been made yet.
+        checks: checks of the answer.
         passed: result of the checks of the answer, with the ``reason`` of a failure; ``None``: no
             result.
     """
@@ -358,6 +359,19 @@ class EpisodeRecorder:
         if self._reflects:
             told = replace(told, reflection=reflect(told))
         return told.to_row()
+
+    @property
+    def part_checks(self) -> list[dict[str, str]]:
+        """The parts whose checks a model or plugin must decide, as data of ``run_checks``."""
+        return [
+            {"part": each.part, "agent": each.agent} | self._asked_of(each)
+            for each in self._kept_parts()
+            if each.checks and each.passed is None and each.output is not None
+        ]
+
+    def _asked_of(self, part: RunPart) -> dict[str, str]:
+        texts = {"input": part.input, "output": part.output or ""}
+        return {name: self._clean(text)[:LONGEST_JUDGED] for name, text in texts.items()}
 
     def _kept_parts(self) -> list[RunPart]:
         ranked = sorted(self.parts, key=lambda each: not each.is_bad)[:_MOST_PARTS]
