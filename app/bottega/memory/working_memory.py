@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from enum import IntEnum, StrEnum
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import chain
 from operator import attrgetter
 from typing import Annotated, Any, NamedTuple
 
@@ -29,8 +29,6 @@ LABEL_BYTES = 48
 
 RECENT = 5
 """Number of subtasks for which a result stays warm; older results are the first to be archived."""
-GISTS = 12
-"""Maximum number of old results that a full section shows; the section only counts all others."""
 MEMORY_LIMIT = "memory_limit"
 
 NotifyListener = Callable[[str, str], None]
@@ -75,12 +73,12 @@ class Budgets(NamedTuple):
 
 Key = tuple[str, ...]
 """The kind of an entry, and its name within the kind."""
-TRACE, EPISODE, NOTE, VARIABLE = "trace", "episode", "note", "variable"
+TRACE, EPISODE, NOTE, VARIABLE, RESULT = "trace", "episode", "note", "variable", "result"
 
 
-Heat = IntEnum("Heat", "HOT BRIEF WARM COLD")
-"""The importance of an entry. A full section shows hot entries first, then the summary of a brief
-entry (a trace), then warm entries, and last the summaries of cold entries."""
+Heat = IntEnum("Heat", "HOT WARM COLD")
+"""The importance of an entry. A full section shows hot entries first, then warm entries, and last
+the summaries of cold entries, the newest first."""
 
 
 @dataclass(slots=True, eq=False)
@@ -114,8 +112,6 @@ class Entry:
 
 
 _values = attrgetter(*(each.name for each in fields(Entry)))
-_OF_RESULTS = [*map(attrgetter, ("reference", "label", "text", "whole", "turn", "pruned"))]
-"""Fields of results in a snapshot, which has a list for each field, since results are many."""
 
 
 class VariableScope(StrEnum):
@@ -184,7 +180,7 @@ class WorkingMemory:
         self.budgets = budgets or Budgets()
         self.count = count
         self._listener = listener
-        self._summary = lru_cache(8 * GISTS)(summary_of)  # so that prompts repeat no work
+        self._gist = lru_cache(1_024)(summary_of)  # so that prompts repeat no work
         self._empty()
 
     def _empty(self) -> None:
@@ -193,10 +189,9 @@ class WorkingMemory:
         self._entries: dict[Area, dict[Key, Entry]] = {part: {} for part in Area}
         frame = _gone(10**9, "m" * 12, "m" * 12)  # a section has also a title and empty lines
         self._frame = self.count(frame) + max(map(self.count, _TITLES.values())) + 4
-        self._results: dict[str, Entry] = {}  # by reference
-        self._result_tokens = 0
         self._referred: dict[str, None] = {}  # references of results that later results use
-        self._turn = self._others = 0  # numbers of results and of ``v`` references
+        self._turn = self._skipped = 0  # number of results, and of those in another memory
+        self._others = 0  # number of ``v`` references
         self._subtask = ""
         self._warned: set[str] = set()
 
@@ -300,7 +295,7 @@ class WorkingMemory:
         if _STEPS in self._entries[Area.STATE]:
             self._append(Area.STATE, _STEPS, f"\n{now}")
         else:
-            self._put(Area.STATE, _STEPS, "earlier steps", now, Heat.BRIEF)
+            self._put(Area.STATE, _STEPS, "earlier steps", now, Heat.COLD)
         ended = {name: f"completed: {name}" for name in completed}
         ended |= {name: f"failed: {name}: {error}" for name, error in (failed or {}).items()}
         for name, text in ended.items():
@@ -327,14 +322,15 @@ class WorkingMemory:
         reference = f"m{self._turn}"
         self._referred.update(dict.fromkeys(refers_to))
         label, text = label_of(subtask), as_text(_jsonable(output))
-        entry = self._results[reference] = Entry(reference, label, text, turn=self._turn)
+        entry = Entry(reference, label, text, turn=self._turn)
         entry.whole = self.count(entry.line) + 1
-        self._result_tokens += entry.whole
+        self._entries[Area.INTERMEDIATE][RESULT, reference] = entry
         return reference
 
     def skip(self, results: int) -> None:
         """Skip as many numbers of results as a different memory has stored results."""
         self._turn += results
+        self._skipped += results
 
     def retrieve_from_episodic(self, found: Iterable[Retrieved]) -> None:
         """Store retrieved episodes, best first, each shortened to an equal share of the section.
@@ -366,18 +362,17 @@ class WorkingMemory:
 
         The references of results are ``m1``, ``m2`` …; of other shortened entries, ``v1``, ``v2`` …
         """
-        if reference in self._results:
-            return self._results[reference].text
-        return next((each.text for each in self._shortened if each.reference == reference), None)
+        if (entry := self._entries[Area.INTERMEDIATE].get((RESULT, reference))) is not None:
+            return entry.text
+        return next((each.text for each in self._all if each.reference == reference), None)
 
     @property
     def references(self) -> list[str]:
-        return [*self._results, *(each.reference for each in self._shortened)]
+        return [each.reference for each in self._all if each.reference]
 
     @property
-    def _shortened(self) -> Iterator[Entry]:
-        for entries in self._entries.values():
-            yield from (each for each in entries.values() if each.reference)
+    def _all(self) -> Iterator[Entry]:
+        return chain.from_iterable(entries.values() for entries in self._entries.values())
 
     def compose(self, *parts: Area, description: bool = True) -> str:
         """Render sections (by default all) for a prompt; mark their entries as accessed."""
@@ -411,10 +406,8 @@ class WorkingMemory:
         """Shorten traces, and unused results that are more than 5 subtasks old.
 
         The method removes retrieved texts that were never read."""
-        others = (entries.values() for entries in self._entries.values())
-        for entry in chain(self._results.values(), *others):
-            entry.pruned |= self._heat(entry) in (Heat.BRIEF, Heat.COLD)
-        self._result_tokens = sum(each.tokens for each in self._results.values())
+        for entry in self._all:
+            entry.pruned |= self._heat(entry) == Heat.COLD
         retrieved = self._entries[Area.RETRIEVED]
         self._entries[Area.RETRIEVED] = {k: each for k, each in retrieved.items() if each.accessed}
 
@@ -440,9 +433,8 @@ class WorkingMemory:
             "variables": [
                 [*place[1:], value, kind.value] for place, (kind, value) in self._variables.items()
             ],
-            "results": [[*map(field, self._results.values())] for field in _OF_RESULTS],
             "referred": list(self._referred),
-            "counts": [self._turn, self._others, self._result_tokens],
+            "counts": [self._turn, self._skipped, self._others],
             "subtask": self._subtask,
             "warned": sorted(self._warned),
         }
@@ -456,25 +448,20 @@ class WorkingMemory:
             (VARIABLE, scope, subtask, key): (VariableKind(kind), value)
             for scope, subtask, key, value, kind in snapshot["variables"]
         }
-        results = zip(*snapshot["results"], strict=True)
-        self._results = {reference: Entry(reference, *rest) for reference, *rest in results}
         self._referred = dict.fromkeys(snapshot["referred"])
-        self._turn, self._others, self._result_tokens = snapshot["counts"]
+        self._turn, self._skipped, self._others = snapshot["counts"]
         self._subtask = snapshot["subtask"]
         self._warned = set(snapshot["warned"])
 
     # Rendering
 
     def _rendered(self, part: Area, description: bool = True) -> str:
-        entries, turn = self._entries[part], self._turn if part is Area.INTERMEDIATE else 0
-        if not (entries or turn):
-            return ""
+        entries = self._entries[part]
+        skipped = self._skipped if part is Area.INTERMEDIATE else 0
         sizes = self._fitting(part)
-        left = [self._refer(each) for each in entries.values() if each not in sizes]
-        number = len(left) + turn - sum(each.turn > 0 for each in sizes)
-        if number > len(left):
-            last = next(n for n in range(turn, 0, -1) if self._results.get(f"m{n}") not in sizes)
-            left += ["m1", f"m{last}"]
+        left = ["m1"] * (skipped > 0)
+        left += [self._refer(each) for each in entries.values() if each not in sizes]
+        number = max(skipped - 1, 0) + len(left)
         if not description and _DESCRIPTION in entries:
             sizes.pop(entries[_DESCRIPTION], None)
         lines = [_gone(number, left[0], left[-1])] if left else []
@@ -485,31 +472,23 @@ class WorkingMemory:
     def _fitting(self, part: Area) -> dict[Entry, int]:
         """Return the entries that a prompt shows, in order, with their numbers of tokens."""
         entries = [*self._entries[part].values()]
-        filled, results = sum(each.tokens for each in entries), {}
-        if part is Area.INTERMEDIATE:
-            filled, results = filled + self._result_tokens, self._results
         left = max(self.budgets.of(part) - self._frame, 0)
-        if filled <= left:
-            return {each: each.tokens for each in (*entries, *results.values())}
-        # The prompt shows no other results. So the cost does not grow with the number of results.
-        newest = islice(reversed(results.values()), RECENT + 1 + GISTS)
-        used = map(results.get, islice(reversed(self._referred), left // GIST_TOKENS))
-        found = dict.fromkeys((*newest, *filter(None, used), *reversed(entries)))
-        heats = {each: self._heat(each) for each in found}
+        if sum(each.tokens for each in entries) <= left:
+            return {each: each.tokens for each in entries}
+        heats = {each: self._heat(each) for each in reversed(entries)}
         hot = [*heats.values()].count(Heat.HOT)
         sizes: dict[Entry, int] = {}
-        for entry in sorted(found, key=lambda e: (heats[e], heats[e] == Heat.HOT and e.tokens)):
+        for entry in sorted(heats, key=lambda e: (heats[e], heats[e] == Heat.HOT and e.tokens)):
             size, heat = entry.tokens, heats[entry]
             if heat == Heat.HOT:
                 size = min(size, left // (hot - len(sizes)))
-            elif heat != Heat.WARM or size > left:
+            elif heat == Heat.COLD or size > left:
                 size = min(size, GIST_TOKENS)
             sizes[entry] = size if size <= left else 0
             left -= sizes[entry]
-            if sizes[entry] < entry.tokens and heat in (Heat.HOT, Heat.WARM):
+            if sizes[entry] < entry.tokens and heat != Heat.COLD:
                 self._warn(part)
-        shown = sorted((*entries, *reversed(found)), key=attrgetter("turn"))
-        return {each: sizes[each] for each in shown if sizes[each]}
+        return {each: sizes[each] for each in entries if sizes[each]}
 
     def _warn(self, part: Area) -> None:
         if self._listener is not None and part not in self._warned:
@@ -532,7 +511,7 @@ class WorkingMemory:
             return entry.line
         head = f"{self._refer(entry)} {entry.label} (shortened): "
         most = size - self.count(head) - 1
-        line = head + self._summary(entry.text, most, self.count) if most > 0 else entry.reference
+        line = head + self._gist(entry.text, most, self.count) if most > 0 else entry.reference
         return line if self.count(line) < size else ""
 
     def _refer(self, entry: Entry) -> str:
