@@ -7,12 +7,11 @@ because a shortened message is a copy.
 """
 
 import re
-from bisect import insort
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import islice
-from operator import attrgetter, is_
+from operator import is_
 from typing import Annotated
 
 from pydantic import Field
@@ -56,7 +55,6 @@ class PromptMessage:
             cannot.
         label: short text about the tool call that the message answers.
         left: true if the prompt omits the message.
-        place: index of the message in the history.
     """
 
     message: StandardMessage
@@ -65,7 +63,6 @@ class PromptMessage:
     reference: str | None = None
     label: str = ""
     left: bool = False
-    place: int = 0
 
     @property
     def is_shrunk(self) -> bool:
@@ -238,16 +235,11 @@ class RunMemory:
         self._said: dict[str, StandardMessage] = {}
         self._has_own_recall = False  # true: the agent itself has a tool with the name of RECALL
         self._query: Query | None = None
-        self._seen = 0  # number of the history's messages at the last prompt
-        self._blocks: list[Block] = []  # in the prompt
-        self._shown: dict[int, StandardMessage] = {}  # messages of these blocks, by index
-        self._prompt: list[StandardMessage] = []  # what the prompt contains of these messages
-        self._tokens = self._shrunk = 0  # tokens of the prompt, and number of shortened messages
-        self._gone: list[PromptMessage] = []  # messages that the prompt omits
+        self._history: list[StandardMessage] = []  # at the last prompt
+        self._blocks: list[Block] = []  # of this history
         self._schemas: Sequence[ToolSchema] = ()
         self._schema_tokens = 0
         self._base = ""
-        self._index = ""
         self._noting = lru_cache(8)(_noting)  # cached, so that a message is built only once
 
     def go_on(self, opening: str, turns: int, read: TurnReader) -> None:
@@ -312,60 +304,57 @@ class RunMemory:
                 f"{self.limit}, after removing every message that may be removed",
             )
         query.composed = None
-        if self._shrunk or self._gone:
-            query.composed = {"tokens": total, "shrunk": self._shrunk, "left": len(self._gone)}
+        gone, shown = self._messages(left=True), self._messages(left=False)
+        if gone or self._is_shortened:
+            shrunk = sum(each.is_shrunk for each in shown)
+            query.composed = {"tokens": total, "shrunk": shrunk, "left": len(gone)}
         elif note is None:
             return query.agent.conversation_history
-        head = head_of(self._prompt)
-        return [*self._prompt[:head], *filter(None, (note,)), *self._prompt[head:]]
+        prompt = [each.sent for each in shown]
+        head = head_of(prompt)
+        return [*prompt[:head], *filter(None, (note,)), *prompt[head:]]
 
     def _with(self, note: SystemMessage | None) -> int:
         tokens = 0 if note is None else tokens_of(note, self.working.count)
-        return self._schema_tokens + self._tokens + tokens
+        return (
+            self._schema_tokens + sum(each.tokens for each in self._messages(left=False)) + tokens
+        )
+
+    def _messages(self, *, left: bool) -> list[PromptMessage]:
+        """Return the history's messages that the prompt omits, or all others."""
+        return [each for block in self._blocks for each in block.messages if each.left is left]
+
+    @property
+    def _is_shortened(self) -> bool:
+        return any(each.left or each.is_shrunk for block in self._blocks for each in block.messages)
+
+    @property
+    def _index(self) -> str:
+        return "\n".join(self._lines())
 
     # The history
 
     def _read(self, query: Query) -> None:
+        """Split the history into blocks; if the history only grew, split only the new messages."""
         history, count = query.agent.conversation_history, self.working.count
-        same = map(history.__getitem__, self._shown) if self._gone else history
-        is_longer = len(history) >= self._seen and all(map(is_, same, self._shown.values()))
+        is_longer = len(history) >= len(self._history) and all(map(is_, self._history, history))
         if query is not self._query or not is_longer:
-            self._query, self._seen, self._gone = query, 0, []
-            self._show([], again=True)
+            self._query, self._history, self._blocks = query, [], []
             self._has_own_recall = any(t.name == RECALL for t in query.agent.registered_tools)
         pinned = {id(message) for message in (*history[: head_of(history)], *query.messages)}
-        new = []
-        for place, message in enumerate(history[self._seen :], self._seen):
-            if (known := self._known.get(id(message))) is None:
+        new = history[len(self._history) :]
+        for message in new:
+            if id(message) not in self._known:
                 known = PromptMessage(message, message, tokens_of(message, count))
                 self._known[id(message)] = known
-            known.place = place
-            new.append(known)
-        self._seen = len(history)
-        blocks = blocks_of(new, pinned)
-        for block in blocks:
+        for block in blocks_of([self._known[id(message)] for message in new], pinned):
             if block.pinned or not all(each.left for each in block.messages):
                 # a block is removed as a whole, even if hooks changed it
                 for each in block.messages:
                     each.left = False
             self._take(block)
-        self._show(blocks)
-
-    def _show(self, blocks: Iterable[Block], *, again: bool = False) -> None:
-        if again:
-            self._blocks, self._shown, self._prompt = [], {}, []
-            self._tokens = self._shrunk = 0
-        for block in blocks:
-            if block.messages[0].left:
-                for each in block.messages:  # an old question may leave after its answers
-                    insort(self._gone, each, key=attrgetter("place"))
-                continue
             self._blocks.append(block)
-            for each in block.messages:
-                self._shown[each.place] = each.message
-                self._prompt.append(each.sent)
-                self._tokens += each.tokens
-                self._shrunk += each.is_shrunk
+        self._history = [*history]
 
     def _take(self, block: Block) -> None:
         calls = {call.id: call for call in block.calls}
@@ -407,24 +396,23 @@ class RunMemory:
         room -= more
         mark = room * 3 // 4
         cold, warm, last = self._movable()
+        tokens = self._with(None) - self._schema_tokens
         for blocks, most in ((cold, mark), (warm, mark), (last, room)):
             for save in (partial(Block.shrink, count=count), Block.leave):
                 for block in blocks:
-                    if self._tokens <= most:
+                    if tokens <= most:
                         break
-                    self._tokens -= save(block)
-        self._show(self._blocks, again=True)
-        if more and (self._shrunk or self._gone):
+                    tokens -= save(block)
+        if more and self._is_shortened:
             self.tools = [*self.tools, self._tool]
             self._schema_tokens += more  # until the caller's schemas include the tool
-        self._index = "\n".join(self._lines())
 
     def _movable(self) -> tuple[list[Block], list[Block], list[Block]]:
         """Return the blocks that may be removed, in three groups by age, oldest group first.
 
         The age of a block is the number of later blocks with tool calls. The groups are: blocks
         older than :data:`RECENT`, blocks of age 2 to :data:`RECENT`, and blocks of age 0 or 1."""
-        blocks = self._blocks
+        blocks = [each for each in self._blocks if not each.messages[0].left]
         newest = max((i for i, each in enumerate(blocks) if each.pinned or each.calls), default=0)
         groups: tuple[list[Block], list[Block], list[Block]] = ([], [], [])
         age = 1
@@ -437,7 +425,7 @@ class RunMemory:
     # Notes
 
     def _lines(self) -> Iterator[str]:
-        if not (gone := self._gone):
+        if not (gone := self._messages(left=True)):
             return
         yield _LEFT
         if first := next((each.reference for each in gone if each.reference in self._said), None):
