@@ -5,8 +5,9 @@
 
 Vectors are those of the built-in embedder, of a file's lines or of made-up sentences; if there are
 fewer than episodes, they are repeated with a little noise, as tasks that come again in other words.
-The floor of the same invocation: an empty round trip, and the exact answer by numpy. At last,
-operations of a run's working memory.
+The floor of the same invocation: an empty round trip, and the exact answer by numpy. Then the
+hundred episodes nearest to each question are erased, and the same questions are asked at once. At
+last, operations of a run's working memory.
 """
 
 import argparse
@@ -275,6 +276,7 @@ async def searches(
     embedder = Fixed(many.embedder, dict(zip(questions, vectors, strict=True)))
     embedders = Embedders(pool, lambda: embedder, lambda _: None)
     memory = EpisodicMemory(pool, embedders=embedders, clock=lambda: NOW)
+    all_of_them = np.ones(len(many.vectors), np.bool_)
     began = time.perf_counter()
     cosines = np.concatenate(
         [
@@ -292,8 +294,8 @@ async def searches(
     month = EpisodeFilter(after=NOW - timedelta(days=30))
     found = []
     for name, where, matching in (
-        ("semantic, first time (cold)", search.ANY, np.ones(len(many.vectors), np.bool_)),
-        ("semantic", search.ANY, np.ones(len(many.vectors), np.bool_)),
+        ("semantic, first time (cold)", search.ANY, all_of_them),
+        ("semantic", search.ANY, all_of_them),
         ("hybrid: domain, only successes", good, (many.domain == "finance") & ~many.failed),
         ("temporal: the last 30 days", month, many.age_days < 30),
     ):
@@ -304,12 +306,46 @@ async def searches(
             for text in questions
         ]
         await timed(pool, name, operations)
-        nearest = np.where(eligible & matching, cosines, -np.inf).argsort(axis=1)[:, -10:]
+        nearest = _nearest(cosines, eligible & matching, 10)
         recall = await _recall(pool, many.embedder, vectors, where, nearest)
         print(f"  {'':40} recall@10 {recall:.3f} by meaning alone")
         found.append((name, recall))
     await _by_attributes(memory, pool, len(many.vectors), good, rounds)
+    gone = np.unique(_nearest(cosines, eligible, min(100, len(many.vectors) // 5)))
+    await _erase(pool, gone.tolist())
+    left = eligible.copy()
+    left[:, gone] = False
+    asked = [
+        lambda text=text: memory.semantic_search(TENANT, EVERYTHING, text, k=10)
+        for text in questions
+    ]
+    name = "semantic, after an erasure"
+    await timed(pool, name, asked)
+    recall = await _recall(
+        pool, many.embedder, vectors, search.ANY, _nearest(cosines, left, 10), gone.tolist()
+    )
+    print(f"  {'':40} recall@10 {recall:.3f} by meaning alone")
+    found.append((name, recall))
     return found
+
+
+def _nearest(cosines: NDArray[np.float32], eligible: NDArray[np.bool_], k: int) -> NDArray[np.intp]:
+    """Return the numbers of the k nearest eligible episodes of each question, in any order."""
+    rows = (np.where(may, row, -np.inf) for row, may in zip(cosines, eligible, strict=True))
+    return np.array([np.argpartition(row, -k)[-k:] for row in rows])
+
+
+async def _erase(pool: asyncpg.Pool, numbers: Sequence[int]) -> None:
+    """Erase episodes, 1,000 per transaction, as the deletion of a session or a user does."""
+    ids = [UUID(int=number + 1) for number in numbers]
+
+    async def one(start: int) -> None:
+        async with acting_as(pool, TENANT) as connection:
+            await connection.execute("SELECT erase_episodes($1)", ids[start : start + 1_000])
+
+    starts = range(0, len(ids), 1_000)
+    name = f"erase {len(ids):,}, a thousand at a time"
+    await timed(pool, name, [lambda start=start: one(start) for start in starts])  # type: ignore[misc]
 
 
 async def _recall(
@@ -318,9 +354,10 @@ async def _recall(
     vectors: NDArray[np.float32],
     where: EpisodeFilter,
     nearest: NDArray[np.intp],
+    gone: Sequence[int] = (),
 ) -> float:
-    """Return the share of the exact nearest among the candidates."""
-    hits = 0
+    """Return the share of the exact nearest among the candidates; an erased one is an error."""
+    hits, erased = 0, set(gone)
     for vector, exact in zip(vectors, nearest, strict=True):
         async with acting_as(pool, TENANT) as connection:
             rows = await search.candidates(
@@ -332,7 +369,10 @@ async def _recall(
                 aged_before=NOW - timedelta(days=AGED_DAYS),
                 where=where,
             )
-        hits += len({row.episode_id.int - 1 for row in rows} & set(exact.tolist()))
+        found = {row.episode_id.int - 1 for row in rows}
+        if found & erased:
+            raise SystemExit(f"erased episodes were found: {sorted(found & erased)}")
+        hits += len(found & set(exact.tolist()))
     return hits / nearest.size
 
 

@@ -10,7 +10,7 @@ async def test_searches_find_the_nearest(
     database: Database, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = await memory.measure(database, memory.read(None), 200, questions=2, rounds=2)
-    assert [recall for _, recall in found] == [1.0] * 4
+    assert [recall for _, recall in found] == [1.0] * 5
     out = capsys.readouterr().out
     assert "structured: session" in out
     assert "bytes per episode" in out
