@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -35,7 +36,7 @@ def pattern(number: int, **more: Any) -> Pattern:
     return Pattern("p", Category.STRATEGIC, content, id=numbered(number), **given)
 
 
-def ids(matches: list[Match]) -> list[int]:
+def ids(matches: Iterable[Match]) -> list[int]:
     return [each.pattern.key.int for each in matches]
 
 
@@ -141,7 +142,7 @@ def test_no_problem_type_means_any_and_an_anti_condition_excludes() -> None:
 
 def test_matcher_may_be_empty() -> None:
     assert Matcher([]).find({"task_type": "a"}, now=NOW) == []
-    assert Matcher([]).ranked(PatternState.CANDIDATE, {}, now=NOW) == []
+    assert [*Matcher([]).ranked(PatternState.CANDIDATE, {}, now=NOW)] == []
 
 
 @pytest.mark.deep

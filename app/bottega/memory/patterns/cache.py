@@ -188,7 +188,8 @@ class PatternCache:
 
         candidate = PatternState.CANDIDATE
         found = await self._found(
-            tenant_id, lambda matcher: matcher.ranked(candidate, features, now=now, categories=of)
+            tenant_id,
+            lambda matcher: [*matcher.ranked(candidate, features, now=now, categories=of)],
         )
         return sorted(found, key=order)
 

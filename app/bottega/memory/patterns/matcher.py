@@ -7,7 +7,8 @@ task type, a domain or a failure's signature.
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Set
 from datetime import datetime, timedelta
-from math import exp, inf, log1p
+from math import exp, log1p
+from operator import attrgetter
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -47,7 +48,7 @@ class Match(NamedTuple):
 class Rule:
     """The conditions of a pattern, prepared for tests of many tasks."""
 
-    __slots__ = ("must", "pattern", "spoken", "tests")
+    __slots__ = ("must", "number", "pattern", "settled", "spoken", "tests")
 
     def __init__(self, pattern: Pattern) -> None:
         self.pattern = pattern
@@ -55,6 +56,8 @@ class Rule:
         said = [name for each in self.must for name in named(each)]
         self.spoken = frozenset(said)  # features that the pattern names
         self.tests = len(said)
+        self.number = pattern.key.int
+        self.settled = sum(_settled_parts(pattern).values())  # part of the score for every task
 
     def applies(self, features: Features) -> bool:
         for each in self.must:  # noqa: SIM110 (faster than all())
@@ -68,23 +71,35 @@ class Rule:
         Args:
             known: names of the task's known features.
         """
+        return Match(self.pattern, self.score(known, now), self._quality(known))
+
+    def score(self, known: Set[str], now: datetime) -> float:
+        """Return the score of :meth:`match`; a score costs less than a match."""
+        return self.settled + _freshness(self.pattern, now) + 0.05 * self._quality(known)
+
+    def _quality(self, known: Set[str]) -> float:
         said = len(self.spoken & known)
-        quality = said / len(known & (self.spoken | ALWAYS)) if said else 0.0
-        score = sum(score_parts(self.pattern, quality, now).values())
-        return Match(self.pattern, score, quality)
+        return said / len(known & (self.spoken | ALWAYS)) if said else 0.0
 
 
 def score_parts(pattern: Pattern, quality: float, now: datetime) -> dict[str, float]:
     """Return the terms of a score; see :class:`Match`."""
-    known, at = pattern.evidence, pattern.evidence.validated_at
-    days = inf if at is None else max(0.0, (now - at) / timedelta(days=1))
+    freshness = _freshness(pattern, now)
+    return _settled_parts(pattern) | {"freshness": freshness, "quality": 0.05 * quality}
+
+
+def _settled_parts(pattern: Pattern) -> dict[str, float]:
+    known = pattern.evidence
     return {
         "confidence": 0.4 * known.confidence,
         "success_rate": 0.3 * (known.success_rate or 0.0),
         "uses": 0.15 * min(log1p(pattern.lifecycle.uses) / 10.0, 1.0),
-        "freshness": 0.1 * exp(-days / 90),
-        "quality": 0.05 * quality,
     }
+
+
+def _freshness(pattern: Pattern, now: datetime) -> float:
+    at = pattern.evidence.validated_at
+    return 0.0 if at is None else 0.1 * exp(-max(0.0, (now - at) / timedelta(days=1)) / 90)
 
 
 def _needed(applicability: Applicability) -> Iterator[Condition]:
@@ -162,8 +177,12 @@ class Matcher:
         *,
         now: datetime,
         categories: Collection[Category] | None = None,
-    ) -> list[Match]:
-        """Return the patterns of a state that apply to a task, ordered by score, then id."""
+    ) -> Iterator[Match]:
+        """Yield the patterns of a state that apply to a task, ordered by score, then id.
+
+        Only the matches that a caller reads are made: thousands of objects would start the garbage
+        collector, which takes as long as the search.
+        """
         known = {name for name, value in features.items() if value is not None}
         features = searchable(features)
         places = [_ANYWHERE]
@@ -171,13 +190,16 @@ class Matcher:
             if (kind := kind_of(value)) not in (None, "list"):
                 places.append((name, kind, value))
         found = [
-            each.match(known, now)
+            each
             for place in places
             for each in self._files.get((state, place), ())
             if (categories is None or each.pattern.category in categories)
             and each.applies(features)
         ]
-        return sorted(found, key=lambda each: (-each.score, each.pattern.key.int))
+        found.sort(key=attrgetter("number"))
+        scores = [each.score(known, now) for each in found]
+        for place in sorted(range(len(found)), key=scores.__getitem__, reverse=True):
+            yield found[place].match(known, now)
 
 
 def _places(must: Iterable[Condition]) -> list[Place]:
