@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bottega.db.migrate import apply_script
 
-revision = "0001_66e59e90faf5"
+revision = "0001_12762bc125da"
 down_revision = None
 branch_labels = None
 depends_on = None
