@@ -13,6 +13,7 @@ from pydantic_core import from_json, to_json
 from benchmarks.engine_statements import STORED, statements
 from bottega.db.connect import connect
 from bottega.db.tables import DEFAULT_TENANT
+from bottega.runs import evals
 
 _RUNS = 500
 _READ = """
@@ -98,6 +99,18 @@ async def test_a_batch_reads_only_the_items_that_ended(
     await owner.execute("DELETE FROM run_steps WHERE run_id = $1", batch)
     await owner.execute(_BATCH, batch, open_item, items[:2])
     assert await rows_read(session, arrive, DEFAULT_TENANT, batch) < _RUNS / 2
+
+
+async def test_the_report_of_an_eval_reads_each_run_once(
+    session: asyncpg.Connection, owner: asyncpg.Pool
+) -> None:
+    query = str(evals.RUNS).replace(":tenant", "$1").replace(":batch", "$2")
+    for _ in range(6):
+        await rows_read(session, query, DEFAULT_TENANT, uuid4())
+    batch, open_item, *_ = await stored_runs(owner)
+    await owner.execute(_BATCH, batch, open_item, [])
+    await owner.execute("INSERT INTO run_checks (tenant_id, run_id) SELECT tenant_id, id FROM runs")
+    assert await rows_read(session, query, DEFAULT_TENANT, batch) < 4 * _RUNS
 
 
 async def test_a_claim_reads_only_the_rows_of_its_runs(

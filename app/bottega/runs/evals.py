@@ -39,7 +39,7 @@ SELECT id, created_at, CAST(batch ->> 'repeats' AS integer) AS repeats,
 FROM runs WHERE tenant_id = :tenant AND eval = :name
 """).bindparams(bindparam("tenant", type_=Uuid), bindparam("name", type_=Text))
 # A cancelled batch has items without a run.
-_RUNS = text(f"""
+RUNS = text(f"""
 SELECT i.number, r.id AS run_id, o.is_over, o.outcome, r.usage,
        coalesce(j.reason, c.error, r.error ->> 'message', i.error ->> 'message',
                 CASE o.outcome WHEN 'CANCELLED' THEN 'the run was cancelled or deleted' END
@@ -47,7 +47,9 @@ SELECT i.number, r.id AS run_id, o.is_over, o.outcome, r.usage,
        CASE r.status WHEN 'completed' THEN CAST(
            extract(epoch FROM r.ended_at - r.started_at) * 1000 AS double precision)
        END AS duration_ms
-FROM run_children i LEFT JOIN runs r ON r.tenant_id = i.tenant_id AND r.id = i.child_id
+FROM run_children i LEFT JOIN LATERAL (
+    SELECT * FROM runs o WHERE o.tenant_id = i.tenant_id AND o.id = i.child_id LIMIT 1
+) AS r ON true
 {JUDGEMENT}
 CROSS JOIN LATERAL (SELECT
     CASE WHEN r.id IS NOT NULL THEN j.value WHEN i.status = 'failed' THEN 'FAILURE'
@@ -56,6 +58,7 @@ CROSS JOIN LATERAL (SELECT
         AND c.status IS DISTINCT FROM 'pending' AS is_over) AS o
 WHERE i.tenant_id = :tenant AND i.run_id = :batch ORDER BY i.number
 """).bindparams(*(bindparam(name, type_=Uuid) for name in ("tenant", "batch")))  # noqa: S608
+"""The runs of an eval's batch, in the order of their items, and what is known of each."""
 
 
 # --- Report -----------------------------------------------------------------------------------
@@ -300,7 +303,7 @@ async def get_eval(tx: AsyncConnection, tenant_id: UUID, name: str) -> dict[str,
     if found is None:
         raise NotFoundError(f"there is no eval '{name}'")
     targets = [*zip(found.agents, found.versions, strict=True)]
-    rows = await tx.execute(_RUNS, {"tenant": tenant_id, "batch": found.id})
+    rows = await tx.execute(RUNS, {"tenant": tenant_id, "batch": found.id})
     runs = [
         EvalRun(
             case=(row.number - 1) // (found.repeats * len(targets)),

@@ -179,8 +179,13 @@ _BY_STATUS: Mapping[str, OutcomeValue] = {
     RunStatus.CANCELLED: "CANCELLED",
 }
 JUDGEMENT = """
-    LEFT JOIN episode_feedback f ON f.tenant_id = r.tenant_id AND f.run_id = r.id
-    LEFT JOIN run_checks c ON c.tenant_id = r.tenant_id AND c.run_id = r.id AND c.part = ''
+    -- LIMIT makes PostgreSQL read each row by its key: a join might read all rows of the tenant.
+    LEFT JOIN LATERAL (
+        SELECT * FROM episode_feedback o
+        WHERE o.tenant_id = r.tenant_id AND o.run_id = r.id LIMIT 1) AS f ON true
+    LEFT JOIN LATERAL (
+        SELECT * FROM run_checks o
+        WHERE o.tenant_id = r.tenant_id AND o.run_id = r.id AND o.part = '' LIMIT 1) AS c ON true
     CROSS JOIN LATERAL (SELECT
         CASE WHEN f.outcome IS NOT NULL THEN 'feedback'
              WHEN c.results @> jsonb_build_array(jsonb_build_object(
