@@ -38,7 +38,8 @@ async def test_tokens_of_earlier_attempts_count(
     run = (pool, DEFAULT_TENANT, run_id)
     await append(*run, attempt=1, after=seq, events=[ANSWERED])
     if end == "abandoned":
-        await owner.execute("UPDATE run_heads SET deadline = now() - interval '2 min'")
+        for table in ("runs", "run_heads"):
+            await owner.execute(f"UPDATE {table} SET deadline = now() - interval '2 min'")
         await sweep(pool)
     else:
         await hand_back(pool, DEFAULT_TENANT, run_id)
