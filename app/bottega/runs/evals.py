@@ -33,7 +33,8 @@ MOST_FAILURES = 100
 _NAME_INDEX = "uq_runs_eval"
 
 _EVAL = text("""
-SELECT id, created_at, CAST(batch ->> 'repeats' AS integer) AS repeats,
+SELECT id, created_at, ended_at IS NOT NULL AS is_ended,
+       CAST(batch ->> 'repeats' AS integer) AS repeats,
        jsonb_path_query_array(batch, '$.targets[*].agent') AS agents,
        jsonb_path_query_array(batch, '$.targets[*].version') AS versions
 FROM runs WHERE tenant_id = :tenant AND eval = :name
@@ -318,4 +319,6 @@ async def get_eval(tx: AsyncConnection, tenant_id: UUID, name: str) -> dict[str,
         for row in rows
     ]
     about = {"name": name, "batch_id": found.id, "created_at": found.created_at}
-    return about | report(targets, runs)
+    made = about | report(targets, runs)
+    # The batch ends a moment after its last run; only then it can be retried.
+    return made if found.is_ended else made | {"status": "running"}
