@@ -250,7 +250,9 @@ async def stage(module_settings: Settings, module_database_url: str) -> AsyncIte
 
 
 async def stored(stage: Stage) -> list[int]:
-    """Count what a refused request must not leave behind."""
+    """Count what a refused request must not leave behind, once earlier work has ended."""
+    work = "EXISTS (SELECT FROM run_queue) OR EXISTS (SELECT FROM episode_work)"
+    await until(lambda: stage.server.owner.fetchval(f"SELECT NOT ({work})"))
     tables = (
         *("runs", "run_steps", "sessions", "conversations", "forked_turns", "session_memory"),
         *("files", "run_messages", "schedules", "episodes", "run_queue", "idempotency_keys"),
