@@ -16,6 +16,7 @@ workers and database are processes of their own. Compare only figures of the sam
 import argparse
 import asyncio
 import contextlib
+import random
 import re
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -31,7 +32,7 @@ from benchmarks.model import ModelConnection, encoded
 from bottega.llm.demo_model.rules import Answer
 
 _CLIENTS = 32
-_CHATS = 120
+_CHATS = 400
 _PRIORITY = 8
 _SETTINGS = {
     "OPENAI_API_KEY": "none",
@@ -51,12 +52,12 @@ FROM runs WHERE id = ANY ($1)
 
 
 class _Model(ModelConnection):
-    """The model of all items."""
+    """The model of all items. Its answers take between half and one and a half of the mean."""
 
     seconds: ClassVar[float] = 0
 
     def latency_of(self, body: bytes) -> float:
-        return self.seconds
+        return self.seconds * random.uniform(0.5, 1.5)
 
     def parts(self, body: bytes) -> Sequence[bytes]:
         return encoded(Answer("done"), from_json(body))
@@ -207,7 +208,7 @@ if __name__ == "__main__":
     parser.add_argument("--items", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--latency-ms", type=float, default=0)
+    parser.add_argument("--latency-ms", type=float, default=0, help="mean; evenly spread, +/- 50 %")
     options = parser.parse_args()
     _Model.seconds = options.latency_ms / 1000
     with temporary_database() as (url, _):

@@ -1,4 +1,4 @@
-"""The programs in examples/ run; tests/flows/test_plugin_tools.py runs the plugin."""
+"""The programs in examples/ run."""
 
 import json
 import os

@@ -18,7 +18,7 @@ from tests.flows.test_agent_data import install
 from tests.flows.test_resume import final
 from tests.service import Running, running
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "plugin"
+EXAMPLE = Path(__file__).parents[2] / "deploy" / "plugin"
 
 RECORDING = """
 from bottega.agents import AgentEvent, ToolContext, tool

@@ -66,8 +66,11 @@ from bottega.files.inputs import RunFiles
 from bottega.graph.shared_memory import MemoryItem, Publication
 from bottega.subagents.budget import Account, reserved_for
 
-_AT_ONCE = 8
-"""Maximum number of model calls and answers, each 1 ms of work, per pass of the event loop."""
+_AT_ONCE = 32
+"""Maximum number of model calls and answers, each 1 ms of work, per pass of the event loop.
+
+With 8, 14 % more database CPU for a backlog: the steps of a pass are stored together.
+"""
 
 
 class FairQueue:

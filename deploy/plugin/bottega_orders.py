@@ -1,6 +1,6 @@
 """A plugin for a service: a tool, a hook and a guard.
 
-Install the plugin in the service's environment (``pip install ./examples/plugin``) and restart the
+Install the plugin in the service's environment (``pip install ./deploy/plugin``) and restart the
 service. An agent gets the tool and the hook if its ``metadata`` has ``{"orders": true}``.
 """
 
