@@ -6,10 +6,12 @@ Each item is one model call. Batches and single runs of the priority of items ta
 measured in two ways. *In all*: the workers wait, and the clock goes from the first request to the
 last end; 32 clients post single runs. *Backlog*: all was accepted before the workers start, and the
 clock goes from the first start of a run to the last end; single runs are stored by then, while
-items become runs as they are queued. Starts and ends are those of the database.
+items become runs as they are queued. Starts and ends are those of the database. The batch and the
+single runs have as many runs in progress.
 
 Then chats are started one by one: alone; beside a batch, of its tenant and of another one; and
-beside as many single runs. The workers have free places for chats and items at any time. API,
+beside as many single runs. The batch has its default number of concurrent items then, which is half
+of the tenant's. The workers have free places for chats and items at any time. API,
 workers and database are processes of their own. Compare only figures of the same invocation.
 """
 
@@ -34,12 +36,15 @@ from bottega.llm.demo_model.rules import Answer
 _CLIENTS = 32
 _CHATS = 400
 _PRIORITY = 8
+_AT_ONCE = 100
+"""Number of concurrent runs of a tenant; by default a batch takes half of them."""
 _SETTINGS = {
     "OPENAI_API_KEY": "none",
     "BOTTEGA_MEMORY": "off",
     "BOTTEGA_QUEUED_RUNS": "100000",
     "BOTTEGA_REQUESTS_PER_S": "100000",
     "BOTTEGA_WORKER_CONCURRENCY": "100",
+    "BOTTEGA_CONCURRENT_RUNS": str(_AT_ONCE),
 }
 _LEFT = "SELECT count(*) FROM runs WHERE ended_at IS NULL"
 _SECONDS = "SELECT extract(epoch FROM {})::double precision FROM runs"
@@ -85,9 +90,9 @@ class Bench:
             await asyncio.gather(*map(stack.enter_async_context, opened))
             yield
 
-    async def accept_batch(self, count: int) -> None:
+    async def accept_batch(self, count: int, concurrency: int) -> None:
         lines = b"\n".join(to_json({"input": f"item {n}"}) for n in range(count))
-        path = f"/v1/batches?agent=clerk&priority={_PRIORITY}"
+        path = f"/v1/batches?agent=clerk&priority={_PRIORITY}&concurrency={concurrency}"
         headers = {"content-type": "application/x-ndjson"}
         (await self.mine.post(path, content=lines, headers=headers)).raise_for_status()
 
@@ -125,8 +130,11 @@ class Bench:
         first: float = await self.owner.fetchval(_SECONDS.format(_FIRST_START), began)
         return accepted_s, count / (last - first)
 
-    async def accept(self, kind: str, count: int) -> None:
-        await (self.accept_batch if kind == "items" else self.accept_runs)(count)
+    async def accept(self, kind: str, count: int, concurrency: int = _AT_ONCE) -> None:
+        if kind == "items":
+            await self.accept_batch(count, concurrency)
+        else:
+            await self.accept_runs(count)
 
     async def chats(self, client: httpx2.AsyncClient, is_over: str = "SELECT false") -> list[float]:
         """Start chats one by one; return the milliseconds until a worker had each."""
@@ -141,7 +149,7 @@ class Bench:
         return [row[0] for row in await self.owner.fetch(_STARTED, ids)]
 
     async def chats_beside(self, client: httpx2.AsyncClient, kind: str, count: int) -> list[float]:
-        await self.accept(kind, count)
+        await self.accept(kind, count, concurrency=_AT_ONCE // 2)
         found = await self.chats(client, f"SELECT ({_LEFT}) = 0")
         await self.over()
         return found
