@@ -306,6 +306,27 @@ async def test_a_claim_says_if_there_is_more_for_this_worker(
         assert await claim(9, 50) == (1, False)
 
 
+async def test_a_claim_of_the_only_tenant_waits_for_a_different_claim(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    """Check that a claim then gets the runs that were queued meanwhile."""
+    first, *others = await accept_all(database, DEFAULT_TENANT, 4)
+    claiming = await database.connect()
+    async with claiming.transaction():
+        assert await take(claiming) == [first]
+        late = asyncio.ensure_future(take(database.pool, 20))
+        await until(
+            lambda: owner.fetchval(
+                "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+                " AND datname = current_database() AND query LIKE '%claim(%')"
+            )
+        )
+        others += await accept_all(database, DEFAULT_TENANT, 1)
+        assert not late.done()
+    assert await asyncio.wait_for(late, 20) == others
+    await claiming.close()
+
+
 async def test_requests_and_ends_wait_for_no_claim(database_url: str, owner: asyncpg.Pool) -> None:
     async with open_database(database_url, limits={"concurrent_runs": 5}) as database:
         first, second = await accept_all(database, DEFAULT_TENANT, 2)
