@@ -26,7 +26,7 @@ async def begun(fair: FairQueue, tenants: Iterable[UUID]) -> list[UUID]:
 
 async def test_a_tenant_with_little_work_does_not_wait_for_one_with_much() -> None:
     order = await begun(FairQueue(), [BUSY] * 400 + [QUIET] * 2)
-    assert [place for place, tenant in enumerate(order) if tenant == QUIET][-1] < 40
+    assert [place for place, tenant in enumerate(order) if tenant == QUIET][-1] < 80
     assert len(order) == 402
 
 

@@ -66,10 +66,10 @@ from bottega.files.inputs import RunFiles
 from bottega.graph.shared_memory import MemoryItem, Publication
 from bottega.subagents.budget import Account, reserved_for
 
-_AT_ONCE = 32
-"""Maximum number of model calls and answers, each 1 ms of work, per pass of the event loop.
+_AT_ONCE = 64
+"""Maximum number of model calls and answers, each about 0.3 ms of work, per pass of the event loop.
 
-With 8, 14 % more database CPU for a backlog: the steps of a pass are stored together.
+The steps of a pass are stored together: with 8, a backlog needs 14 % more CPU of the database.
 """
 
 
