@@ -131,10 +131,8 @@ class Bench:
         return accepted_s, count / (last - first)
 
     async def accept(self, kind: str, count: int, concurrency: int = _AT_ONCE) -> None:
-        if kind == "items":
-            await self.accept_batch(count, concurrency)
-        else:
-            await self.accept_runs(count)
+        items = kind == "items"
+        await (self.accept_batch(count, concurrency) if items else self.accept_runs(count))
 
     async def chats(self, client: httpx2.AsyncClient, is_over: str = "SELECT false") -> list[float]:
         """Start chats one by one; return the milliseconds until a worker had each."""
@@ -181,8 +179,7 @@ def tell(what: str, rates: dict[str, float]) -> None:
 
 
 def show(what: str, times: list[float]) -> None:
-    found = [percentile(times, share) for share in (0.5, 0.9, 0.99)]
-    p50, p90, p99 = found
+    p50, p90, p99 = (percentile(times, share) for share in (0.5, 0.9, 0.99))
     spread = f"p50 {p50:.0f}, p90 {p90:.0f}, p99 {p99:.0f}"
     print(f"chat begins, {what}: ms {spread} ({len(times)} chats)", flush=True)
 

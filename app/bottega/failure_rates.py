@@ -64,8 +64,7 @@ class FailureRates:
 
     def _of(self, key: Hashable, now: float) -> _Recent:
         self.tidy(now)
-        if (recent := self._recent.get(key)) is None:
-            recent = self._recent[key] = _Recent()
+        recent = self._recent.setdefault(key, _Recent())
         self._recent.move_to_end(key)
         for ends in (recent.failures, recent.successes):
             while ends and now - ends[0] > self._window_s:

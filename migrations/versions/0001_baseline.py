@@ -1,8 +1,8 @@
 """Baseline: tables, indexes and constraints (``0001_baseline.sql``).
 
-Until 0.1.0 is released there is no other migration: a change of the schema edits the baseline, and
-``python -m tests.upgrade`` writes its revision, which has a hash of it, so that a database of
-another baseline is recognised.
+The baseline is frozen: each change of the schema is a migration of its own. The revision has a hash
+of the baseline and of its functions' signatures, so that a database of an earlier draft of the
+baseline is recognised.
 """
 
 from pathlib import Path

@@ -357,27 +357,6 @@ async def test_an_older_database_is_to_be_migrated(
 BASELINE = migrate.revisions()[:1]
 
 
-@pytest.mark.parametrize(
-    ("changed", "same"),
-    [
-        # To replace a function leaves its owner, and only its owner may.
-        ("-- owner: migrator, execute: bottega_app\n", False),
-        ("", False),
-        ("-- owner: bottega_system, execute: bottega_maintenance\n", True),
-    ],
-)
-def test_the_owner_of_a_function_belongs_to_the_revision(
-    monkeypatch: pytest.MonkeyPatch, changed: str, same: bool
-) -> None:
-    revision = baseline.revision()
-    texts = dict(migrate.texts())
-    line = "-- owner: bottega_system, execute: bottega_app\n"
-    assert line in texts["schedules.sql"]
-    texts["schedules.sql"] = texts["schedules.sql"].replace(line, changed)
-    monkeypatch.setattr(migrate, "texts", lambda: texts)
-    assert (baseline.revision() == revision) == same
-
-
 async def test_every_function_has_a_valid_body(owner: asyncpg.Pool) -> None:
     rows = await owner.fetch("""
         SELECT p.oid, l.lanvalidator::regproc::text AS validator
@@ -433,12 +412,18 @@ def test_migrations_are_numbered_without_gaps_and_name_their_revision() -> None:
         assert revision[:4] == path.name[:4]
 
 
-def test_the_revision_of_the_baseline_is_that_of_its_content() -> None:
-    """Look only while it is the newest: a later migration may change functions' signatures."""
+def test_the_baseline_is_frozen() -> None:
+    assert baseline.tables_hash() == "0afb92056a1e", (
+        "the baseline has changed: write a migration instead"
+    )
+
+
+def test_functions_change_their_signature_or_owner_only_with_a_migration() -> None:
+    """Look only while there is no other migration, which may change them."""
     if len(migrate.revisions()) == 1:
         assert baseline.revision() == migrate.head(), (
-            "the baseline, or a signature or an owner of a function, has changed: "
-            "run `python -m tests.upgrade`; once 0.1.0 is released, write a migration instead"
+            "a signature or an owner of a function has changed: write a migration that drops the "
+            "old function"
         )
 
 

@@ -1,9 +1,16 @@
-"""The baseline that is released, and a database of it with data."""
+"""Databases of each release, with data."""
 
 from pathlib import Path
 
-_FOLDER = Path(__file__).parent
-DUMP = _FOLDER / "0.1.0.sql.gz"
-"""The database, as SQL."""
-READ = _FOLDER / "0.1.0.json"
-"""What the API said about it."""
+FOLDER = Path(__file__).parent
+RELEASES = sorted(path.name.removesuffix(".sql.gz") for path in FOLDER.glob("*.sql.gz"))
+
+
+def dump_of(release: str) -> Path:
+    """Return the path of a release's database, as compressed SQL."""
+    return FOLDER / f"{release}.sql.gz"
+
+
+def answers_of(release: str) -> Path:
+    """Return the path of what the API of a release answered about its database."""
+    return FOLDER / f"{release}.json"

@@ -1,9 +1,8 @@
-"""Make the revision of the baseline, and the database of 0.1.0 with data, again.
+"""Make a database of this version with data, before the version is released.
 
     python -m tests.upgrade
 
-Until 0.1.0 is released, run it after a change of the baseline, or of a function's signature or
-owner. Afterwards never: a migration takes the database that it made to every later version.
+A released database never changes: the migrations must work with it.
 """
 
 import asyncio
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import asyncpg
 
+import bottega
 from bottega.db import embedded, migrate
 from bottega.settings import Settings
 from bottega.tenants import operator
@@ -24,7 +24,7 @@ from tests.conftest import at
 from tests.fake_model import FakeModel
 from tests.postgres import BIN
 from tests.service import running
-from tests.upgrade import DUMP, READ, baseline, data
+from tests.upgrade import answers_of, data, dump_of
 
 _OPTIONS = ("--inserts", "--no-owner", "--no-privileges")
 """Statements that any client can run, as any owner; ``bottega migrate`` gives rights."""
@@ -65,19 +65,19 @@ async def create(url: str) -> None:
 
 
 def main() -> None:
-    if len(migrate.revisions()) > 1:
-        sys.exit("0.1.0 is released: write a migration instead")
-    baseline.write_revision()
-    migrate.revisions.cache_clear()
+    dump = dump_of(bottega.__version__)
+    if dump.exists():
+        sys.exit(f"{dump.name} is there already: set the next version in pyproject.toml")
     with tempfile.TemporaryDirectory() as name, embedded.running(Path(name)) as server:
         Path(name).chmod(0o755)
         asyncio.run(create(server))
         url = at(server, "made")
         migrate.upgrade(url)
         answers = asyncio.run(made(url))
-        DUMP.write_bytes(gzip.compress(dumped(url).encode(), mtime=0))
-    READ.write_text(json.dumps(answers, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    print(f"{DUMP.name}: {DUMP.stat().st_size} bytes; {migrate.head()}")
+        dump.write_bytes(gzip.compress(dumped(url).encode(), mtime=0))
+    text = json.dumps(answers, indent=1, sort_keys=True)
+    answers_of(bottega.__version__).write_text(f"{text}\n", encoding="utf-8")
+    print(f"{dump.name}: {dump.stat().st_size} bytes; {migrate.head()}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The revision of the baseline, which has a hash of what cannot be applied again."""
+"""The frozen baseline, and the functions' signatures and owners: only a migration changes these."""
 
 import re
 from hashlib import sha256
@@ -22,19 +22,23 @@ def signatures() -> list[str]:
     ]
 
 
+def tables_hash() -> str:
+    """Return the hash of the baseline's tables, indexes and constraints."""
+    return _hash(_tables())
+
+
 def revision() -> str:
-    """Return the revision of the baseline as it is now.
+    """Return the revision that the baseline would have with the functions of now.
 
     The functions' signatures and owners are a part of it, since PostgreSQL cannot replace a
     function by one with another signature or owner. Their bodies are not.
     """
-    tables = MODULE.with_suffix(".sql").read_text(encoding="utf-8")
-    content = "\n".join([tables, *sorted(signatures())])
-    return f"0001_{sha256(content.encode()).hexdigest()[:12]}"
+    return f"0001_{_hash(chr(10).join([_tables(), *sorted(signatures())]))}"
 
 
-def write_revision() -> None:
-    """Write the revision into the module of the baseline."""
-    text = MODULE.read_text(encoding="utf-8")
-    written = re.sub(r'^revision = ".*"$', f'revision = "{revision()}"', text, flags=re.MULTILINE)
-    MODULE.write_text(written, encoding="utf-8")
+def _tables() -> str:
+    return MODULE.with_suffix(".sql").read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return sha256(text.encode()).hexdigest()[:12]

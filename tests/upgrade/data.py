@@ -12,7 +12,12 @@ from tests.waiting import until
 KEY = "upgrade-" * 5
 """The first key of the default tenant."""
 _ASK = {"type": "builtin", "name": "ask_user"}
-_LISTS = ("agents", "graphs", "runs", "sessions", "files", "keys", "episodes", "schedules")
+_LISTS = (
+    *("agents", "graphs", "runs", "sessions", "files", "keys", "episodes", "schedules"),
+    "batches",
+)
+_LESSONS = "/v1/lessons?session_id=counting"
+_OTHERS = (_LESSONS, "/v1/users/ada/facts", "/v1/interrupts")
 _PARTS = ("events", "tasks", "messages")
 """Of a run."""
 _CHANGING = frozenset(("access_count", "last_access", "last_used_at", "next_cursor"))
@@ -48,7 +53,20 @@ async def make(client: httpx2.AsyncClient, model: FakeModel) -> None:
     yearly = {"name": "yearly", "cron": "0 0 1 1 *", "run": {"agent": "clerk", "input": "Sum up."}}
     await _post(client, "/v1/schedules", yearly)
     await _post(client, "/v1/keys", {"name": "reader", "scopes": ["read"]})
-    await until(lambda: _items(client, "/v1/episodes"), lambda found: len(found) == 3)  # not Ada's
+    await _post(client, "/v1/users/ada/facts", {"text": "Likes green tea."})
+    model.script(text("Dear Ada."), text("Dear Bob."))
+    items = [{"input": "To Ada.", "key": "ada"}, {"input": "To Bob.", "key": "bob"}]
+    await _post(client, "/v1/batches", {"agent": "clerk", "items": items, "concurrency": 1}, 202)
+
+    async def batches() -> list[str]:
+        return [item["status"] for item in await _items(client, "/v1/batches")]
+
+    await until(batches, lambda found: found == ["completed"])
+    judged = (await _get(client, "/v1/runs?session_id=counting"))["items"][0]["id"]
+    verdict = {"outcome": "FAILURE", "comment": "The sum has no unit."}
+    await _post(client, f"/v1/runs/{judged}/feedback", verdict, 200)
+    await until(lambda: _items(client, _LESSONS))
+    await until(lambda: _items(client, "/v1/episodes"), lambda found: len(found) == 5)  # not Ada's
 
 
 async def answer_question(client: httpx2.AsyncClient, model: FakeModel) -> None:
@@ -66,7 +84,7 @@ async def answer_question(client: httpx2.AsyncClient, model: FakeModel) -> None:
 
 async def read(client: httpx2.AsyncClient) -> Answers:
     """Read all of the data, in a service without a worker, which leaves it as it is."""
-    found: Answers = {}
+    found: Answers = {path: await _get(client, path) for path in _OTHERS}
     for kind in _LISTS:
         found[f"/v1/{kind}"] = await _get(client, f"/v1/{kind}")
         for item in found[f"/v1/{kind}"]["items"]:

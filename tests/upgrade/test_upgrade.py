@@ -1,4 +1,4 @@
-"""The database of 0.1.0 with data: migrated to this version, it reads and works as before."""
+"""Databases of each release with data: migrated to this version, they read and work as before."""
 
 import asyncio
 import gzip
@@ -20,16 +20,16 @@ from tests.flows.test_processes import environment
 from tests.processes import command
 from tests.service import running
 from tests.stores.test_migrations import NEWER, catalogue, execute
-from tests.upgrade import DUMP, READ, data
+from tests.upgrade import RELEASES, answers_of, data, dump_of
 from tests.waiting import until
 
 __all__ = ["model"]
 
 
-async def load(url: str) -> None:
+async def load(url: str, release: str) -> None:
     connection = await asyncpg.connect(url)
     try:
-        await connection.execute(gzip.decompress(DUMP.read_bytes()).decode())
+        await connection.execute(gzip.decompress(dump_of(release).read_bytes()).decode())
     finally:
         await connection.close()
 
@@ -41,30 +41,32 @@ def migrated(url: str) -> tuple[int, str]:
 
 
 @pytest.fixture
-def old_url(server: str) -> Iterator[str]:
-    """Yield a database of 0.1.0, not migrated since."""
+def old_url(server: str, release: str) -> Iterator[str]:
+    """Yield a database of a release, not migrated since."""
     name = f"old_{uuid.uuid4().hex}"
     asyncio.run(execute(server, f"CREATE DATABASE {name}"))
-    asyncio.run(load(at(server, name)))
+    asyncio.run(load(at(server, name), release))
     yield at(server, name)
     asyncio.run(execute(server, f"DROP DATABASE {name} WITH (FORCE)"))
 
 
-def test_the_dump_is_small() -> None:
-    assert DUMP.stat().st_size <= 1_000_000
+@pytest.mark.parametrize("release", RELEASES)
+def test_the_dump_is_small(release: str) -> None:
+    assert dump_of(release).stat().st_size <= 1_000_000
 
 
-async def test_a_database_of_the_first_release_reads_and_works_as_before(
-    old_url: str, database_url: str, settings: Settings
+@pytest.mark.parametrize("release", RELEASES)
+async def test_a_database_of_a_release_reads_and_works_as_before(
+    release: str, old_url: str, database_url: str, settings: Settings
 ) -> None:
     status, said = await asyncio.to_thread(migrated, old_url)
-    assert status == 0, f"{said}\nIf the baseline has changed, run `python -m tests.upgrade`."
+    assert status == 0, said
     assert await catalogue(old_url) == await catalogue(database_url)
     async with FakeModel() as model:
         changes = {"openai_base_url": model.base_url, "database_url": old_url}
         asking = settings.model_copy(update=changes)
         async with running(asking, old_url) as server, data.client(server.port) as client:
-            before = json.loads(READ.read_text(encoding="utf-8"))
+            before = json.loads(answers_of(release).read_text(encoding="utf-8"))
             assert len(before) > 30
             assert data.missing(before, await data.read(client)) == []
         async with (

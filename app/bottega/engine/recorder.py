@@ -66,11 +66,8 @@ from bottega.files.inputs import RunFiles
 from bottega.graph.shared_memory import MemoryItem, Publication
 from bottega.subagents.budget import Account, reserved_for
 
-_AT_ONCE = 64
-"""Maximum number of model calls and answers, each about 0.3 ms of work, per pass of the event loop.
-
-The steps of a pass are stored together: with 8, a backlog needs 14 % more CPU of the database.
-"""
+_AT_ONCE = 64  # the steps of a pass are stored together; with 8: 14 % more database CPU
+"""Maximum number of model calls and answers, each 0.3 ms of work, per pass of the event loop."""
 
 
 class FairQueue:

@@ -873,9 +873,8 @@ class Settings(BaseSettings):
     @property
     def subagent_limits(self) -> SubagentLimits:
         # Each running task holds a slot of the pool.
-        names = {limit.name for limit in fields(SubagentLimits)}
         limits = SubagentLimits(
-            **self._subagents(names), max_concurrent_global=self.subagent_max_workers
+            **self._subagents(SubagentLimits), max_concurrent_global=self.subagent_max_workers
         )
         if "subagent_max_concurrent" not in self.model_fields_set:
             return limits
@@ -883,11 +882,12 @@ class Settings(BaseSettings):
 
     @property
     def subagent_options(self) -> SchedulerOptions:
-        return SchedulerOptions(**self._subagents({each.name for each in fields(SchedulerOptions)}))
+        return SchedulerOptions(**self._subagents(SchedulerOptions))
 
-    def _subagents(self, names: set[str]) -> dict[str, Any]:
-        known = {name: f"subagent_{name}" for name in names}
-        return {name: getattr(self, field) for name, field in known.items() if hasattr(self, field)}
+    def _subagents(self, kind: type[SubagentLimits | SchedulerOptions]) -> dict[str, Any]:
+        names = {f"subagent_{each.name}": each.name for each in fields(kind)}
+        own = names.keys() & type(self).model_fields
+        return {names[field]: getattr(self, field) for field in own}
 
     @property
     def retention_days(self) -> dict[str, float | None]:

@@ -91,7 +91,7 @@ BEGIN
     v_due := due_tenants();
     v_mine := ARRAY(SELECT d FROM unnest(v_due) AS d
                     WHERE v_free > 0 AND (v_common > 0 OR d <> ALL (p_held)));
-    -- Wait for a different claim of the only tenant. It takes less time than the pause without runs.
+    -- Wait for a different claim of the only tenant: sooner than the next claim after a pause.
     PERFORM FROM tenant_queues t WHERE t.tenant_id = v_mine[1] AND v_mine[2] IS NULL FOR UPDATE;
     FOR q IN
         SELECT t.* FROM tenant_queues t WHERE t.tenant_id = ANY (v_mine)
