@@ -9,7 +9,7 @@ An API process loads this module and aiohttp with its first outgoing request.
 
 import socket
 import ssl
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from functools import cache, partial
 from typing import Any
 
@@ -46,7 +46,6 @@ def open_session(
     tls: ssl.SSLContext | None = None,
     look_up: Resolver | None = None,
     guard: Guard | None = None,
-    traces: Sequence[aiohttp.TraceConfig] = (),
 ) -> aiohttp.ClientSession:
     """Return a session for the running event loop.
 
@@ -74,7 +73,6 @@ def open_session(
         auto_decompress=False,  # BoundedReader decompresses
         read_bufsize=STEP_BYTES,
         timeout=timeout,
-        trace_configs=list(traces),
     )
     session._retry_connection = False  # a retry by aiohttp could send a request twice
     return session

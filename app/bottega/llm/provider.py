@@ -96,6 +96,18 @@ class Request:
     is_owed: bool = False
 
 
+class _Body(aiohttp.BytesPayload):
+    """Body of a request, which sets ``is_owed`` when it is sent."""
+
+    def __init__(self, body: bytes, request: Request) -> None:
+        super().__init__(body)
+        self._request = request
+
+    async def write_with_length(self, writer: Any, content_length: int | None) -> None:
+        self._request.is_owed = True
+        await super().write_with_length(writer, content_length)
+
+
 class ModelClient:
     """HTTP client of one server, with one pool of connections per event loop.
 
@@ -151,11 +163,10 @@ class ModelClient:
             # also to a proxy.
             return await (await self._session()).post(
                 url,
-                data=body,
+                data=_Body(body, request),
                 headers=with_trace(self._headers),
                 proxy=self._proxy,
                 allow_redirects=self._follows,
-                trace_request_ctx=request,
             )
         except ValueError as error:
             # aiohttp may raise ValueError for the host of a redirect.
@@ -201,7 +212,6 @@ class ModelClient:
                 kept_s=5.0,
                 look_up=self._look_up,
                 guard=self._guard,
-                traces=[_written()],
             )
             async with session:
                 while True:
@@ -253,17 +263,6 @@ def headers_of(spec: ServerSpec, login: bytes = b"") -> dict[str, str]:
                 f"HTTP does not allow the name or the value of the model server's header {name!r}"
             )
     return found
-
-
-def _written() -> aiohttp.TraceConfig:
-    """Return a trace that sets ``is_owed`` when a request's body is sent."""
-
-    async def write(session: Any, context: Any, chunk: Any) -> None:
-        context.trace_request_ctx.is_owed = True
-
-    trace = aiohttp.TraceConfig()
-    trace.on_request_chunk_sent.append(write)
-    return trace
 
 
 def _proxy(url: httpx2.URL) -> str | None:
