@@ -379,7 +379,7 @@ async def _worker(service: Service, memory_services: MemoryServices) -> AsyncIte
             ),
             runtime.registry,
             run_cron_jobs(service, egress),
-            _claiming_runs(service, claimer, lease),
+            _claiming_runs(service, claimer, lease, executor.hold),
         ):
             yield
 
@@ -444,7 +444,7 @@ async def _keeping_memory(
 
 @asynccontextmanager
 async def _claiming_runs(
-    service: Service, claimer: queue.RunClaimer, lease: "WorkerLease"
+    service: Service, claimer: queue.RunClaimer, lease: "WorkerLease", hold: Callable[[], None]
 ) -> AsyncIterator[None]:
     """Claim runs during the block; at its end, queue unfinished runs, and notify subscribers."""
     service.listener.subscribe(signals.DUE, claimer.notice)
@@ -458,7 +458,9 @@ async def _claiming_runs(
         await claimer.run(stop)
         database.trust.signals.claims = lambda: False
         await lease.leave(database.pool)
-        await claimer.finish(service.settings.drain_grace_s)
+        grace_s = service.settings.drain_grace_s
+        asyncio.get_running_loop().call_later(grace_s / 2, hold)
+        await claimer.finish(grace_s)
 
     working = asyncio.ensure_future(work())
     try:

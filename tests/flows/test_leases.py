@@ -15,10 +15,11 @@ import pytest
 from bottega.container import open_service
 from bottega.db.signals import DUE
 from bottega.db.tables import DEFAULT_TENANT
+from bottega.engine.recorder import FairQueue
 from bottega.errors import FencedError
 from bottega.settings import Settings
 from tests.claims import claim, hand_back, report
-from tests.fake_model import FakeModel, gated, text
+from tests.fake_model import FakeModel, calls, gated, text
 from tests.flows.test_agent_data import create
 from tests.flows.test_processes import environment
 from tests.flows.test_resume import final
@@ -94,6 +95,34 @@ async def test_a_leased_run_cannot_be_claimed(
         gate.set()
         run = await final(bottega, run_id)
     assert (run["status"], len(run["attempts"])) == ("completed", 1)
+
+
+async def test_a_stopping_worker_begins_no_model_call_in_the_second_half_of_its_time(
+    settings: Settings, database_url: str, model: FakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check that no call is made twice, because a call would be cut at the end of the time."""
+    gate = asyncio.Event()
+    hold = FairQueue.hold
+
+    def then_answer(fair: FairQueue) -> None:
+        hold(fair)
+        gate.set()
+
+    monkeypatch.setattr(FairQueue, "hold", then_answer)
+    model.script(gated(gate, calls(("calculator", {"expression": "6*7"}))), text("42"))
+    changes = {"openai_base_url": model.base_url, "drain_grace_s": 2.0}
+    slow = settings.model_copy(update=changes)
+    async with running(slow, database_url) as bottega:
+        await create(bottega, "solo", tools=[{"type": "builtin", "name": "calculator"}])
+        body = {"agent": "solo", "input": "x"}
+        run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
+        async with running(slow, database_url, worker=True):
+            await model.received(1)
+        assert (gate.is_set(), len(model.requests)) == (True, 1)
+        async with running(slow, database_url, worker=True):
+            run = await final(bottega, run_id)
+    assert (run["output"], len(model.requests)) == ("42", 2)
+    assert [attempt["cause"] for attempt in run["attempts"]] == ["start", "drain"]
 
 
 async def test_a_run_beyond_its_deadline_ends_with_or_without_a_worker(

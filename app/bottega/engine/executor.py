@@ -122,6 +122,10 @@ class Executor:
         """Return the leases of the runs that this worker executes. Thread-safe."""
         return [lease for entry in list(self._under_way.values()) if (lease := entry.lease)]
 
+    def hold(self) -> None:
+        """Let the runs begin no model call any more: an answer could come too late to be stored."""
+        self._fair.hold()
+
     def under_way(self) -> list[tuple[UUID, UUID]]:
         return [(entry.tenant_id, run_id) for run_id, entry in self._under_way.items()]
 

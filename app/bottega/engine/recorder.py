@@ -83,6 +83,15 @@ class FairQueue:
         self._waiting: dict[UUID, deque[asyncio.Future[None]]] = {}
         self._left = _AT_ONCE
         self._next_pass: asyncio.Handle | None = None
+        self._is_held = False
+
+    def hold(self) -> None:
+        """Let no model call begin any more: this worker stops, and another makes the call."""
+        self._is_held = True
+
+    async def wait_while_held(self) -> None:
+        if self._is_held:
+            await asyncio.Future()  # until the run is cancelled and handed back
 
     async def enter(self, tenant_id: UUID) -> None:
         """Wait for the tenant's turn before work that takes about a millisecond."""
@@ -417,6 +426,7 @@ class JournalRecorder(Recorder):
     async def _recorded_call(
         self, query: Query, invoke: Callable[[], Awaitable[AssistantMessage]]
     ) -> AssistantMessage:
+        await self._fair.wait_while_held()
         about = {"call": query.model_calls, "attempt": self.journal.attempt}
         memory = {"memory": dict(query.composed)} if query.composed else {}
         target = getattr(query.agent.provider, "target", None)  # a provider may lack it

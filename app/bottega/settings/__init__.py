@@ -212,7 +212,12 @@ class Settings(BaseSettings):
     ] = 7.5
     drain_grace_s: Annotated[
         float,
-        Field(ge=0, le=600, description="Seconds for runs to end when their worker stops."),
+        Field(
+            ge=0,
+            le=600,
+            description="Seconds for runs to end when their worker stops. In the second half, they "
+            "begin no model call. Another worker continues runs that have not ended.",
+        ),
     ] = 5.0
     webhook_secret: Annotated[
         SecretStr | None,
