@@ -459,7 +459,7 @@ async def _claiming_runs(
         database.trust.signals.claims = lambda: False
         await lease.leave(database.pool)
         grace_s = service.settings.drain_grace_s
-        asyncio.get_running_loop().call_later(grace_s / 2, hold)
+        asyncio.get_running_loop().call_later(max(grace_s / 2, grace_s - 5.0), hold)
         await claimer.finish(grace_s)
 
     working = asyncio.ensure_future(work())

@@ -48,8 +48,17 @@ CATALOGUE = {
         FROM pg_class c WHERE c.relnamespace = 'public'::regnamespace
         ORDER BY 1""",
     "columns": """
-        SELECT attrelid::regclass::text, attname::text, attacl::text FROM pg_attribute
-        WHERE attacl IS NOT NULL AND attrelid::regclass::text NOT LIKE 'pg_%' ORDER BY 1, 2""",
+        SELECT a.attrelid::regclass::text, a.attname::text, a.attacl::text,
+               format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attgenerated::text,
+               pg_get_expr(d.adbin, d.adrelid)
+        FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
+        LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+        WHERE c.relnamespace = 'public'::regnamespace AND a.attnum > 0 AND NOT a.attisdropped
+        ORDER BY 1, 2""",
+    "constraints": """
+        SELECT conrelid::regclass::text, conname::text, pg_get_constraintdef(oid)
+        FROM pg_constraint WHERE connamespace = 'public'::regnamespace ORDER BY 1, 2""",
+    "indexes": "SELECT indexdef FROM pg_indexes WHERE schemaname = 'public' ORDER BY 1",
     "policies": "SELECT * FROM pg_policies ORDER BY tablename, policyname",
     "triggers": """
         SELECT tgrelid::regclass::text, pg_get_triggerdef(oid), tgenabled::text FROM pg_trigger

@@ -67,16 +67,17 @@ async def create(url: str) -> None:
 def main() -> None:
     dump = dump_of(bottega.__version__)
     if dump.exists():
-        sys.exit(f"{dump.name} is there already: set the next version in pyproject.toml")
+        sys.exit(f"{dump.name} is there already: set the next version of the package first")
     with tempfile.TemporaryDirectory() as name, embedded.running(Path(name)) as server:
         Path(name).chmod(0o755)
         asyncio.run(create(server))
         url = at(server, "made")
         migrate.upgrade(url)
         answers = asyncio.run(made(url))
-        dump.write_bytes(gzip.compress(dumped(url).encode(), mtime=0))
+        script = dumped(url)
     text = json.dumps(answers, indent=1, sort_keys=True)
     answers_of(bottega.__version__).write_text(f"{text}\n", encoding="utf-8")
+    dump.write_bytes(gzip.compress(script.encode(), mtime=0))
     print(f"{dump.name}: {dump.stat().st_size} bytes; {migrate.head()}")
 
 

@@ -50,6 +50,10 @@ def old_url(server: str, release: str) -> Iterator[str]:
     asyncio.run(execute(server, f"DROP DATABASE {name} WITH (FORCE)"))
 
 
+def test_there_is_a_database_of_the_first_release() -> None:
+    assert RELEASES[:1] == ["0.1.0"]
+
+
 @pytest.mark.parametrize("release", RELEASES)
 def test_the_dump_is_small(release: str) -> None:
     assert dump_of(release).stat().st_size <= 1_000_000

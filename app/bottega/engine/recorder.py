@@ -94,7 +94,7 @@ class FairQueue:
             await asyncio.Future()  # until the run is cancelled and handed back
 
     async def enter(self, tenant_id: UUID) -> None:
-        """Wait for the tenant's turn before work that takes about a millisecond."""
+        """Wait for the tenant's turn before work of 0.3 ms or more."""
         loop = asyncio.get_running_loop()
         if self._next_pass is None:
             self._next_pass = loop.call_soon(self._begin_pass)

@@ -215,8 +215,8 @@ class Settings(BaseSettings):
         Field(
             ge=0,
             le=600,
-            description="Seconds for runs to end when their worker stops. In the second half, they "
-            "begin no model call. Another worker continues runs that have not ended.",
+            description="Seconds for runs to end when their worker stops. In the second half, but "
+            "at most in the last 5 s, they begin no model call. Another worker continues the rest.",
         ),
     ] = 5.0
     webhook_secret: Annotated[

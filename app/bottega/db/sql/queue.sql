@@ -4,7 +4,7 @@
 --
 -- Claim: a worker calls claim() for as many runs as it has free places. A claim deletes the runs'
 -- rows, raises each run's attempt, and stores attempt and worker in run_heads (see begin_attempts).
--- A claim also locks tenants' rows in tenant_queues, and skips tenants that other claims locked.
+-- A claim also locks rows of tenant_queues: it skips locked tenants, and waits for an only one.
 -- Fence: each write has an attempt. A write changes nothing unless run_heads has the same attempt
 -- (see store_steps). A hand-back deletes the run's row in run_heads, and so does the run's end.
 -- Lease: a worker is alive until workers.leased_until. report() extends this lease and stores the
@@ -91,7 +91,7 @@ BEGIN
     v_due := due_tenants();
     v_mine := ARRAY(SELECT d FROM unnest(v_due) AS d
                     WHERE v_free > 0 AND (v_common > 0 OR d <> ALL (p_held)));
-    -- Wait for a different claim of the only tenant: sooner than the next claim after a pause.
+    -- Wait for a claim of the only tenant that is left: it ends sooner than a pause.
     PERFORM FROM tenant_queues t WHERE t.tenant_id = v_mine[1] AND v_mine[2] IS NULL FOR UPDATE;
     FOR q IN
         SELECT t.* FROM tenant_queues t WHERE t.tenant_id = ANY (v_mine)
