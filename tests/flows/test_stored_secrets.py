@@ -13,6 +13,7 @@ import pytest
 from pydantic import SecretStr
 
 from bottega.sealing import Keyring, Place
+from bottega.secrets.rows import CHANNEL
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, calls, gated, http_error, text
 from tests.flows.test_command_line import bottega as command_line
@@ -71,6 +72,19 @@ async def guest(sealing: Running, held: Holder, guest_model: FakeModel) -> Async
         yield replace(sealing, client=client, headers=held.headers)
 
 
+async def change_value(guest: Running, value: str, *hosts: str) -> None:
+    """Store another value, and wait until the worker, which is in this process, has heard of it."""
+    heard = asyncio.Event()
+
+    def hear(tenant: str | None) -> None:
+        if tenant is not None:
+            heard.set()
+
+    guest.service.listener.subscribe(CHANNEL, hear)
+    await put(guest.client, value, *hosts)
+    await asyncio.wait_for(heard.wait(), 20)
+
+
 async def put(client: httpx2.AsyncClient, value: str, *hosts: str, name: str = "KEY") -> int:
     body = {"value": value, "hosts": hosts or ["127.0.0.1"]}
     answer = await client.put(f"/v1/secrets/{name}", json=body)
@@ -119,7 +133,7 @@ async def test_a_run_that_goes_on_sends_the_new_value_and_shows_neither(
     )
     run_id = await start(guest.client)
     await until(lambda: guest_model.requests, lambda requests: len(requests) == 2)
-    await put(guest.client, SECOND)
+    await change_value(guest, SECOND)
     web.reply = answer(f"you sent {FIRST}, now {SECOND}, or {encoded}")
     gate.set()
     done = await ended(guest, run_id)
@@ -214,7 +228,7 @@ async def test_a_secret_whose_hosts_changed_is_not_sent(
     guest_model.script(gated(gate, calls(("stock", {}))), text("done"))
     run_id = await start(guest.client)
     await until(lambda: guest_model.requests)
-    await put(guest.client, FIRST, "elsewhere.example")
+    await change_value(guest, FIRST, "elsewhere.example")
     gate.set()
     # A tool of a run that goes on fails; a new run does not begin.
     assert (await ended(guest, run_id))["output"] == "done"
