@@ -15,7 +15,7 @@ import pytest
 from bottega.container import open_service
 from bottega.db.signals import DUE
 from bottega.db.tables import DEFAULT_TENANT
-from bottega.engine.recorder import FairQueue
+from bottega.engine.executor import Executor
 from bottega.errors import FencedError
 from bottega.settings import Settings
 from tests.claims import claim, hand_back, report
@@ -97,28 +97,46 @@ async def test_a_leased_run_cannot_be_claimed(
     assert (run["status"], len(run["attempts"])) == ("completed", 1)
 
 
-async def test_a_stopping_worker_begins_no_model_call_in_the_second_half_of_its_time(
-    settings: Settings, database_url: str, model: FakeModel, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("grace_s", [1.0, 600.0])
+async def test_a_stopping_worker_hands_back_what_needs_a_model_call_before_its_time_is_over(
+    settings: Settings,
+    database_url: str,
+    model: FakeModel,
+    monkeypatch: pytest.MonkeyPatch,
+    grace_s: float,
 ) -> None:
-    """Check that no call is made twice, because a call would be cut at the end of the time."""
-    gate = asyncio.Event()
-    hold = FairQueue.hold
+    """Check that the answer under way is stored, and that no call is made twice.
 
-    def then_answer(fair: FairQueue) -> None:
-        hold(fair)
+    With 1 s, the worker begins after 0.5 s; with 600 s, the test says when.
+    """
+    gate, held = asyncio.Event(), asyncio.Event()
+    made: list[Executor] = []
+    hold, create_executor = Executor.hold, Executor.__init__
+
+    def then_answer(executor: Executor) -> None:
+        hold(executor)
+        held.set()
         gate.set()
 
-    monkeypatch.setattr(FairQueue, "hold", then_answer)
+    def noted(executor: Executor, *given: Any, **named: Any) -> None:
+        create_executor(executor, *given, **named)
+        made.append(executor)
+
+    monkeypatch.setattr(Executor, "hold", then_answer)
+    monkeypatch.setattr(Executor, "__init__", noted)
     model.script(gated(gate, calls(("calculator", {"expression": "6*7"}))), text("42"))
-    changes = {"openai_base_url": model.base_url, "drain_grace_s": 2.0}
+    changes = {"openai_base_url": model.base_url, "drain_grace_s": grace_s}
     slow = settings.model_copy(update=changes)
-    async with running(slow, database_url) as bottega:
+    async with running(slow, database_url) as bottega, asyncio.timeout(30):
         await create(bottega, "solo", tools=[{"type": "builtin", "name": "calculator"}])
         body = {"agent": "solo", "input": "x"}
         run_id = (await bottega.client.post("/v1/runs", json=body)).json()["id"]
-        async with running(slow, database_url, worker=True):
+        async with running(slow, database_url, worker=True) as worker:
             await model.received(1)
-        assert (gate.is_set(), len(model.requests)) == (True, 1)
+            if grace_s > 30:
+                worker.service.stop_working.set()
+                made[0].hold()
+        assert (held.is_set(), len(model.requests)) == (True, 1)
         async with running(slow, database_url, worker=True):
             run = await final(bottega, run_id)
     assert (run["output"], len(model.requests)) == ("42", 2)

@@ -4,6 +4,7 @@ import asyncio
 import re
 from base64 import b64encode
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
@@ -72,17 +73,23 @@ async def guest(sealing: Running, held: Holder, guest_model: FakeModel) -> Async
         yield replace(sealing, client=client, headers=held.headers)
 
 
-async def change_value(guest: Running, value: str, *hosts: str) -> None:
-    """Store another value, and wait until the worker, which is in this process, has heard of it."""
-    heard = asyncio.Event()
+@asynccontextmanager
+async def heard(*workers: Running) -> AsyncIterator[None]:
+    """Wait until these workers, all in this process, have heard that the block changed a secret."""
 
-    def hear(tenant: str | None) -> None:
-        if tenant is not None:
-            heard.set()
+    def listening(worker: Running) -> asyncio.Event:
+        event = asyncio.Event()
 
-    guest.service.listener.subscribe(CHANNEL, hear)
-    await put(guest.client, value, *hosts)
-    await asyncio.wait_for(heard.wait(), 20)
+        def hear(tenant: str | None) -> None:
+            if tenant is not None:
+                event.set()
+
+        worker.service.listener.subscribe(CHANNEL, hear)
+        return event
+
+    events = [listening(worker) for worker in workers]
+    yield
+    await asyncio.wait_for(asyncio.gather(*(event.wait() for event in events)), 20)
 
 
 async def put(client: httpx2.AsyncClient, value: str, *hosts: str, name: str = "KEY") -> int:
@@ -133,7 +140,8 @@ async def test_a_run_that_goes_on_sends_the_new_value_and_shows_neither(
     )
     run_id = await start(guest.client)
     await until(lambda: guest_model.requests, lambda requests: len(requests) == 2)
-    await change_value(guest, SECOND)
+    async with heard(guest):
+        await put(guest.client, SECOND)
     web.reply = answer(f"you sent {FIRST}, now {SECOND}, or {encoded}")
     gate.set()
     done = await ended(guest, run_id)
@@ -153,7 +161,8 @@ async def test_a_provider_sends_the_new_value_at_the_next_call(
     await provide(guest.client, other_model, headers={"x-extra-key": {"secret": "KEY"}})
     await clerk(guest.client, model="own/m")
     assert (await run(guest))["output"] == "from its own"
-    await put(guest.client, SECOND)
+    async with heard(guest):
+        await put(guest.client, SECOND)
     assert (await run(guest))["output"] == "from its own"
     sent = [(each["authorization"], each["x-extra-key"]) for each in other_model.headers]
     assert sent == [(f"Bearer {FIRST}", FIRST), (f"Bearer {SECOND}", SECOND)]
@@ -169,7 +178,8 @@ async def test_a_secret_of_a_header_that_a_model_server_quotes_is_redacted(
     await provide(guest.client, other_model, headers=headers)
     await clerk(guest.client, model="own/m")
     for value in (FIRST, SECOND):
-        await put(guest.client, f"{value}-in-header", name="HEADER")
+        async with heard(guest):
+            await put(guest.client, f"{value}-in-header", name="HEADER")
         other_model.script(http_error(status, message=f"bad header {value}-in-header."))
         failed = await run(guest)
         assert failed["status"] == "failed"
@@ -211,7 +221,8 @@ async def test_a_stored_secret_goes_before_the_operator_s(
         text("done") if request["messages"][-1]["role"] == "tool" else calls(("stock", {}))
     )
     assert (await run(guest))["output"] == "done"
-    assert (await guest.client.delete("/v1/secrets/KEY")).status_code == 204
+    async with heard(guest):
+        assert (await guest.client.delete("/v1/secrets/KEY")).status_code == 204
     # The operator's is bound to no host, and this server has keys.
     refused = await run(guest)
     assert refused["error"]["code"] == "secret_host_unset"
@@ -228,7 +239,8 @@ async def test_a_secret_whose_hosts_changed_is_not_sent(
     guest_model.script(gated(gate, calls(("stock", {}))), text("done"))
     run_id = await start(guest.client)
     await until(lambda: guest_model.requests)
-    await change_value(guest, FIRST, "elsewhere.example")
+    async with heard(guest):
+        await put(guest.client, FIRST, "elsewhere.example")
     gate.set()
     # A tool of a run that goes on fails; a new run does not begin.
     assert (await ended(guest, run_id))["output"] == "done"
@@ -302,7 +314,8 @@ async def test_two_workers_send_the_new_value(
         await put(first.client, FIRST)
         await clerk(first.client, http_tool(web))
         for value in (FIRST, SECOND):
-            await put(second.client, value)
+            async with heard(first, second):
+                await put(second.client, value)
             del web.requests[:]
             runs = [await start(first.client) for _ in range(6)]
             assert {(await ended(first, each))["output"] for each in runs} == {"done"}

@@ -366,6 +366,27 @@ async def test_an_older_database_is_to_be_migrated(
 BASELINE = migrate.revisions()[:1]
 
 
+@pytest.mark.parametrize(
+    ("changed", "same"),
+    [
+        # To replace a function leaves its owner, and only its owner may.
+        ("-- owner: migrator, execute: bottega_app\n", False),
+        ("", False),
+        ("-- owner: bottega_system, execute: bottega_maintenance\n", True),
+    ],
+)
+def test_the_owner_of_a_function_belongs_to_the_revision(
+    monkeypatch: pytest.MonkeyPatch, changed: str, same: bool
+) -> None:
+    revision = baseline.revision()
+    texts = dict(migrate.texts())
+    line = "-- owner: bottega_system, execute: bottega_app\n"
+    assert line in texts["schedules.sql"]
+    texts["schedules.sql"] = texts["schedules.sql"].replace(line, changed)
+    monkeypatch.setattr(migrate, "texts", lambda: texts)
+    assert (baseline.revision() == revision) == same
+
+
 async def test_every_function_has_a_valid_body(owner: asyncpg.Pool) -> None:
     rows = await owner.fetch("""
         SELECT p.oid, l.lanvalidator::regproc::text AS validator

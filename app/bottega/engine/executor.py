@@ -123,8 +123,11 @@ class Executor:
         return [lease for entry in list(self._under_way.values()) if (lease := entry.lease)]
 
     def hold(self) -> None:
-        """Let the runs begin no model call any more: an answer could come too late to be stored."""
-        self._fair.hold()
+        """Called when this worker stops. Begin no model call, and hand back the runs that need one.
+
+        The answer to such a call could come too late to be stored, and the call would be repeated.
+        """
+        self._fair.is_held = True
 
     def under_way(self) -> list[tuple[UUID, UUID]]:
         return [(entry.tenant_id, run_id) for run_id, entry in self._under_way.items()]

@@ -6,6 +6,7 @@ from the events ``context.recalled``, so that a resumed run has the same message
 """
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -83,15 +84,7 @@ class FairQueue:
         self._waiting: dict[UUID, deque[asyncio.Future[None]]] = {}
         self._left = _AT_ONCE
         self._next_pass: asyncio.Handle | None = None
-        self._is_held = False
-
-    def hold(self) -> None:
-        """Let no model call begin any more: this worker stops, and another makes the call."""
-        self._is_held = True
-
-    async def wait_while_held(self) -> None:
-        if self._is_held:
-            await asyncio.Future()  # until the run is cancelled and handed back
+        self.is_held = False
 
     async def enter(self, tenant_id: UUID) -> None:
         """Wait for the tenant's turn before work of 0.3 ms or more."""
@@ -426,7 +419,13 @@ class JournalRecorder(Recorder):
     async def _recorded_call(
         self, query: Query, invoke: Callable[[], Awaitable[AssistantMessage]]
     ) -> AssistantMessage:
-        await self._fair.wait_while_held()
+        if self._fair.is_held:
+            self._calls[query] = ModelCall(None, goes_on_at=math.inf)
+            self.looks_if_it_waits()  # hands the run back if all its calls wait
+            try:
+                await asyncio.Future()
+            finally:
+                del self._calls[query]
         about = {"call": query.model_calls, "attempt": self.journal.attempt}
         memory = {"memory": dict(query.composed)} if query.composed else {}
         target = getattr(query.agent.provider, "target", None)  # a provider may lack it

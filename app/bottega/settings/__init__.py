@@ -216,7 +216,7 @@ class Settings(BaseSettings):
             ge=0,
             le=600,
             description="Seconds for runs to end when their worker stops. In the second half, but "
-            "at most in the last 5 s, they begin no model call. Another worker continues the rest.",
+            "at most in the last 5 s, runs that need a model call go to another worker.",
         ),
     ] = 5.0
     webhook_secret: Annotated[

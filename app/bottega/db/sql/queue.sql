@@ -4,7 +4,7 @@
 --
 -- Claim: a worker calls claim() for as many runs as it has free places. A claim deletes the runs'
 -- rows, raises each run's attempt, and stores attempt and worker in run_heads (see begin_attempts).
--- A claim also locks rows of tenant_queues: it skips locked tenants, and waits for an only one.
+-- A claim also locks tenants' rows in tenant_queues, and skips locked ones if others are due.
 -- Fence: each write has an attempt. A write changes nothing unless run_heads has the same attempt
 -- (see store_steps). A hand-back deletes the run's row in run_heads, and so does the run's end.
 -- Lease: a worker is alive until workers.leased_until. report() extends this lease and stores the
@@ -84,15 +84,15 @@ DECLARE
     q tenant_queues%ROWTYPE;
     w workers%ROWTYPE;
 BEGIN
+    v_due := due_tenants();
+    v_mine := ARRAY(SELECT d FROM unnest(v_due) AS d
+                    WHERE v_free > 0 AND (v_common > 0 OR d <> ALL (p_held)));
+    -- If only one tenant is left, wait for a different claim of it. A pause would take longer.
+    PERFORM FROM tenant_queues t WHERE t.tenant_id = v_mine[1] AND v_mine[2] IS NULL FOR UPDATE;
     SELECT * INTO w FROM workers WHERE id = p_worker AND leased_until > clock_timestamp();
     IF NOT FOUND THEN
         RETURN;  -- without a lease, its runs would be taken over at once
     END IF;
-    v_due := due_tenants();
-    v_mine := ARRAY(SELECT d FROM unnest(v_due) AS d
-                    WHERE v_free > 0 AND (v_common > 0 OR d <> ALL (p_held)));
-    -- Wait for a claim of the only tenant that is left: it ends sooner than a pause.
-    PERFORM FROM tenant_queues t WHERE t.tenant_id = v_mine[1] AND v_mine[2] IS NULL FOR UPDATE;
     FOR q IN
         SELECT t.* FROM tenant_queues t WHERE t.tenant_id = ANY (v_mine)
         -- A tenant at its limit is sorted as if its last claim were one second later.
