@@ -145,13 +145,17 @@ IDLE_S = 3.0
 
 @contextmanager
 def modules_run() -> Iterator[set[str]]:
-    """Collect the modules of the package with a function that runs during the block."""
+    """Collect the modules of the package with a function that runs during the block.
+
+    The fake model answers in this process with the demo model's rules, which are not counted.
+    """
     run: set[str] = set()
-    folder = f"{PACKAGE}/"
+    folder, of_model = f"{PACKAGE}/", f"{PACKAGE}/llm/demo_model/"
 
     def observe(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(folder):
-            run.add(frame.f_code.co_filename.removeprefix(folder))
+        file = frame.f_code.co_filename
+        if event == "call" and file.startswith(folder) and not file.startswith(of_model):
+            run.add(file.removeprefix(folder))
 
     threading.setprofile(observe)
     sys.setprofile(observe)
