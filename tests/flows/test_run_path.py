@@ -145,17 +145,13 @@ IDLE_S = 3.0
 
 @contextmanager
 def modules_run() -> Iterator[set[str]]:
-    """Collect the modules of the package with a function that runs during the block.
-
-    The fake model answers in this process with the demo model's rules, which are not counted.
-    """
+    """Collect the modules with a function that runs during the block, but not the fake model's."""
     run: set[str] = set()
-    folder, of_model = f"{PACKAGE}/", f"{PACKAGE}/llm/demo_model/"
 
     def observe(frame: FrameType, event: str, _: object) -> None:
-        file = frame.f_code.co_filename
-        if event == "call" and file.startswith(folder) and not file.startswith(of_model):
-            run.add(file.removeprefix(folder))
+        module = frame.f_code.co_filename.removeprefix(f"{PACKAGE}/")
+        if event == "call" and not module.startswith(("/", "<", "llm/demo_model/")):
+            run.add(module)
 
     threading.setprofile(observe)
     sys.setprofile(observe)

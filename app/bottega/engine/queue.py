@@ -4,7 +4,7 @@ Claim: :class:`RunClaimer` claims due runs for free places, and executes the run
 
 - after a notification with this worker's id,
 - after the end of a run, if this worker was nearly full or the run's tenant has due runs,
-- when :mod:`bottega.db.signals` calls ``claims_own`` for runs that this process has queued,
+- without a notification when this process has queued a run: see :meth:`RunClaimer.claims_own`,
 - 10 ms after a claim that left due runs for this worker,
 - every ``POLL_S`` s while it listens, and after reports that find due runs: signals may be lost.
 
@@ -12,7 +12,7 @@ Fence: each write of a claimed run has the run's attempt. If a worker has lost a
 answer to the worker's next write or report says so, and the worker stops the run.
 
 Lease: :class:`bottega.engine.workers.WorkerLease` reports the runs of this worker. The reports have
-their own thread, so that a long computation in the event loop does not delay a report.
+their own thread, so a long computation in the event loop does not delay them.
 
 Takeover: processes sweep; a worker sweeps if a report says that a sweep is due. A worker without a
 lease loses its runs. Before a worker shuts down, the worker hands back its runs.
@@ -38,22 +38,18 @@ from bottega.services import background
 
 POLL_S = 2.0
 _MOST = 20  # maximum number of runs of a claim
-_CLAIM_S = 3.0
-"""Timeout of a claim in seconds: less than the 5 s after which a sweep takes a claim's runs."""
-_PAUSE_S = 0.005
-"""Seconds between the end of a run and the next claim, so that several ends cause one claim."""
-_RECENT_S = 1.0
-"""Seconds after a run's end in which a claim may count the tenant's running runs again."""
+_CLAIM_S = 3.0  # timeout; after 5 s, a sweep queues the runs of a claim again
+_PAUSE_S = 0.005  # seconds from the end of a run to the next claim: several ends cause one claim
+_RECENT_S = 1.0  # seconds for which p_ended of claim() names the tenant of a run that has ended
 _CLAIM = "SELECT c.*, claimed_run(c.tenant, c.run) AS claim FROM claim($1, $2, $3, $4, $5) AS c"
 
 logger = Logger(__name__)
 
 
 async def sweep(pool: asyncpg.Pool, lease_s: float) -> int:
-    """Queue runs again that no live worker executes. Return how many runs were queued.
+    """Call the SQL function ``sweep``, then maintain the database.
 
-    Also end runs after their deadline, and maintain the database. Do nothing and return 0 if a
-    different process is sweeping or has just swept.
+    Return how many runs were queued; 0, too, if a different process sweeps or has just swept.
     """
     lost: int | None = await pool.fetchval("SELECT sweep($1)", lease_s)
     if lost:
@@ -83,7 +79,7 @@ class RunClaimer:
     """Object that claims runs for this worker's free places, and executes these runs.
 
     Args:
-        execute: executes one run. Returns false if the run's tenant has no more due runs. An error
+        execute: executes one run. Returns true if the run's tenant may have more due runs. An error
             is logged and counts as a crash of the run.
         places: returns the number of this worker's places.
     """
@@ -99,7 +95,7 @@ class RunClaimer:
         self._pool, self.worker_id, self._reader = pool, worker_id, reader
         self._execute, self._places = execute, places
         self._active: dict[asyncio.Task[bool], ClaimedRun] = {}
-        self._ended: dict[UUID, float] = {}
+        self._ended: dict[UUID, float] = {}  # when a tenant's last run ended here
         self._wake = asyncio.Event()
         self.poll_s = POLL_S  # infinite while the worker does not listen
 
@@ -109,7 +105,7 @@ class RunClaimer:
             self._wake.set()
 
     def claims_own(self) -> bool:
-        """Claim at once, and return true, if runs have just ended here and places are free."""
+        """Claim at once if runs have just ended here and places are free; false: send a signal."""
         ended_lately = any(at > monotonic() - _RECENT_S for at in self._ended.values())
         if claims := ended_lately and not self._is_nearly_full():
             self._wake.set()
@@ -145,7 +141,7 @@ class RunClaimer:
         """Claim and begin runs. Return true if this worker may soon claim more runs."""
         held = [run.tenant_id for run in self._active.values()]
         places, began = self._places(), monotonic()
-        self._ended = {of: at for of, at in self._ended.items() if at > began - _RECENT_S}
+        self._ended = {tenant: at for tenant, at in self._ended.items() if at > began - _RECENT_S}
         async with asyncio.timeout(_CLAIM_S):
             rows = await self._pool.fetch(
                 _CLAIM, self.worker_id, _MOST, places, held, list(self._ended), timeout=_CLAIM_S
@@ -162,7 +158,8 @@ class RunClaimer:
     def _end(self, task: asyncio.Task[bool]) -> None:
         was_full = self._is_nearly_full()
         self._ended[self._active.pop(task).tenant_id] = monotonic()
-        if was_full or task.cancelled() or task.exception() or task.result():
+        failed = task.cancelled() or task.exception() is not None
+        if was_full or failed or task.result():
             asyncio.get_running_loop().call_later(_PAUSE_S, self._wake.set)
 
     async def _carry_out(self, run: ClaimedRun) -> bool:

@@ -8,16 +8,16 @@
 -- Fence: each write has an attempt. A write changes nothing unless run_heads has the same attempt
 -- (see store_steps). A hand-back deletes the run's row in run_heads, and so does the run's end.
 -- Lease: a worker is alive until workers.leased_until. report() extends this lease and stores the
--- list of the runs that the worker executes. A lease lasts two thirds of BOTTEGA_TAKEOVER_S.
+-- list of the worker's runs. A lease lasts two thirds of BOTTEGA_TAKEOVER_S (idle worker: longer).
 -- Takeover: processes call sweep(), which queues a run again if the run's worker has no lease
 -- (cause crash). If the worker has a lease but its list lacks the run 5 s after the claim, the
 -- answer to the claim was lost (cause lost). sweep() queues this run again, too.
 -- Fair: a claim reads at most 500 tenants with due runs, beginning at a random tenant. It chooses
--- the four of them whose last claim was longest ago, and gives each an equal share. If a tenant
--- needs less than its share, the other three get the rest. The last fifth of a worker's places is
--- for tenants without a run in the worker. A tenant's runs are claimed by rank: the time of
--- acceptance, plus 30 s for each priority below the first. The rank never changes, so that a run
--- that is queued again keeps its position. A tenant's child runs take turns with its other runs.
+-- the four whose last claim was longest ago, and gives each an equal share. If a tenant needs less
+-- than its share, the others get the rest. The last fifth of a worker's places is for tenants
+-- without a run in the worker. A tenant's runs are claimed by rank: the time of acceptance, plus 30
+-- s for each priority below the first. The rank never changes, so a run that is queued again keeps
+-- its position. A tenant's child runs take turns with its other runs.
 -- Limit: tenant_queues.counted is the number of a tenant's running runs at the last count, claimed
 -- the number of runs claimed since then. Before the sum can exceed concurrent_runs, a claim counts
 -- again. A child run does not count. A run that waits for its child runs counts.
@@ -55,8 +55,8 @@ LANGUAGE sql STABLE AS $$
         WHERE t.tenant_id = ANY (p_tenants))
 $$;
 
--- Return how many places in a worker with p_held runs are free for any tenant. If there are several
--- tenants (the count is 2), the last fifth is only for tenants without a run in the worker.
+-- Return how many places in a worker with p_held runs are free for any tenant. If there is a second
+-- tenant (LIMIT 2: no more are counted), the last fifth is for tenants without a run in the worker.
 CREATE OR REPLACE FUNCTION count_common_places(p_places integer, p_held integer) RETURNS integer
 LANGUAGE sql STABLE AS $$
     SELECT greatest(0, CASE count(*) WHEN 2 THEN p_places * 4 / 5 ELSE p_places END - p_held)
@@ -64,8 +64,8 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- Called by a worker with p_places places. Claim at most p_most due runs. p_held: the tenants of
--- the worker's runs, one entry per run. p_ended: tenants of runs that ended in the worker in the
--- last second: a claim may count their running runs again. more: the worker may claim again now.
+-- the worker's runs, one per run. p_ended: the tenants of runs that ended in the worker in the
+-- last second: such a tenant may be below its limit. more: the worker may claim again now.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION claim(
     p_worker uuid, p_most integer, p_places integer, p_held uuid[], p_ended uuid[]
@@ -102,7 +102,7 @@ BEGIN
             THEN interval '0' ELSE interval '1 second' END, t.tenant_id
         LIMIT 4 FOR UPDATE SKIP LOCKED
     LOOP
-        -- Count again if this claim could exceed the limit; at the limit, after 1 s or a run's end.
+        -- Count if this claim could exceed the limit; at the limit, after 1 s or after a run's end.
         IF q.counted + q.claimed + least(p_most, v_free) >= v_limit AND (
             q.counted + q.claimed < v_limit OR q.tenant_id = ANY (p_ended)
             OR q.served_at < clock_timestamp() - interval '1 second')
@@ -131,7 +131,7 @@ BEGIN
                     (SELECT o.run_id, row_number() OVER (ORDER BY o.rank, o.run_id)
                      FROM run_queue o WHERE o.tenant_id = t.id AND o.is_due AND o.is_child
                      ORDER BY o.rank, o.run_id LIMIT p_most)) AS n
-            ), shared AS (  -- first the tenants without a run in this worker
+            ), shared AS (  -- one run of each tenant in turn; tenants without a run here first
                 SELECT l.*, place = 1 AND l.tenant_id <> ALL (p_held) AS is_first,
                        row_number() OVER (ORDER BY place = 1 AND l.tenant_id <> ALL (p_held) DESC,
                                           place, number) AS total
@@ -154,7 +154,7 @@ BEGIN
     IF (w.free_places > 0, w.common_places > 0) <> (v_free > 0, v_common > 0) THEN
         UPDATE workers SET free_places = v_free, common_places = v_common WHERE id = p_worker;
     END IF;
-    -- Other claims had locked some tenants, or w said full, so that no signal came to this worker.
+    -- Other claims had locked tenants, or w (the row before this claim) was full and got no signal.
     more := v_free > 0 AND (cardinality(v_tenants) < least(4, cardinality(v_mine))
                             OR w.free_places <= 0);
     IF v_due <> '{}' AND any_left(v_due, v_limit) THEN
@@ -174,8 +174,8 @@ BEGIN
 END $$;
 
 -- Called by a worker. Extend the lease (p_lease_s); store runs, places (0: the worker stops), load
--- (p_about). own: the runs that the worker still has. again_s: seconds until the next report. All
--- workers that have no runs and are not next send at most five reports a second together.
+-- (p_about). own: the runs that the worker still has. again_s: seconds until the next report. Idle
+-- workers, without next_workers() (signals.sql), send at most five reports a second together.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION report(
     p_worker uuid, p_lease_s double precision, p_places integer, p_tenants uuid[], p_runs uuid[],
@@ -183,8 +183,8 @@ CREATE OR REPLACE FUNCTION report(
     OUT is_sweep_due boolean, OUT again_s double precision
 ) LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 DECLARE
-    v_rest_s double precision := CASE WHEN p_runs = '{}' AND p_lease_s > 0
-        THEN (SELECT count(*) / 5.0 FROM workers) ELSE 0 END;
+    v_rest_s double precision := CASE  -- by how much later than usual an idle worker reports
+        WHEN p_runs = '{}' AND p_lease_s > 0 THEN (SELECT count(*) / 5.0 FROM workers) ELSE 0 END;
 BEGIN
     INSERT INTO workers (id, started_at, seen_at, leased_until, next_until, free_places,
                          common_places, runs, version, pool, tenants)
@@ -249,9 +249,9 @@ BEGIN
     END IF;
 END $$;
 
--- Called by each process. Queue runs without a worker again, end runs after their deadline, process
--- ended waits and left arrivals. Return the number of queued runs; NULL: another sweep runs, or has
--- just run. After a time without a sweep (the database was down), all leases begin again.
+-- Called by each process. Queue each run again whose worker has no lease, end each run after its
+-- deadline, and end each wait that is over. Return the number of queued runs; NULL: another sweep
+-- runs, or has just run. After a time without sweeps (no database), all leases begin again.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION sweep(p_lease_s double precision) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -275,7 +275,7 @@ BEGIN
             (SELECT h.tenant_id, h.run_id, h.attempt, 'running' AS status,
                     CASE WHEN w.id IS NULL THEN 'crash' ELSE 'lost' END AS cause
              FROM run_heads h
-             -- The lease of a run begins with the last report, or with the run's claim.
+             -- A run's lease (next_until - seen_at) begins with the last report, or with its claim.
              LEFT JOIN workers w ON w.id = h.worker_id AND w.leased_until > now()
                   AND greatest(w.seen_at, h.claimed_at) + (w.next_until - w.seen_at) > now()
              WHERE h.deadline < now() - interval '60 seconds'
@@ -296,7 +296,7 @@ BEGIN
         CROSS JOIN LATERAL (
             SELECT * FROM runs o WHERE o.tenant_id = x.tenant_id AND o.id = x.run_id
               AND o.status = coalesce(x.status, o.status)
-              AND o.attempt = coalesce(x.attempt, o.attempt)  -- the fence
+              AND o.attempt = coalesce(x.attempt, o.attempt)  -- fence: no later attempt
             FOR UPDATE SKIP LOCKED) AS o
     LOOP
         BEGIN
@@ -305,8 +305,8 @@ BEGIN
             ELSIF r.cause = 'arrival' THEN
                 PERFORM arrive(r.tenant_id, r.id);
             ELSE
-                -- A run that kills its worker stops the worker's other runs, too. From the second
-                -- crash on, each run waits for a different time, so that they do not meet again.
+                -- If a run kills its worker, the worker's other runs stop, too. From the second
+                -- crash on, these runs wait for different times, so different workers claim them.
                 PERFORM hand_back(
                     r.tenant_id, r.id, r.attempt, r.cause, CASE r.cause WHEN 'crash' THEN
                     jsonb_build_object('reason', 'time', 'groups', '[]'::jsonb, 'until_s', p_lease_s
