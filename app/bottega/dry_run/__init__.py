@@ -1,6 +1,6 @@
 """Dry runs: a team answers with the demo model, in a separate process that stores nothing.
 
-The API imports only this module, which has the command and the limits of the process.
+The API imports only this module of the package, for the command that starts the process.
 """
 
 import os
@@ -16,9 +16,9 @@ LONGEST_S = 60.0
 
 
 def command() -> tuple[list[str], dict[str, str]]:
-    """Return the program's arguments and environment variables, with this process's import path.
+    """Return the command line and the environment variables that start a dry run.
 
-    The environment contains no settings and no secrets.
+    The environment contains this process's import path, but no settings and no secrets.
     """
     path = os.pathsep.join(filter(None, sys.path))
     environment = {"PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "LC_ALL": "C.UTF-8"}

@@ -1,7 +1,7 @@
 """A dry run, from its plan to its answer.
 
-The team is built as for a real run, but with the demo model, without a server, and with tools that
-do nothing. Notes record each task's question, received answers, prompt and answer.
+The team is built as for a real run, but its model is the demo model, and a tool that has effects is
+replaced by a tool that does nothing. A :class:`Note` records each task.
 """
 
 import asyncio
@@ -103,7 +103,7 @@ MOST_CALLS = 5_000
 
 
 class TooMuchError(Exception):
-    """Error of a dry run that reached a limit. The error's text names the limit."""
+    """The dry run reached a limit, which the error's text names."""
 
 
 @dataclass(slots=True)
@@ -113,7 +113,7 @@ class Note:
     Attributes:
         number: number of the task, from 1, in the order in which tasks start.
         parent: number of the task whose agent called this task; ``None``: a root task.
-        received: answers of other agents, in the order in which the prompt has them.
+        received: answers of other agents, in the prompt's order.
         messages: the prompt of the last model call, and the model's answer.
     """
 
@@ -257,7 +257,7 @@ def _embedder() -> RecallEmbedder:
 
 
 def tools_of(agent: BaseAgent) -> list[dict[str, Any]]:
-    """Return an agent's tools in the API's form. A flag is true for tools that a dry run calls."""
+    """Return an agent's tools in the API's form. ``called`` is true if a dry run calls the tool."""
     return [
         {
             "name": tool.name,
@@ -303,7 +303,7 @@ async def dry_run(plan: Mapping[str, Any]) -> bytes:
 
 
 async def _query_agent(notes: Notes, agent: BaseAgent, question: str) -> str | None:
-    """Query an agent. Return the error's text; ``None``: the agent answered."""
+    """Query an agent. Return the error's text, or ``None`` if the agent answered."""
     return (await agent.execute_query_async(question, recorder=notes)).error
 
 
@@ -342,8 +342,8 @@ class _Trial:
     ) -> str | None:
         """Query the agents in the graph's order. Return the text of the first error, if any.
 
-        A dry run calls no tools and asks no people. Later nodes get no answers from tools or
-        people. A node with ``for_each`` or ``loop`` runs once.
+        A node that calls a tool or asks people is not executed: its answer is ``NOT_CALLED``. A
+        node with ``for_each`` or ``loop`` runs once.
         """
         number = {name: index for index, name in enumerate(graph.get_topological_order())}
         nodes = {name_of_node(node): node for node in content["nodes"]}
@@ -439,7 +439,7 @@ def _answer(
 def _output(
     agent: str | None, rules: GraphRules, notes: Notes, ends: Mapping[str, NodeEnd]
 ) -> str | dict[str, str]:
-    """Return the queried agent's answer, the only answering node's answer, or answers by node."""
+    """Return the answer of ``agent``, or of the one answering node, or all answers by node."""
     first: dict[str, Note] = {note.agent: note for note in notes.tasks if note.parent is None}
     if agent is not None:
         return first[agent].output if agent in first else ""
@@ -452,7 +452,7 @@ def _output(
 
 
 def levels(graph: SharedMemoryGraph) -> list[list[str]]:
-    """Return the agents by level: an agent is one level below all agents that it reads. Pure."""
+    """Return the agents by level: first the agents that read no agent, then their readers. Pure."""
     level: dict[str, int] = {}
     found: list[list[str]] = []
     for name in graph.get_topological_order():
@@ -491,7 +491,7 @@ def main() -> None:
     except BaseException as error:
         if isinstance(error, Exception) and not isinstance(error, MemoryError):
             raise
-        sys.exit(NO_MEMORY)  # PyO3's panic, which is not an Exception, also means too little memory
+        sys.exit(NO_MEMORY)  # too little memory: a MemoryError, or PyO3's panic (not an Exception)
     sys.stdout.buffer.write(answer)
 
 

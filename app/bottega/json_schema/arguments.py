@@ -20,9 +20,9 @@ class ArgumentSchema:
     """A JSON Schema (2020-12) of an object, ready to check arguments.
 
     Attributes:
-        schema: the schema in the form that the model gets. A check refuses unknown arguments,
-            unless the schema sets ``additionalProperties``.
-        patterns: patterns of the schema that were not checked yet, by JSON Pointer.
+        schema: the schema in the form that the model gets. Unknown arguments are invalid, unless
+            the given schema sets ``additionalProperties``.
+        patterns: the schema's patterns, by JSON Pointer; :func:`check_patterns` checks them.
 
     Raises:
         InvalidInputError: the schema is invalid, or exceeds a bound.
@@ -46,15 +46,14 @@ class ArgumentSchema:
 
     @property
     def unchecked(self) -> Sequence[str]:
-        """JSON Pointers of patterns that no check uses, because the engine lacks support."""
+        """JSON Pointers of the patterns that checks ignore; see :func:`is_supported`."""
         return self._checked.unchecked
 
     def check(self, arguments: Mapping[str, Any]) -> None:
-        """Check the arguments of a call. That takes as long as :meth:`CheckedSchema.problems`.
+        """Check the arguments of a call. The check may be slow; see :meth:`CheckedSchema.problems`.
 
         Raises:
-            InvalidInputError: the arguments are invalid. The error's text tells the model the
-                violations.
+            InvalidInputError: the arguments are invalid; the error's text lists the violations.
         """
         if problems := self._checked.problems(arguments):
             raise InvalidInputError(f"invalid arguments: {'; '.join(map(str, problems))}")

@@ -1,6 +1,6 @@
-"""Pydantic models whose JSON Schemas describe each field by the string below the field.
+"""Pydantic models whose field docstrings become the field descriptions of their JSON Schemas.
 
-Fields that have the same meaning in all bodies are described here, once.
+This module also describes the fields that have the same meaning in all models.
 """
 
 import ast
@@ -152,14 +152,14 @@ SHARED_PARAMETERS: Mapping[str, str] = {
 
 
 class DescribedModel(BaseModel):
-    """A model whose JSON Schema describes each field by the string below the field.
+    """A model whose JSON Schema takes each field's description from the field's docstring.
 
-    Pydantic's `use_attribute_docstrings` would parse each class at import, and so double the start
-    time. This class parses each file once, when the service first makes an OpenAPI document.
-    Pydantic builds the validators at the first use, because most processes never use most models.
+    Pydantic's `use_attribute_docstrings` would parse each class at import, which would double the
+    start time. This class parses each file once, when the service first makes an OpenAPI document.
+    Pydantic builds a model's validator at its first use, because a process uses only few models.
 
     Attributes:
-        shows: request body whose fields this answer repeats, with the same descriptions.
+        shows: model of a request body, whose descriptions this answer uses for the same fields.
     """
 
     model_config = ConfigDict(defer_build=True)
@@ -184,7 +184,7 @@ class DescribedModel(BaseModel):
 
 @functools.cache
 def _field_texts(model: type) -> Mapping[str, str]:
-    """Return the strings below the fields of a model and of its base classes, by field."""
+    """Return the docstrings of a model's fields by field name, including inherited fields."""
     texts: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if base.__module__.startswith("bottega."):
@@ -200,7 +200,7 @@ def _shown_texts(body: type[BaseModel], answer: type[BaseModel]) -> Mapping[str,
 
 @functools.cache
 def _file_texts(module: str) -> Mapping[str, Mapping[str, str]]:
-    """Return the strings below fields of a module's classes, by class and field."""
+    """Return the docstrings of fields in a module, by the names of class and field."""
     tree = ast.parse(inspect.getsource(sys.modules[module]))
     return {
         each.name: dict(_texts_below(each)) for each in tree.body if isinstance(each, ast.ClassDef)

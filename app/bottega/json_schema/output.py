@@ -27,7 +27,7 @@ class OutputSchema:
 
     Attributes:
         schema: the schema, unchanged.
-        patterns: patterns of the schema that were not checked yet, by JSON Pointer.
+        patterns: the schema's patterns, by JSON Pointer; :func:`check_patterns` checks them.
 
     Raises:
         InvalidInputError: the schema is invalid, or exceeds a bound.
@@ -41,7 +41,7 @@ class OutputSchema:
 
     @property
     def unchecked(self) -> Sequence[str]:
-        """JSON Pointers of patterns that no check uses, because the engine lacks support."""
+        """JSON Pointers of the patterns that checks ignore; see :func:`is_supported`."""
         return self._checked.unchecked
 
     def problems(self, value: Any) -> list[Problem]:
@@ -49,7 +49,7 @@ class OutputSchema:
         return self._checked.problems(value)
 
     def json_in(self, text: str) -> str:
-        """Return the JSON in an answer, without a byte order mark, thoughts or a code fence."""
+        """Return an answer's JSON: remove a byte order mark, the model's thoughts, a code fence."""
         text = text.strip("\ufeff \t\r\n")
         if thought := _THOUGHT.match(text):
             text = text[thought.end() :].strip()
@@ -77,11 +77,7 @@ def _cached(text: str) -> OutputSchema:
 
 
 def check_length(schema: Mapping[str, Any]) -> None:
-    """Check the length of a schema, which is quick.
-
-    Raises:
-        InvalidInputError: the schema is too long.
-    """
+    """Raise InvalidInputError if a schema is too long; make no other check."""
     if len(to_json(schema)) > MAX_BYTES:
         raise InvalidInputError(f"the schema is longer than {MAX_BYTES} bytes")
 
@@ -89,7 +85,7 @@ def check_length(schema: Mapping[str, Any]) -> None:
 def output_schema(schema: Mapping[str, Any]) -> OutputSchema:
     """Parse and check a schema. The result is cached, because each run builds its agents.
 
-    A large schema takes up to 50 ms, so that the first call for a schema should run in a thread.
+    Call this function in a thread, because a large schema takes up to 50 ms.
 
     Raises:
         InvalidInputError: the schema is invalid, or exceeds a bound.

@@ -1,11 +1,10 @@
-r"""Users' regular expressions, whose sizes are limited and which match in linear time.
+r"""Users' regular expressions, with limits of their size. Matching takes linear time.
 
-The engine is Rust's ``regex``, in pydantic-core. The engine holds Python's global lock (GIL) while
-it compiles and matches, so that all threads wait. A limit on a pattern's expanded size limits the
-time that the engine needs to compile and match. In an expanded pattern, a repeat copies its
-operand, and a Unicode class such as ``\w`` adds about 40 KB to the automaton. Before this process
-compiles an expensive pattern, a separate process (``python -m`` this module) compiles it for a
-test.
+The engine is Rust's ``regex``, in pydantic-core. While the engine compiles or matches, it holds
+Python's global lock (GIL), so all threads wait. The expanded size of a pattern determines this time,
+so the size is limited. An expanded pattern has a copy of the repeated part for each repetition; a
+Unicode class such as ``\w`` adds about 40 KB to the automaton. An expensive pattern is first
+compiled in a separate process (``python -m`` this module), as a test.
 """
 
 import os
@@ -55,18 +54,18 @@ _ESCAPE = re.compile(r"\\(?:[pPxuU]\{[^}]*\}|b\{[a-z-]+\}|[pP].|.)", re.DOTALL)
 
 
 class UnsupportedPatternError(InvalidInputError):
-    """Error: a pattern has look-around or back-references, which the engine does not support."""
+    """A pattern has look-around or back-references, which the engine does not support."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The size of a pattern after its repeats were expanded.
+    """The size of a pattern after the expansion of its repeats.
 
     Attributes:
         bytes: estimated size of the compiled pattern, in bytes.
-        states: number of characters and classes. The time per matched byte is proportional to this
-            number.
-        repeats: largest product of the counts of nested repeats.
+        states: number of characters and classes. The match time per byte of text is proportional
+            to this number.
+        repeats: largest product of the counts of nested repeats: 6 for ``(a{2}){3}``.
     """
 
     bytes: int = 0
@@ -112,7 +111,7 @@ def measure_patterns(patterns: Mapping[str, Mapping[str, str]]) -> int:
         patterns: patterns by tool and JSON Pointer.
 
     Raises:
-        InvalidInputError: ``pattern_too_large``, with a pointer.
+        InvalidInputError: ``pattern_too_large``; ``pointer`` leads to the pattern.
     """
     total, left = 0, MOST_BYTES
     distinct: set[str] = set()
@@ -130,13 +129,13 @@ def measure_patterns(patterns: Mapping[str, Mapping[str, str]]) -> int:
 
 
 def compile_patterns(patterns: Mapping[str, Mapping[str, str]]) -> None:
-    """Compile measured patterns.
+    """Compile measured patterns, except patterns that the engine does not support.
 
-    For each million bytes of the patterns' size, the GIL stops all threads for about 12 ms.
-    Patterns that the engine does not support are skipped.
+    All other threads wait: about 12 ms for each million bytes of the patterns' size.
 
     Raises:
-        InvalidInputError: ``pattern_too_large``, or an invalid pattern, to which ``pointer`` leads.
+        InvalidInputError: a pattern is invalid or too large (``pattern_too_large``); ``pointer``
+            leads to the pattern.
     """
     for of_tool in patterns.values():
         for pointer, pattern in of_tool.items():
@@ -191,7 +190,7 @@ class Compiled:
     size: Size
 
     def found_in(self, text: str) -> bool:
-        """Return true if the pattern matches, after up to 25 ns x states x bytes of text."""
+        """Return true if a part of the text matches. Takes up to 25 ns x states x bytes of text."""
         try:
             self.validator.validate_python(text)
         except ValidationError:
@@ -221,7 +220,7 @@ def compiled(pattern: str) -> Compiled:
 
 
 class _Measure:
-    """Scanner that measures a pattern. The engine, not the scanner, reports errors."""
+    """Scanner that measures a pattern. Syntax errors are found later, by the engine."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
@@ -320,7 +319,7 @@ def command() -> tuple[list[str], dict[str, str]]:
 
 
 def main() -> None:
-    """Read patterns as JSON from standard input. Compile the patterns. Write an error or null."""
+    """Read patterns as JSON from standard input, compile them, and print an error or ``null``."""
     try:
         compile_patterns(from_json(sys.stdin.buffer.read()))
     except InvalidInputError as error:

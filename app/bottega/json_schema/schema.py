@@ -1,10 +1,10 @@
 """Users' JSON Schemas: validation of a schema, and of values by a schema. Pure.
 
-The module converts schemas of older drafts to 2020-12. The module omits keywords that only
-describe, and refuses keywords that it cannot apply. The cost of a schema is bounded: the schema's
-size has a limit, ``$ref`` must stay within the schema, :mod:`bottega.json_schema.patterns` limits
-patterns, and a check has a limited number of steps. So a ``$ref`` may refer to a schema that
-contains it: a check follows the ``$ref`` as deep as the checked value is nested.
+The module converts schemas of older drafts to draft 2020-12. The module omits keywords that only
+describe, and refuses keywords that it cannot apply. The cost of a schema is limited: the schema's
+size, its patterns (:mod:`bottega.json_schema.patterns`) and the steps of a check have limits, and
+each ``$ref`` must refer to the same document. A recursive ``$ref`` is allowed: a check follows the
+``$ref`` as deep as the checked value is nested.
 """
 
 import json
@@ -92,7 +92,7 @@ _Keyword = Callable[[Any, Any, Any, Any], Iterable["ValidationError"] | None]
 
 @cache
 def _validator() -> Any:
-    """Return the class of the checks; the library loads with the first schema."""
+    """Return the validator class. The first call imports the library, which is slow."""
     import jsonschema
 
     library = jsonschema.Draft202012Validator
@@ -117,7 +117,7 @@ def _failure(message: str) -> "ValidationError":
 
 @dataclass(slots=True)
 class _Allowance:
-    """The steps that one check may still do, and the targets of the schema's references."""
+    """The remaining steps of one check, and the targets of the schema's references."""
 
     targets: Mapping[str, "Schema"]
     matching: int = MAX_MATCHING
@@ -129,7 +129,7 @@ _left: ContextVar[_Allowance] = ContextVar("left")
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Limits of a schema and its use.
+    """Limits of a schema and of the values that it checks.
 
     Attributes:
         depth: maximum number of nested levels.
@@ -162,8 +162,8 @@ class CheckedSchema:
     """A valid schema that can check values.
 
     Attributes:
-        patterns: the schema's unchecked patterns, by JSON Pointer; see
-            :func:`bottega.json_schema.patterns.check_patterns`.
+        patterns: the schema's patterns, by JSON Pointer;
+            :func:`bottega.json_schema.patterns.check_patterns` checks them.
         size: number of values in the schema.
 
     Raises:
@@ -184,14 +184,14 @@ class CheckedSchema:
 
     @cached_property
     def unchecked(self) -> Sequence[str]:
-        """JSON Pointers of the patterns that a check omits. See :func:`is_supported`."""
+        """JSON Pointers of the patterns that checks ignore; see :func:`is_supported`."""
         return [place for place, each in self.patterns.items() if not is_supported(each)]
 
     def problems(self, value: Any) -> list[Problem]:
-        """Return the first violations; ``[]``: the value is valid.
+        """Return the first violations, or ``[]`` if the value is valid.
 
-        The check of a large value may take seconds. Patterns take up to 0.2 s more, and longer in
-        the first check, which compiles the patterns.
+        The check of a large value may take seconds. Patterns add up to 0.2 s; the first check also
+        compiles the patterns.
         """
         _left.set(_Allowance(self._targets))
         if count_values(value) * self.size > self._work:
@@ -206,7 +206,7 @@ class CheckedSchema:
 
 
 def schema_cache() -> LRUCache[Any, Any]:
-    """Return a cache, limited in bytes, for objects that have a schema's text in ``schema``."""
+    """Return a cache for objects that have a field ``schema``; its memory in bytes is limited."""
     return LRUCache(MOST_CACHED_BYTES, lambda made: _SCHEMA_BYTES * len(json.dumps(made.schema)))
 
 
@@ -220,13 +220,14 @@ def _cut(message: str) -> str:
 
 
 class _Modern:
-    """Conversion of a schema of any draft to 2020-12, with only the keywords that checks apply.
+    """Conversion of a schema of any draft to draft 2020-12, without keywords that only describe.
 
-    Each subschema is converted once, even if references in different spellings lead to it.
+    Each subschema is converted once, even if differently spelled references lead to it.
 
     Attributes:
-        targets: target schemas by reference, for all references that a check may follow.
-        patterns: patterns by JSON Pointers of the original schema, except in unused definitions.
+        targets: the converted schemas to which a check may follow a reference, by reference.
+        patterns: patterns by their JSON Pointers in the original schema, except in unused
+            definitions.
     """
 
     def __init__(self, root: dict[str, Any]) -> None:
@@ -265,7 +266,7 @@ class _Modern:
             elif keyword == "dependencies":
                 self._split(value, at, modern)
             elif keyword in _DEFINITIONS:
-                self._named(value, at)  # only checks the form: references add the definitions
+                self._named(value, at)  # only a check: `_use` adds the definitions in use
             elif keyword in _RULES:
                 modern[keyword] = value
             elif keyword in _MANY:
@@ -291,7 +292,7 @@ class _Modern:
         return {name: self._of(each, f"{place}/{escaped(name)}") for name, each in schemas.items()}
 
     def _split(self, dependencies: Any, place: str, modern: dict[str, Any]) -> None:
-        """Convert the keyword ``dependencies`` of older drafts to two keywords of newer drafts."""
+        """Replace ``dependencies`` by ``dependentSchemas`` and ``dependentRequired``."""
         if not isinstance(dependencies, dict):
             raise _not_valid(place, f"{dependencies!r} is not of type 'object'")
         schemas = {name: each for name, each in dependencies.items() if not isinstance(each, list)}
@@ -300,11 +301,11 @@ class _Modern:
         modern["dependentRequired"] = names
 
     def _use(self) -> None:
-        """Collect the patterns, and the targets of references, that a check may reach.
+        """Collect the patterns and the reference targets that a check may reach.
 
         Raises:
-            InvalidInputError: a reference has no target, or refers to itself for the same value, so
-                that a check would not end.
+            InvalidInputError: a reference has no target, or leads back to itself for the same
+                value, so a check would never end.
         """
         leads_to: dict[str, list[str]] = {}
         waiting: deque[tuple[Schema, str]] = deque([(self.schema, "")])
@@ -353,7 +354,7 @@ class _Modern:
 
 
 def _refuse_mixed(schema: dict[str, Any]) -> None:
-    """Refuse a schema that has a keyword in both its old and new form: only one has an effect."""
+    """Refuse a schema that has a keyword in both its old and new form."""
     newer = ["prefixItems"] if isinstance(schema.get("items"), list) else []
     if "dependencies" in schema:
         newer += ["dependentRequired", "dependentSchemas"]
@@ -385,7 +386,7 @@ def _within(reference: Any) -> str:
 
 
 def _modernise_rules(schema: dict[str, Any]) -> None:
-    """Convert rules in the forms of older drafts, in place."""
+    """Convert a boolean ``exclusiveMinimum`` or ``exclusiveMaximum`` (draft 4) to a number."""
     for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         if isinstance(is_exclusive := schema.get(exclusive), bool):
             del schema[exclusive]
@@ -394,7 +395,7 @@ def _modernise_rules(schema: dict[str, Any]) -> None:
 
 
 def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema that also accepts null, as OpenAPI's ``nullable`` means."""
+    """Return a schema that also accepts null, for OpenAPI's keyword ``nullable``."""
     if "type" not in schema or schema.keys() & (_IN_PLACE | {"$ref", "const"}):
         return {"anyOf": [schema, {"type": "null"}]}
     kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
@@ -433,7 +434,7 @@ def _matches(
 def _unique(
     validator: Any, wanted: bool, instance: Any, schema: Any
 ) -> Iterator["ValidationError"]:
-    """Check ``uniqueItems`` in linear time, because the library would compare all pairs."""
+    """Check ``uniqueItems`` in linear time; the library would compare all pairs of items."""
     if wanted and isinstance(instance, list):
         _spend(count_values(instance))
         seen = {json.dumps(_canonical(item), sort_keys=True) for item in instance}
@@ -442,7 +443,7 @@ def _unique(
 
 
 def _canonical(value: Any) -> Any:
-    """Normalise JSON so that equal values get equal texts: 1 equals 1.0, but not true."""
+    """Convert whole floats to integers, because JSON Schema treats 1 and 1.0 as equal."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):
@@ -466,8 +467,6 @@ def _spend(steps: int) -> None:
 
 
 def _counted(keyword: _Keyword) -> _Keyword:
-    """Make each use of a keyword cost steps, also for the sizes of both values."""
-
     @wraps(keyword)
     def apply(
         validator: Any, wanted: Any, instance: Any, schema: Any
@@ -479,7 +478,7 @@ def _counted(keyword: _Keyword) -> _Keyword:
 
 
 def _cost(value: Any) -> int:
-    """Return how many steps it costs to compare or display a value."""
+    """Return the number of steps for comparing or displaying a value."""
     if isinstance(value, dict | list):
         return count_values(value) // _CHEAP if value else 0
     return len(value) // _CHEAP_CHARACTERS if isinstance(value, str) else 0

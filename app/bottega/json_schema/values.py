@@ -16,7 +16,7 @@ WHOLE = BeforeValidator(_whole)
 
 
 def is_finite(value: Any) -> bool:
-    """Return true if ``value`` has only finite numbers. A decoder turns 1e999 into infinity."""
+    """Return true if all numbers are finite. (JSON decoders convert 1e999 to infinity.)"""
     waiting = [value]
     while waiting:
         item = waiting.pop()
@@ -28,7 +28,7 @@ def is_finite(value: Any) -> bool:
 
 
 def depth_of(value: Any) -> int:
-    """Return how deep lists and objects are nested in a value; 1: a single value."""
+    """Return the depth of nested lists and objects: 1 for a text, 2 for a list of texts."""
     depth = 0
     level = [value]
     while level:
