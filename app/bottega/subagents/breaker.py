@@ -1,8 +1,9 @@
 """Circuit breakers, which hold back the tasks of an agent that failed repeatedly in a run.
 
 A breaker is closed (all tasks start), open (no task starts until the reset time), or half-open
-(only one task starts, the probe, whose end closes or opens the breaker). The scheduler asks the
-breaker before the scheduler starts a task. :class:`FailureRates` decides when a breaker opens.
+(only one task starts, the probe). The probe's result closes the breaker or opens it again. The
+scheduler asks the breaker before each start of a task. :class:`FailureRates` decides when a breaker
+opens.
 """
 
 from collections.abc import Callable
@@ -34,7 +35,7 @@ _NOT_ITS_OWN = frozenset(
 def breaker_key(parent: Parent, params: DispatchParams) -> BreakerKey | None:
     """Return the key of a task's breaker.
 
-    Anonymous tasks have no breaker, because each anonymous task has an agent of its own.
+    Anonymous tasks have no breaker, because no two anonymous tasks have the same agent.
     """
     if params.agent is None:
         return None
@@ -42,11 +43,11 @@ def breaker_key(parent: Parent, params: DispatchParams) -> BreakerKey | None:
 
 
 def is_own_fault(handle: SubagentHandle) -> bool:
-    """Return true if the end of a task is a failure that the task's breaker counts.
+    """Return true if a task has failed, and its breaker counts the failure.
 
-    A breaker counts all failures, including ``max_iterations`` and refused content, except
-    cancellations, timeouts, exhausted budgets, rate limits of the model's server and requests that
-    the server refuses.
+    Breakers do not count cancellations, timeouts, exhausted budgets, rate limits of the model's
+    server, and requests that the server refuses. Breakers count all other failures, for example
+    ``max_iterations`` and refused content.
     """
     return (
         handle.status is SubagentStatus.FAILED
@@ -61,11 +62,10 @@ class _Breaker:
     """State of a breaker that is open or half-open.
 
     Attributes:
-        failures: number of recently failed tasks and probes.
-        retry_at: earliest time of the next probe, in seconds. If ``retry_at`` has passed, no probe
-            has started since then.
-        probe: the task whose end closes or opens the breaker.
-        held: the tasks that the breaker holds back, in the order in which they start.
+        failures: number of failures: recent tasks when the breaker opened, and probes since then.
+        retry_at: earliest time of the next probe, in seconds.
+        probe: the task whose result closes or opens the breaker; ``None``: no probe runs.
+        held: the tasks that the breaker holds back; the first task starts first.
     """
 
     failures: int
@@ -79,7 +79,7 @@ class Breakers:
 
     Args:
         call_at: function that calls a function at a given time, like asyncio's ``call_at``.
-        release: function that queues a held task again.
+        release: function that puts a held task back into the queue.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Breakers:
         self._breakers: dict[BreakerKey, _Breaker] = {}
 
     def refusal(self, key: BreakerKey | None, now: float) -> float | None:
-        """Return the seconds until a task may be dispatched; ``None``: a task may start now."""
+        """Return the seconds until a new task may start; ``None``: a new task may start now."""
         breaker = None if key is None else self._breakers.get(key)
         if breaker is None:
             return None
@@ -110,10 +110,9 @@ class Breakers:
         return self._options.reset_timeout
 
     def admit(self, handle: SubagentHandle, now: float) -> bool:
-        """Return true if a task may start; otherwise add the task to the tasks held back.
+        """Return true if a task may start; otherwise hold the task back. Idempotent.
 
-        The first task after the reset time becomes the probe, unless other tasks are held back.
-        Idempotent.
+        The first task after the reset time becomes the probe, unless the breaker holds other tasks.
         """
         breaker = None if handle.breaker is None else self._breakers.get(handle.breaker)
         if breaker is None or breaker.probe is handle:
@@ -127,9 +126,8 @@ class Breakers:
     def ended(self, handle: SubagentHandle, now: float) -> None:
         """Record a task's end or suspension; release the held tasks that may start now.
 
-        A breaker that is not closed ignores the ends of all tasks except the probe. If the probe
-        neither succeeded nor failed by its own fault, the next held or dispatched task becomes the
-        probe.
+        While a breaker is not closed, only the end of its probe counts. If the probe was cancelled,
+        or failed in a way that breakers do not count, the next task becomes the probe.
         """
         if (key := handle.breaker) is None:
             return
@@ -158,7 +156,7 @@ class Breakers:
             self._start_probe(breaker, now)
 
     def open(self, now: float) -> list[tuple[UUID | None, dict[str, Any]]]:
-        """Return the breakers that are not closed, as (tenant, JSON description)."""
+        """Return a pair (tenant, JSON description) for each breaker that is not closed."""
         return [
             (
                 key.tenant_id,
@@ -174,10 +172,7 @@ class Breakers:
         ]
 
     def forget(self, now: float) -> None:
-        """Delete records of old ends of tasks, and breakers unused for ``monitor_window`` seconds.
-
-        Otherwise the breaker of an agent that gets no more tasks would stay in memory for ever.
-        """
+        """Delete old results of tasks, and breakers unused for ``monitor_window`` seconds."""
         self._rates.tidy(now)
         for key, breaker in list(self._breakers.items()):
             is_idle = breaker.probe is None and not breaker.held

@@ -1,8 +1,8 @@
 """Budgets of tokens and money for several concurrent tasks.
 
-A model call first reserves the maximum amount that the call may use, in every account that pays for
-the call. After the call, the unused amount is released. So the tasks together can exceed a budget
-only by as much as the estimate for one call was too low.
+Each account that pays for a model call first reserves the maximum amount of the call. After the
+call, the account releases the reservation and records the used amount. So the tasks exceed a
+budget only if a call uses more than its estimate.
 """
 
 import asyncio
@@ -32,16 +32,16 @@ class _Tokens:
         return usage.total_tokens
 
     def price(self, sent: int, prices: ModelPrices | None) -> tuple[int, int]:
-        """Return the amounts to reserve for ``sent`` input tokens, and for each output token."""
+        """Return two amounts to reserve: for ``sent`` input tokens, and for one output token."""
         return sent, 1
 
     def text(self, amount: int) -> str:
-        """Return an amount as text that people read, without the unit."""
+        """Return an amount as a text for people, without the unit."""
         return str(amount)
 
 
 class _Dollars:
-    """Billionths of US dollars; calls of models without a known price cost nothing."""
+    """Unit of money: billionths of US dollars. A call of a model without a known price costs 0."""
 
     name = "US dollars"
     key: Final = "cost"
@@ -71,15 +71,15 @@ def billionths(dollars: Decimal) -> int:
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """A budget of tokens or money; an account without a ``limit`` is unlimited.
+    """A budget of tokens or money; ``limit`` None: no limit.
 
     Attributes:
         name: name of the budget in error texts.
-        reserved: amount reserved by running model calls.
-        is_operators: true if the operator pays; calls of a tenant's own model servers are then
+        reserved: amount that running model calls have reserved.
+        is_operators: true if the operator pays; then calls of a tenant's own model servers are
             free.
-        needs_price: true if the account refuses models without a known price; false if calls of
-            these models are free.
+        needs_price: true if the account refuses calls of models without a known price; false if
+            the calls are free.
     """
 
     name: str
@@ -110,7 +110,7 @@ class Account:
         return f"{self.name} is used up: {spent} of {limit} {self.unit.name} are spent"
 
     def used_up(self, more: int) -> str:
-        """Return the error text for a call whose input costs ``more`` than is left."""
+        """Return the error text for a call whose input costs ``more``, which is too much."""
         return f"{self.state}, and the next model call takes about {self.unit.text(more)}"
 
     def give_back(self, amount: int) -> None:
@@ -132,11 +132,14 @@ class Account:
                 self._waiting.remove(future)
 
     async def fill(self, amount: int) -> None:
-        """Claim more of a shared budget if less than ``amount`` is left; here: do nothing."""
+        """Claim a further part of a shared budget if less than ``amount`` remains.
+
+        The method does nothing for an account that belongs to this process alone.
+        """
 
     @property
     def may_grow(self) -> bool:
-        """True if the limit may grow later without the end of a call in this process."""
+        """True if the limit may grow even while no call in this process ends."""
         return False
 
 
@@ -154,16 +157,16 @@ def grant(
     prices: ModelPrices | None = None,
     longest: int = MAX_OUTPUT,
 ) -> int | Account:
-    """Return the maximum output tokens of a call, or the account that has too little left.
+    """Return the maximum output tokens of a call, or the account whose remainder is too small.
 
     Args:
-        longest: number of tokens of the longest expected answer.
+        longest: maximum output tokens if the accounts have enough.
 
     Raises:
-        BudgetExhaustedError: an account would have too little left even without reservations.
+        BudgetExhaustedError: the remainder would be too small even without reservations.
     """
     tightest: Account | None = None
-    free, least = longest, min(longest, 16)  # a shorter answer would be useless
+    free, least = longest, min(longest, 16)  # an answer of fewer than 16 tokens would be useless
     for account in accounts:
         if account.limit is None:
             continue
@@ -187,16 +190,14 @@ async def reserved(
     provider: object | None = None,
     longest: int | None = None,
 ) -> AsyncIterator[Permit]:
-    """Reserve a model call's tokens and cost. The permit is unlimited if the longest answer fits.
+    """Reserve a model call's tokens and cost; wait while other calls have reserved too much.
 
-    If too little is left only because of other calls' reservations, the function waits until these
-    calls release their reservations.
+    The permit has a limit of output tokens if the accounts cannot pay for ``longest`` tokens.
 
     Args:
         sent: number of input tokens.
-        provider: provider of the model, for the prices and the owner of the server.
-        longest: limit of the call's output tokens; without a limit, the estimate
-            :data:`MAX_OUTPUT`.
+        provider: provider of the model; it knows the prices and whether the server is the tenant's.
+        longest: maximum number of the call's output tokens; ``None``: :data:`MAX_OUTPUT`.
 
     Raises:
         BudgetExhaustedError: see :func:`grant`.

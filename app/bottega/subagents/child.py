@@ -66,7 +66,7 @@ def places_of(model_call: int, index: int, tool_call: ToolCall) -> list[tuple[in
     """Return the position (model call, index) of each task that a tool call dispatches.
 
     Args:
-        index: index of the tool call in its message.
+        index: index of the tool call in the model's message.
     """
     tasks = tool_call.arguments.get("tasks") if tool_call.name == FAN_OUT else None
     if not isinstance(tasks, list):
@@ -75,7 +75,7 @@ def places_of(model_call: int, index: int, tool_call: ToolCall) -> list[tuple[in
 
 
 def fan_out_places(model_call: int, index: int, tasks: int) -> list[tuple[int, int]]:
-    # The positions are distinct, because no message has 2^20 tool calls.
+    # The indexes of two calls' tasks differ, because no message has 2^20 tool calls.
     return [(model_call, index + (number << 20)) for number in range(1, tasks + 1)]
 
 
@@ -85,7 +85,7 @@ class ChildTask:
     Args:
         place: position of the task: (model call, index of the tool call).
         agents: the caller's sub-agents by name.
-        configure: function called with each new helper.
+        configure: function called with each new helper (an anonymous sub-agent).
     """
 
     __slots__ = ("agents", "configure", "place", "query", "scope", "task_id")
@@ -106,7 +106,7 @@ class ChildTask:
         self.task_id: UUID = scope.id_below(place)
 
     def known(self) -> SubagentHandle | None:
-        """Return the task if it was dispatched before; restore a task from before a crash."""
+        """Return the task if it exists; if it was dispatched before a crash, restore it first."""
         swarm, parent = self.scope.swarm, self.scope
         if (handle := swarm.registry.get(self.task_id, parent)) is not None:
             return handle
@@ -129,14 +129,14 @@ class ChildTask:
         return handle
 
     def dispatch(self, params: DispatchParams, files: Mapping[str, str]) -> SubagentHandle:
-        """Dispatch the task; raise also the errors of :meth:`SubagentRegistry.dispatch`.
+        """Dispatch the task; after an error, the task's folder is empty.
 
         Args:
             files: texts of the task's input files, by path.
 
         Raises:
-            InvalidInputError: ``bad_path``, ``bad_content`` or ``too_large``. After an error, the
-                task's folder is empty.
+            InvalidInputError: a file is refused: ``bad_path``, ``bad_content`` or ``too_large``.
+            SubagentRefusedError: see :meth:`SubagentRegistry.dispatch`.
         """
         swarm, parent = self.scope.swarm, self.scope
         try:
@@ -153,7 +153,7 @@ class ChildTask:
         return handle
 
     def give_again(self, files: Mapping[str, str]) -> None:
-        """Restore the input files of a task from before a crash; do not change existing files."""
+        """Write a restored task's input files again, except files that exist."""
         context = self.scope.swarm.context
         known = context.list(folder_of(self.task_id))
         for path, content in files.items():
@@ -164,7 +164,7 @@ class ChildTask:
         return f"{folder_of(self.task_id)}/input/{path.removeprefix('/')}"
 
     def _is_spread(self, params: DispatchParams) -> bool:
-        """Return true if a simple new task becomes a child run, because many tasks run here."""
+        """Return true if a new task becomes a child run: it is simple, and many tasks run here."""
         parent, swarm = self.scope, self.scope.swarm
         if swarm.options.remote is None or parent.here < parent.limits.spread_above:
             return False
@@ -178,7 +178,7 @@ class ChildTask:
         return self.scope.swarm.context.texts(GLOBAL, folder_of(self.task_id))
 
     async def __call__(self, handle: SubagentHandle) -> SubagentOutcome:
-        """Execute the task: query a new agent per try, until a try succeeds or no retry is left."""
+        """Execute the task: query a new agent for each try, until success or the last retry."""
         if handle.spread:
             return await self._do_as_child_run(handle)
         swarm, tries = self.scope.swarm, 1
@@ -207,8 +207,10 @@ class ChildTask:
         """Query a new agent for one try; add the agent's usage to the parent's query.
 
         Args:
-            calls: number of model calls of earlier tries. The method returns this number plus the
-                number of this try's calls.
+            calls: number of model calls of earlier tries.
+
+        Returns:
+            The outcome, and the number of model calls of all tries so far.
         """
         agent = self._new_agent(handle)
         query = Query(
@@ -233,7 +235,7 @@ class ChildTask:
                 self.scope.swarm.break_with(error)
             outcome = SubagentOutcome.failed("task_failed", f"{type(error).__name__}: {error}")
         finally:
-            next_query.reset(token)  # otherwise the task's context would keep the agent in memory
+            next_query.reset(token)  # otherwise the context variable would keep the agent in memory
             self.query.usage += query.usage
         return outcome, query.model_calls
 
@@ -281,7 +283,7 @@ class ChildTask:
 
 
 def is_leaf(agent: BaseAgent) -> bool:
-    """Return true if an agent has no sub-agents, reads no graph and asks no people."""
+    """Return true if an agent has no sub-agents and no graph, and never waits for people."""
     return agent.memory_graph is None and not any(
         tool.subagents
         or tool.approval is not None
@@ -292,7 +294,7 @@ def is_leaf(agent: BaseAgent) -> bool:
 
 
 def helper_of(parent: QueriedAgent, instructions: str | None, most: int) -> BaseAgent:
-    """Return a helper with the caller's model and parameters, but without ``tool_choice``."""
+    """Return a helper that has the caller's model and parameters, except ``tool_choice``."""
     return BaseAgent(
         instructions or DEFAULT_INSTRUCTIONS,
         provider=with_patience(parent.provider, PATIENCE_S),
@@ -304,11 +306,11 @@ def helper_of(parent: QueriedAgent, instructions: str | None, most: int) -> Base
 
 
 def copy_for_task(source: BaseAgent, instructions: str | None, most: int) -> BaseAgent:
-    """Return a fresh copy of an agent, so that the task shares no state with other agents.
+    """Return a copy of an agent that shares no state with the agent.
 
     Args:
-        instructions: text added to the agent's own instructions.
-        most: limit of the copy's model calls.
+        instructions: text that is added to the instructions of ``source``.
+        most: maximum number of the copy's model calls.
     """
     agent = source.fresh_copy()
     agent.max_iterations = min(agent.max_iterations, most)
@@ -331,7 +333,7 @@ def _is_retried(outcome: SubagentOutcome) -> bool:
 
 
 def first_message(task_id: UUID, prompt: str, shared: Mapping[str, Any]) -> str:
-    """Return the first message to a task's agent: prompt, shared metadata, paths of folders."""
+    """Return the first message to a task's agent: the prompt, metadata, and paths of folders."""
     about = f"\n\nMetadata: {json.dumps(shared, ensure_ascii=False)}" if shared else ""
     return (
         f"{prompt}{about}\n\nYour own folder is {folder_of(task_id)}/ "
@@ -353,7 +355,7 @@ def answer_file(task_id: UUID) -> str:
 
 
 def keep_answer(swarm: Swarm, task_id: UUID, outcome: SubagentOutcome) -> None:
-    """Write a long answer to a file for the parent; in memory only, as the log has the text."""
+    """Write a long answer to a file for the parent, only in memory: the log has the answer."""
     if outcome.output is not None and is_long(outcome.output):
         swarm.context.restore(answer_file(task_id), outcome.output)
 

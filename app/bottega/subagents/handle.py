@@ -52,10 +52,10 @@ _MOVES: dict[SubagentStatus, frozenset[SubagentStatus]] = {
 
 
 def check_move(old: SubagentStatus, new: SubagentStatus) -> None:
-    """Check that a task may change from its status ``old`` to the status ``new``.
+    """Check that a task's status may change from ``old`` to ``new``.
 
     Raises:
-        IllegalTransition: the change is not allowed, such as any change of a final status.
+        IllegalTransition: the change is not allowed; a final status never changes.
     """
     if new not in _MOVES[old]:
         legal = ", ".join(sorted(_MOVES[old])) or "none, because it is final"
@@ -63,7 +63,7 @@ def check_move(old: SubagentStatus, new: SubagentStatus) -> None:
 
 
 def stands_still(statuses: Iterable[SubagentStatus], missing: int) -> bool:
-    """Return true if fewer than ``missing`` tasks can end before people have decided."""
+    """Return true if fewer than ``missing`` tasks can end without a decision of people."""
     at_work = (status for status in statuses if not status.is_final)
     return sum(status is not SubagentStatus.WAITING for status in at_work) < missing
 
@@ -76,8 +76,8 @@ class Mailbox:
         unread: texts of messages that the task has not read, oldest first.
         known: ids of all sent messages.
         heard: texts that the current try has read.
-        recorded: texts that an earlier attempt read, by model call.
-        calls: number of the last model call whose result an earlier attempt recorded.
+        recorded: texts that an earlier attempt read, by the number of the model call.
+        calls: number of the last model call whose result an earlier attempt stored.
     """
 
     unread: dict[str, str] = field(default_factory=dict)
@@ -127,8 +127,8 @@ class DispatchParams:
         metadata: a JSON object for plugins and the task's agent (see ``shared_keys``).
         timeout: timeout in seconds, or ``None`` for the default.
         shared_keys: keys of the metadata that the task's agent can read.
-        retries: number of further tries after a failure.
-        spread: true if a child run executes the task on any worker; the task then needs no slot,
+        retries: maximum number of further tries after a failure.
+        spread: true if a child run, on any worker, executes the task. The task then needs no slot,
             and the timeout applies to the child run.
     """
 
@@ -175,10 +175,10 @@ class RestoredTask:
     Attributes:
         attempt: number of the attempt that begins now.
         waited: seconds since the task's dispatch.
-        remaining: seconds that remain of the task's timeout, or ``None`` if the task never ran.
+        remaining: seconds until the task's timeout, or ``None`` if the task never ran.
         outcome: the outcome, or ``None`` if the task had not ended.
-        spent: tokens that the task itself used.
-        usage: usage of a finished task and its descendants, which do not run again.
+        spent: tokens that the task used, without its descendants.
+        usage: usage of the task and its descendants, if the task had ended.
         publications: publications of the task and its descendants to the run's graph.
         mailbox: messages to the task, or ``None`` without messages.
         received: true if the parent has read the task's outcome.
@@ -198,13 +198,13 @@ class RestoredTask:
 
 
 class Listener:
-    """Listener that ignores events of tasks; methods of subclasses must neither block nor raise."""
+    """Listener that ignores all events of tasks. Methods of subclasses must not block or raise."""
 
     def on_event(self, handle: "SubagentHandle", event: str, data: dict[str, Any]) -> None:
         """Receive an event; ``event`` is the type without the prefix ``subagent.``."""
 
     def refused(self, parent: "Parent", data: dict[str, Any]) -> None:
-        """Receive data about a dispatch that was refused."""
+        """Receive data about a refused dispatch."""
 
 
 Place = tuple[float, int]
@@ -221,17 +221,17 @@ class Parent:
             path.
         limits: limits of the query's tasks.
         account: token budget of all the query's tasks together.
-        accounts: accounts that pay for the tasks' model calls, ``account`` first.
-        owner: the task that the query works for, or ``None`` outside of tasks.
-        remaining: returns the seconds until the run's deadline if the query belongs to no task, or
-            ``None`` without a deadline.
+        accounts: accounts that pay for the tasks' model calls; the first is ``account``.
+        owner: the task to which the query belongs, or ``None`` for a query outside of tasks.
+        remaining: returns the seconds until the run's deadline, or ``None`` without a deadline.
+            The function is used only if ``owner`` is ``None``.
         ancestors: returns an agent's ancestors in the run's graph, or ``None`` without a graph.
         waiting: number of the query's queued tasks in this process, by agent.
-        lines: the query's queued tasks by age, for each base priority; no line is empty.
+        lines: the query's queued tasks, sorted by age, by base priority; no list is empty.
         in_line: number of the tasks in ``lines``.
-        ready: number of the tasks in ``lines`` that could start if a slot were free; 0 at the
-            query's limit. The number ignores the tenant's limit, because a slot that becomes free
-            also makes room within the tenant's limit.
+        ready: number of the tasks in ``lines`` that could start if slots were free; 0 if the query
+            has reached its limit. The number ignores the tenant's limit, because a task that
+            releases a slot also makes room within the tenant's limit.
         holders: the query's tasks that hold a slot, with the time at which each task got the slot.
         durations: seconds for which the latest tasks held their slots, by agent; infinite for a
             task that released its slot before its end.
@@ -272,11 +272,11 @@ class Parent:
 
     @property
     def is_over(self) -> bool:
-        """True if the query cannot dispatch further tasks: the query or its task has ended."""
+        """True if the query can dispatch no more tasks, because it or its task has ended."""
         return self.ended or (self.owner is not None and self.owner.status.is_final)
 
     def time_for(self, timeout: float | None, now: float) -> float:
-        """Return a task's timeout in seconds, which is at most the parent's remaining time.
+        """Return a task's timeout in seconds, limited by the parent's remaining time.
 
         Args:
             timeout: requested timeout, or ``None`` for the default.
@@ -292,29 +292,29 @@ class SubagentHandle(DispatchParams):
     """A task. Times are seconds on the event loop's clock; the API's durations are milliseconds.
 
     Attributes:
-        timeout: timeout in seconds, at most the parent's remaining seconds.
-        is_stored: true if the child run is stored.
+        timeout: timeout in seconds, limited by the parent's remaining time.
+        is_stored: true if the task has a child run, and the child run is stored.
         mailbox: messages from the parent.
-        has_answered: true if the task has answered, and so reads no more messages.
-        work: coroutine function that executes the task; the scheduler runs this function.
+        has_answered: true if the task has answered. It then reads no more messages.
+        work: coroutine function that executes the task; called by the scheduler.
         attempt: number of the task's attempt: 1, plus 1 for each restoration after a crash.
-        queue_position: number of the tenant's ready tasks before this task when it was dispatched
-            (see :meth:`TakeQueue.position`).
+        queue_position: at the dispatch, the number of the tenant's tasks that would start before
+            this task (see :meth:`TakeQueue.position`).
         deadline: time at which the timeout ends; set when the task first runs.
         paused_at: time at which the task's clock stopped, because the task waits for people.
         partial_output: the last 10,000 characters of the model's text.
-        written: number of characters of the model's text, including its omitted beginning.
+        written: number of characters of the model's whole text.
         polled: number of characters of the model's text that the parent has read.
         token_usage: usage of the task, even if the task failed.
         was_limited: true if a model call failed because of its server's limits.
         received: true if the parent has read the task's outcome.
-        scopes: queries of this task that dispatch further tasks.
-        holds: other tasks that must end before this task may run.
+        scopes: this task's queries that may dispatch further tasks.
+        holds: the tasks that must end before this task may run.
         breaker: key of the task's breaker, or ``None`` without a breaker.
         place: the task's position in the queue, or ``None`` outside of the queue.
         line: base priority of the task's line in the queue.
-        suspended: true if this process stopped the unfinished task so that another process restores
-            the task.
+        suspended: true if this process stopped the task before its end; another process then
+            restores the task.
         waiting_below: number of descendants that could run if they had a slot.
     """
 
@@ -352,7 +352,7 @@ class SubagentHandle(DispatchParams):
     holds: "frozenset[SubagentHandle]" = frozenset()
     breaker: BreakerKey | None = None
     suspended: bool = False
-    # The queue and the scheduler set these fields
+    # Only the queue and the scheduler set the fields below.
     place: Place | None = None
     line: int = 0
     timer: asyncio.TimerHandle | None = None
@@ -404,7 +404,7 @@ class SubagentHandle(DispatchParams):
         return self.deadline - (now if self.paused_at is None else self.paused_at)
 
     def spend(self, usage: Usage) -> None:
-        """Charge the accounts of the task and of all its ancestors, but not the run's accounts."""
+        """Charge a usage to the task's account and to the accounts of its ancestors."""
         self.account.spend(usage)
         self.parent.account.spend(usage)
         if self.parent.owner is not None:
@@ -483,11 +483,11 @@ def _add(counter: Counter[Any], key: Any, by: int) -> None:
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """A wait for tasks, which ends when ``missing`` more of the tasks have ended.
+    """A wait for tasks. The wait ends when ``missing`` more tasks have ended.
 
     Attributes:
         for_success: true if the first success also ends the wait.
-        left: seconds that remain of the timeout while the timeout is paused.
+        left: remaining seconds of the timeout while the timeout is paused.
     """
 
     future: "asyncio.Future[None]"
@@ -499,17 +499,17 @@ class Waiter:
 
     @property
     def is_open(self) -> bool:
-        """True if the wait has not ended, neither by ends of tasks nor by the timeout."""
+        """True if the wait goes on: too few tasks have ended, and the timeout is not over."""
         return not self.future.done() and not self.limit.expired()
 
     @property
     def needs_people(self) -> bool:
-        """True if the wait cannot end before people have decided."""
+        """True if the wait cannot end without a decision of people."""
         return stands_still((handle.status for handle in self.handles), self.fewest_ends)
 
     @property
     def fewest_ends(self) -> int:
-        """Minimum number of tasks that must still end before the wait can end."""
+        """Minimum number of further tasks that must end before the wait can end."""
         return min(1, self.missing) if self.for_success else self.missing
 
     def ended(self, handle: SubagentHandle) -> None:
@@ -538,9 +538,9 @@ Mode = Literal["all", "any", "quorum", "any_success"]
 
 
 def missing(statuses: Sequence[SubagentStatus], mode: Mode, quorum: int | None) -> int:
-    """Return how many tasks must still end before a wait is over, if no further task succeeds.
+    """Return the number of tasks that must still end before a wait ends; 0 or less: it has ended.
 
-    A result of 0 or less means that the wait is over.
+    For ``any_success``, the function assumes that no further task succeeds.
     """
     if mode == "any_success" and SubagentStatus.COMPLETED in statuses:
         return 0
@@ -550,7 +550,7 @@ def missing(statuses: Sequence[SubagentStatus], mode: Mode, quorum: int | None) 
 
 
 def ends_of(handles: Iterable[SubagentHandle], gone: int) -> list[SubagentStatus]:
-    """Return the statuses of awaited tasks, including ``gone`` ended tasks that were removed."""
+    """Return the statuses of ``handles`` and of ``gone`` further tasks, which count as failed."""
     return [*(handle.status for handle in handles), *[SubagentStatus.FAILED] * gone]
 
 
@@ -562,14 +562,14 @@ async def wait_for(
     waits: set[Waiter] | None = None,
     gone: int = 0,
 ) -> bool:
-    """Wait until so many tasks have ended as ``mode`` requires; return false on timeout.
+    """Wait for the ends of tasks, as ``mode`` requires; return false after the timeout.
 
-    The tasks continue after a timeout. The timeout is paused while the wait cannot end before
-    people have decided.
+    A timeout does not end the tasks. The timeout is paused while the wait cannot end without a
+    decision of people.
 
     Args:
-        waits: set to which the function adds its wait until the wait ends.
-        gone: number of further awaited tasks that have ended and were removed.
+        waits: set that contains the wait until the wait ends.
+        gone: number of awaited tasks that have ended and that the registry has removed.
     """
     count = missing(ends_of(handles, gone), mode, quorum)
     if count <= 0:
@@ -599,7 +599,7 @@ async def wait_for(
 
 
 async def all_done(tasks: Collection["asyncio.Task[None]"]) -> None:
-    """Wait until all tasks are done, even if the caller is cancelled in the meantime."""
+    """Wait until all tasks are done; if the caller is cancelled, raise CancelledError only then."""
     cancelled = False
     while running := [task for task in tasks if not task.done()]:
         try:

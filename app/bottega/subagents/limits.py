@@ -12,21 +12,20 @@ class SubagentLimits:
 
     Attributes:
         max_concurrent: maximum number of one parent's tasks that hold a slot.
-        max_concurrent_of_call: if one call dispatches more tasks than this number, the parent's
-            ``max_concurrent`` rises to this number.
+        max_concurrent_of_call: ``max_concurrent`` of a parent after one call has dispatched more
+            tasks than this number.
         max_queued: maximum number of one parent's tasks that wait for a slot.
-        max_total_tokens: tokens that all tasks of one parent may spend together.
+        max_total_tokens: maximum number of tokens of all tasks of one parent together.
         max_concurrent_global: maximum number of all parents' tasks that hold a slot.
         max_queue_size: maximum number of all parents' tasks that wait for a slot.
         max_depth: maximum number of levels of nested tasks.
-        spread_above: if a parent has this number of unfinished tasks in this process, further tasks
-            become child runs, which any worker may execute. Child runs need no slot in this
-            process.
-        gc_ttl: time for which the registry keeps a finished task after the parent has read its
+        spread_above: number of a parent's unfinished tasks in this process from which its further
+            tasks become child runs. Any worker may execute a child run, which needs no slot.
+        gc_ttl: time for which the registry keeps a finished task, even if the parent has read its
             outcome.
-        tenant_max_concurrent: maximum number of one tenant's tasks that hold a slot (in the
-            service, on all workers together), or ``None`` for no limit.
-        tenant_max_queued: maximum number of one tenant's waiting tasks, by default half of
+        tenant_max_concurrent: maximum number of one tenant's tasks that hold a slot, on all workers
+            of the service together; ``None``: no limit.
+        tenant_max_queued: maximum number of one tenant's waiting tasks; ``None``: half of
             ``max_queue_size``.
     """
 
@@ -47,7 +46,7 @@ class SubagentLimits:
     tenant_max_queued: int | None = None
 
     def lowered(self, **wanted: float | None) -> Self:
-        """Return a copy with the given limits; a value above this object's limit has no effect.
+        """Return a copy with the given limits; ignore a value above this object's limit.
 
         A lower ``max_concurrent`` also lowers ``max_concurrent_of_call``.
         """
@@ -60,13 +59,13 @@ class SubagentLimits:
         return replace(self, **lower)
 
     def above(self, wanted: Mapping[str, float | None]) -> Iterator[tuple[str, float]]:
-        """Yield (name, this object's limit) for each limit that ``wanted`` exceeds."""
+        """Yield (name, this object's limit) for each value in ``wanted`` above the limit."""
         for name, value in wanted.items():
             if value is not None and value > (most := getattr(self, name)):
                 yield name, most
 
     def of_agent(self, subagents: Mapping[str, Any] | None) -> dict[str, float] | None:
-        """Return the limits of an agent's tasks; ``None``: no sub-agents are asynchronous.
+        """Return the limits of an agent's tasks, or ``None`` without asynchronous sub-agents.
 
         Args:
             subagents: the field ``subagents`` of the agent's definition.
@@ -78,7 +77,7 @@ class SubagentLimits:
         return {name: getattr(limits, name) for name in _OF_PARENT}
 
     def within(self, outer: Self) -> Self:
-        """Return a copy with limits per parent that are at most the limits of ``outer``."""
+        """Return a copy whose limits of one parent are lowered to the limits of ``outer``."""
         names = ("max_concurrent_of_call", *_OF_PARENT)
         return self.lowered(**{name: getattr(outer, name) for name in names})
 
@@ -105,12 +104,12 @@ class SchedulerOptions:
     """Options of the pool, the queue and the breakers. Times are seconds.
 
     Attributes:
-        scale_up_threshold, scale_down_threshold: the pool grows above the first share of busy
-            slots, and shrinks below the second; each share is from 0 to 1.
+        scale_up_threshold: share of busy slots, from 0 to 1, above which the pool grows.
+        scale_down_threshold: share of busy slots, from 0 to 1, below which the pool shrinks.
         resize_cooldown: minimum time between two changes of the pool's size.
         ageing_interval: time after which a waiting task's priority improves by one.
-        failure_threshold: the breaker of an agent in a run opens if at least this number of the
-            agent's tasks ended within ``monitor_window``, and at least half of these tasks failed.
+        failure_threshold: number of an agent's tasks that must have ended within ``monitor_window``
+            before its breaker can open. The breaker opens if at least half of them failed.
         reset_timeout: time for which a breaker stays open.
     """
 
@@ -126,10 +125,10 @@ class SchedulerOptions:
 
 
 def resized(size: int, busy: int, options: SchedulerOptions) -> int:
-    """Return the new size of a pool with ``size`` slots (at least 1) and ``busy`` used slots.
+    """Return the new size of a pool that has ``size`` slots (at least 1), ``busy`` of them in use.
 
-    If the share of busy slots is above the upper threshold, the pool grows by half. If the share is
-    below the lower threshold, the pool shrinks by a quarter.
+    Above ``scale_up_threshold``, the pool grows by half. Below ``scale_down_threshold``, the pool
+    shrinks by a quarter.
     """
     share = busy / size
     if share > options.scale_up_threshold:

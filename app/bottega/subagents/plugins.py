@@ -7,12 +7,12 @@ A plugin is any object that has one of these functions or both, async or not::
          | Skip | {"skip": True, "result": "…"} | Refused
     after_subagent_complete(ctx: PluginContext, outcome: TaskOutcome) -> None
 
-A call of a plugin may take at most ``TIMEOUT_S`` seconds. If a plugin raises an error, takes longer
-or returns an invalid value, Bottega logs the error and skips the plugin. If a plugin with ``guard =
-True`` fails in this way, Bottega refuses the task. Bottega calls guards after all other plugins,
-and calls a guard again after a different guard has changed the task. Bottega also calls guards for
-messages to a task. Before a call of a synchronous sub-agent, Bottega also calls the plugins:
-``prompt`` is then the query, and priority and metadata have no effect.
+A plugin fails if it raises an error, returns an invalid value, or takes longer than ``TIMEOUT_S``
+seconds. Bottega then logs the error and skips the plugin. A plugin with ``guard = True`` is a
+guard: if a guard fails, Bottega refuses the task. Bottega calls guards after all other plugins. If
+a guard changes the task, Bottega calls all other guards again. Bottega also calls the guards for
+each message to a task, and all plugins for each call of a synchronous sub-agent: then ``prompt`` is
+the query, and changes of ``priority`` and ``metadata`` have no effect.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class PluginContext:
     """The query that dispatches a task, in the form that plugins receive.
 
     Attributes:
-        parent_id: id of the task that dispatches, or of the run if the root dispatches.
+        parent_id: id of the dispatching task; for the root, id of the run.
         depth: depth of the dispatched task; 0 for the root's tasks.
         agent: name of the dispatching agent.
     """
@@ -74,14 +74,14 @@ class SubagentPlugin:
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """Decision to skip the task; the model reads ``result`` in place of the task's result."""
+    """Decision to skip the task; the model gets ``result`` as the task's result."""
 
     result: str
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Decision to refuse the task, with the reason for the model in ``detail``."""
+    """Decision to refuse the task; ``detail`` is the reason, which the model reads."""
 
     detail: str
 
@@ -100,7 +100,7 @@ class TaskOutcome:
 async def before_dispatch(
     plugins: Sequence[object], ctx: PluginContext, request: DispatchParams
 ) -> DispatchParams | Skip | Refused:
-    """Pass a request through all plugins, guards last, until a plugin skips or refuses the task."""
+    """Call all plugins, guards last; stop when a plugin skips or refuses the task."""
     for plugin in plugins:
         if not is_guard(plugin):
             said = await _asked(plugin, ctx, request)
@@ -113,7 +113,7 @@ async def before_dispatch(
 async def guarded(
     plugins: Sequence[object], ctx: PluginContext, request: DispatchParams
 ) -> DispatchParams | Skip | Refused:
-    """Pass the request through the guards until each guard has accepted all guards' changes."""
+    """Call the guards until each guard has accepted the request with all changes."""
     guards = [plugin for plugin in plugins if is_guard(plugin)]
     left = list(guards)
     for _ in range(3 * len(guards)):
@@ -134,7 +134,7 @@ async def guarded(
 async def _asked(
     plugin: object, ctx: PluginContext, request: DispatchParams
 ) -> DispatchParams | Skip | Refused:
-    """Call one plugin. Log a failure; if the plugin is a guard, a failure refuses the task."""
+    """Call one plugin and log its failure; after a failure of a guard, refuse the task."""
     function = getattr(plugin, "before_dispatch", None)
     if function is None:
         return request
@@ -185,8 +185,7 @@ def _log(plugin: object, function: str, ctx: PluginContext, error: Exception) ->
 async def bounded(function: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:
     """Call a plugin's function with a time limit.
 
-    The function runs in its own asyncio task, so that the caller continues even if the function
-    ignores a cancellation.
+    The function runs in a separate asyncio task, because a function may ignore its cancellation.
 
     Raises:
         TimeoutError: the function takes longer than ``timeout_s``.
@@ -207,7 +206,7 @@ async def bounded(function: Callable[..., Any], *arguments: Any, timeout_s: floa
 
 
 def _look_at(task: "asyncio.Task[Any]") -> None:
-    """Retrieve an abandoned task's exception, so that asyncio does not log the exception."""
+    """Retrieve an abandoned task's exception; otherwise asyncio would log it."""
     if not task.cancelled():
         task.exception()
 
@@ -219,12 +218,12 @@ async def _called(call: Callable[[], Any], function: Callable[..., Any]) -> Any:
         )
         value = call() if is_async else await run_in_thread(call)
         return await value if inspect.isawaitable(value) else value
-    except SystemExit as error:  # otherwise this error stops the event loop
+    except SystemExit as error:  # SystemExit would stop the event loop
         raise RuntimeError(f"SystemExit: {error}") from None
 
 
 def checked_metadata(value: dict[str, Any]) -> dict[str, Any]:
-    """Check that metadata is JSON of at most ``MAX_METADATA`` characters; return a deep copy."""
+    """Return a deep copy of metadata, which must be JSON of at most ``MAX_METADATA`` characters."""
     try:
         encoded = json.dumps(value, allow_nan=False)
     except (TypeError, RecursionError) as error:
@@ -236,7 +235,7 @@ def checked_metadata(value: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Said(BaseModel):
-    """Valid fields of a plugin's answer; a field that is ``None`` makes no change."""
+    """Valid fields of a plugin's answer; ``None``: no change."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -251,7 +250,7 @@ def _understood(said: object, request: DispatchParams) -> DispatchParams | Skip 
     """Apply a plugin's answer to the request.
 
     Raises:
-        TypeError, ValueError: the answer is invalid, or changes a parameter that plugins must not
+        TypeError, ValueError: the answer is invalid, or changes a parameter that plugins may not
             change.
     """
     if said is None or said == request:
@@ -269,7 +268,7 @@ def _understood(said: object, request: DispatchParams) -> DispatchParams | Skip 
         valid = _Said.model_validate(
             {name: value for name, value in said.items() if name not in own or value != own[name]}
         )
-    except ValidationError as error:  # the error text omits the input, which may be a prompt
+    except ValidationError as error:  # omit the input: it may be a prompt
         raise ValueError(str(error.errors(include_input=False, include_url=False))) from None
     if valid.skip:
         return Skip(valid.result or "")

@@ -1,4 +1,4 @@
-"""A plugin that refuses tasks by an operator's patterns."""
+"""A plugin that refuses tasks whose texts match an operator's patterns."""
 
 from collections.abc import Sequence
 
@@ -13,9 +13,9 @@ from bottega.subagents.shared_context import plain_form
 class PromptGuard:
     """Guard that refuses tasks whose prompt or instructions match a pattern or are too long.
 
-    The regex engine of pydantic-core needs linear time, so that no text can make the guard hang.
-    The guard applies the patterns to the original text and to the text's :func:`plain_form`, so
-    that full-width, look-alike or invisible characters do not hide a match.
+    No text can make the guard hang, because pydantic-core's regex engine needs linear time. The
+    guard applies the patterns to the original text and to its :func:`plain_form`, because
+    full-width, look-alike or invisible characters could hide a match.
 
     Args:
         deny: regular expressions, which match at any position and ignore case.
@@ -32,7 +32,7 @@ class PromptGuard:
         self._max_prompt_chars = max_prompt_chars
 
     async def before_dispatch(self, ctx: PluginContext, params: DispatchParams) -> Refused | None:
-        """Return a refusal or ``None``. The refusal does not contain the pattern."""
+        """Return a refusal, whose text does not contain the pattern, or ``None``."""
         length = len(params.prompt) + len(params.instructions or "")
         if length > self._max_prompt_chars:
             return Refused(
@@ -62,6 +62,6 @@ def _matcher(pattern: str) -> SchemaValidator:
 def _found(matcher: SchemaValidator, text: str) -> bool:
     try:
         matcher.validate_python(text)
-    except ValidationError as error:  # an error because of invalid Unicode counts as a match
+    except ValidationError as error:  # invalid Unicode counts as a match
         return error.errors(include_input=False)[0]["type"] != "string_pattern_mismatch"
     return True

@@ -1,4 +1,4 @@
-"""Registry of tasks: states, limits, ends and removal. The scheduler executes the tasks."""
+"""Registry of tasks: it checks limits, changes statuses and removes tasks that have ended."""
 
 import asyncio
 import contextvars
@@ -46,15 +46,14 @@ Work = Callable[[SubagentHandle], Awaitable[SubagentOutcome]]
 
 
 class SubagentRegistry:
-    """Registry of all tasks of this process, which enforces the limits.
+    """Registry of all tasks of this process.
 
     Args:
         limits: limits for every parent; a parent's own limits may be lower.
-        scheduler: runs the tasks; by default a scheduler with default options.
+        scheduler: executes the tasks; by default a scheduler with default options.
 
     Attributes:
-        late_results: number of results that the registry dropped because the task had already
-            ended.
+        late_results: number of outcomes that arrived after the end of their task.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class SubagentRegistry:
         return len(self._handles)
 
     def get(self, task_id: UUID, within: Parent | None = None) -> SubagentHandle | None:
-        """Return a task; with ``within``, return only a descendant of the parent ``within``."""
+        """Return a task, or ``None`` if it is unknown or is not a descendant of ``within``."""
         handle = self._handles.get(task_id)
         if handle is None or within is None:
             return handle
@@ -100,7 +99,7 @@ class SubagentRegistry:
         return list(self._handles.values())
 
     def parents(self) -> list[Parent]:
-        """Return all parents with tasks, each parent before its descendants."""
+        """Return all parents that have tasks, each parent before its descendants."""
         return list(self._parents.values())
 
     def get_by_parent(self, parent_id: UUID) -> list[SubagentHandle]:
@@ -118,8 +117,8 @@ class SubagentRegistry:
             place: position of the dispatch: (number of the model call, index of the tool call).
 
         Raises:
-            SubagentRefusedError: a limit, a budget or a breaker refuses the task; a subclass says
-                which.
+            SubagentRefusedError: the task is refused; the subclass shows which limit, budget or
+                breaker refused it.
         """
         if (known := self.get(task_id, parent)) is not None:
             return known
@@ -141,7 +140,7 @@ class SubagentRegistry:
     def restore(
         self, parent: Parent, restored: RestoredTask, work: Work, *, task_id: UUID, place: Any
     ) -> SubagentHandle:
-        """Register a task from before a crash, ended or queued; check no limits, send no events."""
+        """Register a task from before a crash, without checks of limits and without events."""
         if (known := self.get(task_id, parent)) is not None:
             return known
         handle = self._add(parent, restored.params, work, task_id, place)
@@ -163,12 +162,7 @@ class SubagentRegistry:
         return handle
 
     def _check(self, parent: Parent, params: DispatchParams) -> None:
-        """Check that no limit refuses a dispatch; a task above ``max_concurrent`` may wait.
-
-        Raises:
-            SubagentRefusedError: a limit is reached; each limit has its subclass, with a text for
-                the model.
-        """
+        """Raise SubagentRefusedError if a limit, a budget or a breaker forbids a dispatch."""
         own = parent.limits
         if parent.is_over:
             raise SubagentQuotaExceededError("the dispatching agent has ended already")
@@ -201,10 +195,10 @@ class SubagentRegistry:
             )
 
     def _check_queue(self, parent: Parent) -> None:
-        """Check that the queue has room for one more task of a parent, or that the task may start.
+        """Check that one more task of a parent may start now, or that the queue has room for it.
 
-        The queue always has room for a tenant without queued tasks. A full queue still accepts one
-        extra task per tenant, from a run without queued tasks.
+        A tenant without queued tasks may always queue a task. If the queue is full, each tenant may
+        queue one more task, from a run that has no queued tasks.
         """
         room, counts, limits = self.scheduler.room(parent), self.counts, self.limits
         startable, of_tenant = min(room, parent.ready), counts.queued_of[parent.tenant_id]
@@ -261,7 +255,7 @@ class SubagentRegistry:
         return handle
 
     def _hold_back(self, handle: SubagentHandle) -> None:
-        """Let a task wait for siblings that it reads; let siblings that read the task wait."""
+        """Let a task wait for the siblings that it reads, and its queued readers for the task."""
         parent = handle.parent
         if parent.ancestors is None or handle.agent is None:
             return
@@ -281,10 +275,10 @@ class SubagentRegistry:
     def transition(
         self, handle: SubagentHandle, status: SubagentStatus, outcome: SubagentOutcome | None = None
     ) -> None:
-        """Change a task's status; send the event and apply the consequences.
+        """Change a task's status and send an event; a final status also cancels its descendants.
 
         Raises:
-            IllegalTransition: a task cannot change from its current status to ``status``.
+            IllegalTransition: the task's status may not change to ``status``.
         """
         check_move(handle.status, status)
         old = handle.status
@@ -299,7 +293,7 @@ class SubagentRegistry:
             self._ended(handle)
 
     def finish(self, handle: SubagentHandle, outcome: SubagentOutcome) -> bool:
-        """End a task with an outcome; if the task has already ended, only count the outcome."""
+        """End a task; if it has ended before, only count the outcome and return false."""
         if handle.status.is_final or handle.suspended:
             self.late_results += 1
             return False
@@ -358,7 +352,7 @@ class SubagentRegistry:
         return sum(self.cancel(child.task_id, reason) for child in self.get_by_parent(parent_id))
 
     def end_parent(self, parent: Parent, reason: str) -> None:
-        """Mark a parent as ended; cancel its tasks, because nobody will read their results."""
+        """Mark a parent as ended, and cancel its tasks, whose results no agent would read."""
         parent.ended = True
         for child in list(parent.children.values()):
             self.cancel(child.task_id, reason)
@@ -366,7 +360,7 @@ class SubagentRegistry:
             self._parents.pop(parent.parent_id, None)
 
     def discard(self, parents: Iterable[Parent]) -> None:
-        """Remove parents and their tasks; suspend unfinished tasks, without a final status."""
+        """Remove parents and their tasks; unfinished tasks stop and get no final status."""
         for parent in parents:
             parent.ended = True
             for child in list(parent.children.values()):
@@ -386,7 +380,7 @@ class SubagentRegistry:
         quorum: int | None = None,
         timeout: float,
     ) -> bool:
-        """Wait for tasks (see :func:`wait_for`); after a timeout, return false, but end no task."""
+        """Wait for tasks; see :func:`wait_for`."""
         return await wait_for(handles, mode, quorum, timeout)
 
     # Lifecycle
@@ -410,7 +404,7 @@ class SubagentRegistry:
             logger.exception("collecting finished tasks failed")
 
     async def shutdown(self) -> None:
-        """Cancel all tasks, and wait until no task runs."""
+        """Cancel and remove all tasks; return when no task runs."""
         self._stop_collecting()
         while self._handles:
             for parent in self.parents():
@@ -429,17 +423,17 @@ class SubagentRegistry:
         await self.shutdown()
 
     def tidy(self) -> None:
-        """Without :meth:`start`, call :meth:`collect` at most once per ``gc_interval`` seconds."""
+        """Call :meth:`collect` if it is due and :meth:`start` was not called."""
         is_due = self.scheduler.now() - self._collected_at >= self.limits.gc_interval
         if self._collecting is None and is_due:
             self.collect()
 
     def collect(self) -> int:
-        """Remove finished tasks; end orphans and overdue tasks; return the number of removed tasks.
+        """End orphans and overdue tasks; remove finished tasks; return the number of removed tasks.
 
-        The registry keeps a finished task for ``gc_ttl`` seconds, and as long as its parent may
-        still read the outcome. If there are too many tasks, the registry removes tasks whose
-        outcome was read at once.
+        The registry keeps a finished task for ``gc_ttl`` seconds, and longer if its parent has not
+        read the outcome and may still read it. If there are too many tasks, the registry does not
+        keep tasks whose outcome was read.
         """
         now = self._collected_at = self.scheduler.now()
         for parent in self.parents():
@@ -467,7 +461,7 @@ class SubagentRegistry:
         return len(removed)
 
     def remove(self, handle: SubagentHandle) -> None:
-        """Remove a task; remove also its parent if the parent has ended and has no task left."""
+        """Remove a task. Remove also its parent, if the parent has ended and has no other task."""
         if self._handles.pop(handle.task_id, None) is None:
             return
         self.counts.add(handle, -1)

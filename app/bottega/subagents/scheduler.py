@@ -3,13 +3,12 @@
 :class:`TakeQueue` decides which task starts next. Tenants take turns, and the runs of a tenant take
 turns. Within a run, the task with the best priority starts first. A task's priority improves while
 the task waits, but of two tasks with equal base priority, the older task always starts first. So
-each parent has one line of tasks for each base priority, sorted by age, and the queue compares only
-the first tasks of the lines of the run's ready parents. A parent is ready if its tasks hold fewer
-slots than the parent's limit.
+each parent has a line (a list of tasks, sorted by age) for each base priority, and the queue only
+compares the first tasks of these lines. The queue ignores the lines of parents that are not ready.
+A parent is ready if it has waiting tasks, and its tasks hold fewer slots than its limit.
 
-:class:`SubagentScheduler` starts the next task when the pool's size and the breakers allow it. A
-tenant's limit may apply to all workers together. :func:`estimated_start_ms` estimates when a
-waiting task starts, from the durations of recent tasks.
+:class:`SubagentScheduler` starts the next task when the pool's size and the breakers allow it.
+:func:`estimated_start_ms` estimates when a waiting task starts, from the durations of recent tasks.
 """
 
 import asyncio
@@ -49,7 +48,7 @@ class _Tenant:
     Attributes:
         in_line: number of waiting tasks.
         holding: number of tasks that hold a slot.
-        turns: the ready parents by run; the first run gets the next slot.
+        turns: the ready parents by run; the first run has the next turn.
     """
 
     key: Hashable
@@ -61,16 +60,14 @@ class _Tenant:
 class TakeQueue:
     """Queue of tasks: tenants take turns, a tenant's runs take turns; then priorities decide.
 
-    A tenant or run whose first task becomes ready gets its turn after all other tenants or runs.
-    :meth:`take` reads only the ready parents of one run, so tasks of parents at their limit cost no
-    time. The queue updates ``lines``, ``in_line``, ``ready`` and ``holders`` of each parent.
+    A tenant or run that was not ready gets its first turn after all other tenants or runs. The
+    queue updates the attributes ``lines``, ``in_line``, ``ready`` and ``holders`` of each parent.
 
     Args:
         ageing_interval: seconds after which a waiting task's priority improves by one.
         tenant_limit: maximum number of one tenant's slots, or ``None`` for no limit.
-        on_ready: function called with (parent, difference) whenever a parent's ``ready`` changes.
-            The queue calls the function after all its own changes, so that the function may change
-            the queue.
+        on_ready: function called with (parent, difference) after each change of a parent's
+            ``ready``. The function may change the queue.
     """
 
     def __init__(
@@ -89,7 +86,7 @@ class TakeQueue:
         self._blocked: set[Hashable] = set()
 
     def __len__(self) -> int:
-        """Return the number of waiting tasks, including tasks of parents at their limit."""
+        """Return the number of waiting tasks, including the tasks of parents that are not ready."""
         return self._in_line
 
     def push(self, task: SubagentHandle, priority: int, enqueued_at: float) -> None:
@@ -97,8 +94,8 @@ class TakeQueue:
 
         Args:
             priority: 1 (first) to 10, or ``WAKE``.
-            enqueued_at: time since which the task waits, in seconds on the scheduler's clock. Tasks
-                may be added in a different order.
+            enqueued_at: start of the task's wait, in seconds on the scheduler's clock. A task may
+                be added after a task that started to wait later.
 
         Raises:
             ValueError: the task already waits.
@@ -147,11 +144,11 @@ class TakeQueue:
 
     @property
     def turn(self) -> Hashable:
-        """The tenant of the task that :meth:`take` would return, if at least one task is ready."""
+        """The tenant that has the next turn. Read this property only if a task is ready."""
         return next(iter(self._turns))
 
     def block(self, tenant: Hashable) -> None:
-        """Let :meth:`take` skip a tenant's tasks until :meth:`unblock` is called."""
+        """Give a tenant no turn until :meth:`unblock` is called."""
         self._blocked.add(tenant)
         self._turns.pop(tenant, None)
 
@@ -161,26 +158,25 @@ class TakeQueue:
             self._join_turns(self._tenants[tenant])
 
     def ready_of(self, tenant: Hashable) -> int:
-        """Count a tenant's tasks that could start if slots were free; ignore the tenant's limit."""
+        """Count the ready tasks of a tenant; the tenant's limit does not matter."""
         return sum(map(_ready, self._tenants[tenant].turns.values()))
 
     def in_line_of(self, tenant: Hashable) -> int:
-        """Count all waiting tasks of a tenant, including tasks of parents at their limit."""
+        """Count all waiting tasks of a tenant, including tasks of parents that are not ready."""
         return self._tenants[tenant].in_line if tenant in self._tenants else 0
 
     def holding(self, tenant: Hashable = None) -> int:
-        """Count the tasks of one tenant or of all tenants that hold a slot."""
+        """Count the slots in use: of a tenant, or of all tenants without an argument."""
         if tenant is None:
             return self._holding
         return self._tenants[tenant].holding if tenant in self._tenants else 0
 
     def position(self, task: SubagentHandle, now: float) -> int:
-        """Count the ready tasks of a waiting task's tenant that start before the waiting task.
+        """Count the tasks of the same tenant that start before a waiting task.
 
-        The count includes earlier tasks of the same parent (ready or not) and of the same run.
-        Because runs take turns, the count includes an equal number of tasks of each other run, and
-        one more task if the other run's turn comes first. The time grows with the tenant's ready
-        parents.
+        These are tasks of the same run with a better rank, and, because runs take turns, as many
+        ready tasks of each other run, plus one if the other run has its turn first. The time of
+        this method is linear in the number of the tenant's ready parents.
         """
         parent = task.parent
         turns = self._tenants[parent.tenant_id].turns
@@ -201,9 +197,10 @@ class TakeQueue:
         return sum(bisect_left(line, own, key=lambda each: self._rank(each, now)) for line in lines)
 
     def _rank(self, task: SubagentHandle, now: float) -> tuple[int, Place]:
-        """Return the rank (effective priority, place); the task with the lowest rank starts first.
+        """Return a task's rank (effective priority, place): the lowest rank starts first.
 
-        The priority number falls by 1 per ``ageing_interval``, down to 1.
+        The effective priority starts at the task's priority, and falls by 1 per ``ageing_interval``
+        to 1 at least.
         """
         place = _place_of(task)
         if task.line == WAKE:
@@ -241,7 +238,7 @@ class TakeQueue:
             self._on_ready(parent, parent.ready - before)
 
     def _join_turns(self, tenant: _Tenant) -> None:
-        """Let a tenant join at the end of the turns, keep its turn, or leave the turns."""
+        """Add a tenant at the end of the turns if it may take a slot; otherwise remove it."""
         may_take = tenant.turns and tenant.holding < self._tenant_limit
         if may_take and tenant.key not in self._blocked:
             self._turns.setdefault(tenant.key, tenant)
@@ -259,24 +256,24 @@ def _ready(parents: Iterable[Parent]) -> int:
 
 
 class PlaceSource(Protocol):
-    """Source of places, which are a tenant's permits to run tasks, shared by all workers."""
+    """Source of places; a place permits a tenant to run one task. All workers share the places."""
 
     def take(self, tenant: UUID) -> bool:
-        """Take a free place that this worker already holds; return false if there is none."""
+        """Use a free place that this worker holds; return false if there is none."""
         ...
 
     async def wait(self, tenant: UUID) -> None:
-        """Wait until the tenant gets a place; a cancelled wait takes no place."""
+        """Wait until the worker gets a place for the tenant; a cancelled wait takes no place."""
         ...
 
     def give_back(self, tenant: UUID) -> None: ...
 
 
 class TenantPlaces:
-    """Places that tasks need in addition to a slot. A task takes a place when the task gets a slot.
+    """Places that tasks need in addition to a slot. A task gets its place together with its slot.
 
     Args:
-        came: function called when the worker gets a place for which a tenant's tasks waited.
+        came: function called when the worker gets a place for a tenant whose tasks waited for it.
     """
 
     def __init__(self, came: Callable[[], None]) -> None:
@@ -288,8 +285,8 @@ class TenantPlaces:
     def take_for_next(self, queue: TakeQueue, free: int) -> bool:
         """Take a place for the queue's next task; return false if no task can have a place.
 
-        If a tenant has no place, the tenant takes no turn until the worker gets a place. The worker
-        requests as many places as the tenant's tasks could use now.
+        If the worker has no place for a tenant, the worker requests as many places as the tenant's
+        tasks could use now, and the tenant gets no turn until a place arrives.
 
         Args:
             free: number of free slots.
@@ -315,7 +312,7 @@ class TenantPlaces:
             self.source.give_back(tenant)
 
     def give_back_unused(self) -> None:
-        """Give back places that the worker got while no slot was free or no task needed a place."""
+        """Give back places that no task can use: no slot is free, or no task needs a place."""
         for tenant in self._unused.elements():
             self.give_back(tenant)
         self._unused.clear()
@@ -343,8 +340,8 @@ def estimated_start_ms(
 ) -> int | None:
     """Return the milliseconds until a queued task starts, or ``None`` without an estimate.
 
-    An estimate is possible if only siblings start before the task, and all siblings take about the
-    same time.
+    The estimate assumes that only siblings start before the task. An estimate is possible only if
+    recent siblings took about the same time.
 
     Args:
         slots: number of slots that only the parent's tasks use.
@@ -355,25 +352,26 @@ def estimated_start_ms(
         return None
     left = [max(known) - (now - since) for since in parent.holders.values()]
     if min(left, default=0.0) < 0:
-        return None  # a running task already takes longer than recent tasks
+        return None  # a running task has taken longer than all recent tasks
     free = sorted([0.0] * (slots - len(left)) + left)
     mean = sum(known) / len(known)
     soon = late = 0.0
-    for _ in range(2):  # other tasks may overtake the waiting task
+    for _ in range(2):  # at the estimated start, other tasks may have a better rank
         before = queue.before(handle, parent, now + 2 * late)
         soon, late = late, free[before % slots] + before // slots * mean
     return None if max(soon, late) > 2 * min(soon, late) else round(1000 * (soon + late) / 2)
 
 
 def _durations(parent: Parent) -> list[float] | None:
-    """Return, for the agents of a parent's unfinished tasks, how many seconds slots were held.
+    """Return the seconds for which recent tasks of a parent held their slots.
 
-    Return ``None`` if there are too few such times, if the times differ by a factor of 1.8, or if
-    an unfinished task neither waits in the queue nor holds its first slot.
+    The tasks are those of agents that also have unfinished tasks. Return ``None`` if an agent has
+    fewer than 3 recent tasks, if the times differ by a factor of 1.8, or if an unfinished task
+    neither waits in the queue nor holds its first slot.
     """
     durations = parent.durations
     if any(len(durations.get(agent, ())) < 3 for agent in parent.waiting):
-        return None  # this check comes before the costly check of the holders
+        return None  # check this first, because the checks below are slow
     agents = {*parent.waiting, *(handle.agent_name for handle in parent.holders)}
     known = [durations.get(agent, ()) for agent in agents]
     seconds = [each for one in known for each in one]
@@ -414,8 +412,7 @@ class SubagentScheduler:
 
     Attributes:
         size: current number of slots.
-        places: places that tasks need in addition to a slot if a tenant's limit applies to all
-            workers.
+        places: places that tasks need in addition to a slot, if all workers share a tenant's limit.
     """
 
     def __init__(self, options: SchedulerOptions | None = None) -> None:
@@ -432,7 +429,7 @@ class SubagentScheduler:
         self._resized_at = float("-inf")
 
     def serve(self, registry: TaskRegistry) -> None:
-        """Attach the scheduler to a registry; the registry calls this method."""
+        """Connect the scheduler to the registry, which calls this method."""
         self._registry = registry
         self.circuits = Breakers(
             self.options,
@@ -447,7 +444,7 @@ class SubagentScheduler:
         )
 
     def now(self) -> float:
-        """Return the event loop's time in seconds, the clock of all times in this module."""
+        """Return the event loop's time in seconds; all times in this module use this clock."""
         return asyncio.get_running_loop().time()
 
     # For the registry
@@ -462,11 +459,11 @@ class SubagentScheduler:
 
     @property
     def parked(self) -> int:
-        """Number of running tasks without a slot: they wait for other tasks or for a slot."""
+        """Number of started tasks that hold no slot, because they wait for tasks or for a slot."""
         return self._registry.counts.active - self.in_use
 
     def room(self, parent: Parent) -> int:
-        """Count the slots that a parent's tasks may get now."""
+        """Return the number of slots that a parent's tasks may get now."""
         others = len(self._queue) - parent.ready
         free = self.capacity - self.in_use - others
         own = parent.limits.max_concurrent - len(parent.holders)
@@ -478,8 +475,8 @@ class SubagentScheduler:
     def position(self, handle: SubagentHandle) -> int:
         """Return the number of the tenant's waiting tasks that start before a task.
 
-        The number is 0 for a child run, which does not wait in this queue. If the task is held
-        back, all other waiting tasks of the tenant start before the task.
+        If a breaker or an unfinished task holds the task back, all waiting tasks of the tenant
+        count. For a child run, which does not wait in this queue, the number is 0.
         """
         if handle.spread:
             return 0
@@ -495,7 +492,7 @@ class SubagentScheduler:
         limits = [(self.capacity, counts.active + len(queue), is_fixed)]
         of_tenant = self._registry.limits.tenant_max_concurrent
         if of_tenant is not None and tenant is not None:
-            is_ours = self.places.source is None  # otherwise other workers' tasks hold places, too
+            is_ours = self.places.source is None  # false: other workers' tasks also use the limit
             claims = counts.active_of[tenant] + queue.in_line_of(tenant)
             limits.append((of_tenant if is_ours else 0, claims, is_ours))
         slots, own = parent.limits.max_concurrent, parent.in_line + len(parent.holders)
@@ -507,9 +504,9 @@ class SubagentScheduler:
         return estimated_start_ms(handle, queue, slots, self.now())
 
     def enqueue(self, handle: SubagentHandle) -> None:
-        """Queue a new task, unless a breaker or an unfinished task holds the new task back."""
+        """Queue a new task, unless a breaker or an unfinished task holds it back."""
         loop = asyncio.get_running_loop()
-        if loop is not self._loop:  # timers of a closed loop never fire
+        if loop is not self._loop:  # a new loop: timers of the old loop never fire
             self.stop()
             self._loop = loop
         if handle.spread:
@@ -523,7 +520,7 @@ class SubagentScheduler:
             self._queue.discard(handle)
 
     def released(self, handle: SubagentHandle, by: SubagentHandle) -> None:
-        """Queue a task that waited for the task ``by``; warn if ``by`` did not complete."""
+        """Queue a task that waited for ``by``; send a warning if ``by`` is not completed."""
         if by.status is not SubagentStatus.COMPLETED and handle.status is SubagentStatus.QUEUED:
             name, other = handle.agent_name, by.agent_name
             text = f"'{name}' starts without the answer of '{other}': it is {by.status}"
@@ -542,7 +539,7 @@ class SubagentScheduler:
         self.circuits.ended(handle, self.now())
 
     def watch_over(self, handle: SubagentHandle) -> None:
-        """End a task that has run for twice its timeout because the timer never fired."""
+        """End a task that has run for twice its timeout, which means that its timer was lost."""
         started = handle.started_at if handle.paused_at is None else None
         if started is not None and self.now() - started > 2 * handle.timeout:
             self.time_out(handle)
@@ -565,7 +562,7 @@ class SubagentScheduler:
     # Slots
 
     def pump_soon(self) -> None:
-        """Assign free slots in the event loop's next iteration, after the current dispatches."""
+        """Assign free slots in the event loop's next iteration, after all current dispatches."""
         if self._pumping is None:
             self._pumping = asyncio.get_running_loop().call_soon(self._pump)
 
@@ -592,7 +589,7 @@ class SubagentScheduler:
                 self._give_up_slot(handle)
 
     def push(self, handle: SubagentHandle, *, wakes: bool = False) -> None:
-        """Queue a task unless the task is held back; ``wakes`` is true if the task ran before."""
+        """Queue a task, unless it is held back; ``wakes``: the task has started before."""
         if not wakes and (
             handle.status is not SubagentStatus.QUEUED
             or handle.spread
@@ -657,7 +654,7 @@ class SubagentScheduler:
         owner = handle.parent.owner
         left = None if owner is None else owner.left(self.now())
         if owner is not None and left is not None and left <= 0:
-            self.time_out(owner)  # the owner has timed out, too, and its end ends its tasks
+            self.time_out(owner)  # the owner's time is also up, and its end ends this task
         if handle.status.is_final:
             return
         error = f"the task's time is up: it had {handle.timeout:.4g} s"
@@ -701,7 +698,7 @@ class SubagentScheduler:
 
     @asynccontextmanager
     async def parking(self, handle: SubagentHandle) -> AsyncIterator[None]:
-        """Release a task's slot while the task only waits; its next model call gets a new slot."""
+        """Release a task's slot while the task waits; its next model call gets a slot again."""
         handle.awaits += 1
         self._only_if_needed(handle)
         try:
@@ -711,8 +708,7 @@ class SubagentScheduler:
 
     @asynccontextmanager
     async def calling(self, handle: SubagentHandle) -> AsyncIterator[None]:
-        """Hold a slot during a task's model call; waiting descendants of the task get slots
-        first."""
+        """Hold a slot during a task's model call; its waiting descendants get slots first."""
         handle.calls += 1
         try:
             if handle.calls == 1 and not handle.awaits and handle.waiting_below:
@@ -727,7 +723,7 @@ class SubagentScheduler:
             self._only_if_needed(handle)
 
     def _ready_changed(self, parent: Parent, change: int) -> None:
-        """Update ``waiting_below`` of a parent's ancestors; wake ancestors that can continue."""
+        """Update ``waiting_below`` of all ancestors; queue ancestors that may continue."""
         owner = parent.owner
         while owner is not None:
             owner.waiting_below += change
@@ -741,8 +737,8 @@ class SubagentScheduler:
     def _resize(self) -> bool:
         """Resize the pool by its load; return true if the size changed.
 
-        Call this method after the assignment of free slots: before the assignment, many
-        simultaneous ends of tasks look like low load.
+        Call this method after the assignment of free slots: if many tasks end at the same time, the
+        load looks low until then.
         """
         options, before = self.options, self.size
         if options.min_workers >= options.max_workers:

@@ -1,9 +1,9 @@
-"""Shared files of the agents of one run, and the agents' access rights.
+"""Files that the agents of one run share, and the agents' access rights.
 
-The root writes ``/global/**``, and all agents read this folder. ``/subagent/{task_id}/**`` is a
-task's own folder. The task's parent reads the whole folder, and writes only the folder's sub-folder
-``input``. Any other path is a private file of a query. Models have the tools ``read_file``,
-``write_file`` and ``list_files``.
+Only the root writes to ``/global/``, and all agents read this folder. ``/subagent/{task_id}/`` is
+the folder of a task. The task's parent reads this folder, and writes to its sub-folder ``input``.
+A file with any other path is private to one query. Models use the files by the tools
+``read_file``, ``write_file`` and ``list_files``.
 """
 
 import re
@@ -32,16 +32,15 @@ _INVISIBLE = re.compile(
 
 
 def check_path(path: str) -> str:
-    """Return the normal form of a path, which begins with a slash.
+    """Return a path with a slash at its start: ``notes/a.md`` becomes ``/notes/a.md``.
 
-    ``notes/a.md`` and ``/notes/a.md`` are the same path; in all other cases, different texts are
-    different paths. The function refuses ambiguous characters instead of replacing these
-    characters, because paths are compared character by character.
+    Paths are compared character by character. Therefore this function refuses look-alike and
+    invisible characters, and does not replace them.
 
     Raises:
         InvalidInputError: code ``bad_path``; the error text says how to correct the path.
     """
-    if len(path) <= MAX_PATH_BYTES:  # a slow check, which very long paths do not need
+    if len(path) <= MAX_PATH_BYTES:  # this check is slow, and the length check refuses longer paths
         _check_letters(path)
     normal = path if path.startswith("/") else f"/{path}"
     if len(path) > MAX_PATH_BYTES or len(normal.encode()) > MAX_PATH_BYTES:
@@ -52,7 +51,7 @@ def check_path(path: str) -> str:
 
 
 def plain_form(text: str) -> str:
-    """Return a text without look-alike and invisible characters, which paths must not contain.
+    """Return a text with plain letters in place of look-alikes, and without invisible characters.
 
     Each white-space character becomes a space. A backslash, or a look-alike of a slash, becomes a
     slash.
@@ -103,7 +102,7 @@ def _check_name(name: str, path: str) -> None:
 
 
 def missing(path: str) -> NotFoundError:
-    """Return the error for a missing file; a forbidden file must cause the same error."""
+    """Return the error for a file that is missing or forbidden: the two must look the same."""
     return NotFoundError(f"there is no file '{path}' that you may use; list_files lists your files")
 
 
@@ -112,12 +111,12 @@ SUBAGENT = "/subagent"
 
 
 def folder_of(task_id: UUID) -> str:
-    """Return a task's shared folder, without a slash at the end."""
+    """Return the path of a task's shared folder, without a slash at its end."""
     return f"{SUBAGENT}/{task_id}"
 
 
 def private_folder_of(task_id: UUID | None) -> str:
-    """Return the name of a query's private folder, which is no path; ``None`` means the root."""
+    """Return the name of a query's private folder, which is not a path; ``None``: the root."""
     return f"private {task_id}"
 
 
@@ -125,8 +124,8 @@ def namespace_of(path: str) -> str | None:
     """Return the shared folder that contains a normalized path, or ``None`` for a private file.
 
     Raises:
-        InvalidInputError: ``bad_path``: the path is a shared folder without a file name, or differs
-            from a shared folder only in case.
+        InvalidInputError: ``bad_path``: the path is a shared folder without a file name, or has
+            capital letters in the name of a shared folder.
     """
     first, _, rest = path[1:].partition("/")
     if f"/{first}" == GLOBAL and rest:
@@ -144,11 +143,11 @@ def namespace_of(path: str) -> str | None:
 class SharedContext:
     """The files of one run in memory; :class:`Workspace` checks the agents' rights.
 
-    A write is one step of the event loop, so two writes of a file never overlap.
+    No method awaits, so two writes of a file never overlap.
 
     Args:
-        max_bytes: maximum size in bytes of a folder (``/global``, a task's shared or private
-            folder).
+        max_bytes: maximum size in bytes of a folder: ``/global``, a task's folder, or a private
+            folder.
         max_files: maximum number of files per folder.
         max_file_bytes: maximum size in bytes of a file.
         max_run_bytes: maximum size in bytes of all folders together.
@@ -175,7 +174,7 @@ class SharedContext:
         """Return a file's text.
 
         Args:
-            private: name of the private folder for a path outside the shared folders.
+            private: name of the private folder, used if the path is not in a shared folder.
 
         Raises:
             InvalidInputError: ``bad_path``.
@@ -188,11 +187,11 @@ class SharedContext:
             raise missing(path) from None
 
     def write(self, path: str, content: str, private: str | None = None) -> None:
-        """Write a file; replace its text if it exists.
+        """Write a file; replace the text of an existing file. An error leaves the file unchanged.
 
         Raises:
             InvalidInputError: ``bad_path``, ``bad_content`` (NUL or a lone surrogate) or
-                ``too_large``. After an error the file is unchanged.
+                ``too_large``.
         """
         path = check_path(path)
         folder = _folder(path, private)
@@ -262,15 +261,14 @@ def _too_large(detail: str) -> InvalidInputError:
 
 
 class Workspace:
-    """The files that a query may use: its private files, and shared files according to its rights.
+    """The files that a query may use: its private files, and the shared files that it may read.
 
-    The methods check a path before they search the file. A folder that belongs to a different task
-    causes the same error as a folder that does not exist.
+    The error for a folder of a different task is the same as for a folder that does not exist.
 
     Args:
         context: the run's files.
         task_id: the query's task, or ``None`` for the root.
-        is_child: returns true if this query itself dispatched the task.
+        is_child: returns true if this query dispatched the task with the given id.
     """
 
     def __init__(
@@ -283,7 +281,7 @@ class Workspace:
 
     @property
     def folder(self) -> str:
-        """The query's own shared folder: ``/subagent/{task_id}/``, or ``/global/`` for the root."""
+        """The query's shared folder: ``/subagent/{task_id}/``, or ``/global/`` for the root."""
         return f"{self._own}/"
 
     async def read(self, path: str) -> str:
@@ -299,7 +297,7 @@ class Workspace:
         return self._context.read(path, self.private)
 
     async def write(self, path: str, content: str) -> None:
-        """Write a file; replace its text if it exists.
+        """Write a file; replace the text of an existing file.
 
         Raises:
             InvalidInputError: ``bad_path``, ``bad_content`` or ``too_large``.
@@ -311,7 +309,7 @@ class Workspace:
         self._context.write(path, content, self.private)
 
     def list(self, prefix: str = "") -> list[str]:
-        """Return the paths at or below a folder that this query may read, sorted.
+        """Return the sorted paths of readable files whose path is ``prefix`` or is below it.
 
         Raises:
             InvalidInputError: ``bad_path``.
@@ -371,7 +369,7 @@ Path = Annotated[
 
 
 class _FileTool(FunctionTool):
-    """A file tool, which returns an error as its result and has no effect outside the run."""
+    """A tool for files. It has no effect outside the run, and its result may be an error."""
 
     local = True
 
@@ -409,7 +407,7 @@ def file_tools(workspace: Callable[[], Workspace]) -> tuple[ToolBase, ...]:
     """Return the three file tools.
 
     Args:
-        workspace: function called at each tool call; returns the files of the calling query.
+        workspace: function that returns the files of the calling query; called by each tool call.
     """
 
     async def write_file(

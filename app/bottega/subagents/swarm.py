@@ -48,7 +48,7 @@ class ChildWork:
     """The work of a task, in a form that a worker can execute as a child run.
 
     Attributes:
-        agent: the defined agent that executes the task itself or by a helper.
+        agent: name of the defined agent that executes the task, or whose helper executes it.
         is_helper: true if a helper of ``agent`` executes the task.
         question: the first message that the task's agent reads.
         most_steps: maximum number of model calls of the task's agent.
@@ -68,8 +68,8 @@ class ChildEnd:
     """Outcome of a child run that has ended.
 
     Attributes:
-        files: texts that the child run wrote below the task's folder, by path.
-        output_json: the child run's parsed answer, if the agent has a schema.
+        files: texts of the files that the child run wrote in the task's folder, by path.
+        output_json: the child run's parsed answer, if the agent has a schema for its answers.
     """
 
     outcome: SubagentOutcome
@@ -79,7 +79,7 @@ class ChildEnd:
 
 
 class RemoteRuns(Protocol):
-    """Executor of one run's tasks as child runs."""
+    """Execution of one run's tasks as child runs."""
 
     async def do(
         self, handle: SubagentHandle, work: ChildWork, pay: Callable[[AgentUsage], None]
@@ -87,14 +87,17 @@ class RemoteRuns(Protocol):
         """Execute a task's work as a child run, and wait until the child run has ended.
 
         Args:
-            pay: function called with the child run's usage, even if the task was cancelled.
+            pay: function called with the child run's usage, also if the task was cancelled.
         """
 
     async def tell(self, handle: SubagentHandle, message_id: str, text: str) -> bool:
-        """Send a message once to a task's child run; return false if the child run has ended."""
+        """Send a message to a task's child run; return false if the child run has ended.
+
+        A repeated call with the same ``message_id`` does not send the message again.
+        """
 
     async def read_texts(self, handles: Sequence[SubagentHandle]) -> None:
-        """Add the new texts of child runs to the partial outputs of their tasks."""
+        """Append the new text of each task's child run to the task's partial output."""
 
 
 Lookup = Callable[[Sequence[UUID], UUID | None], Awaitable[Mapping[UUID, dict[str, Any]]]]
@@ -107,26 +110,25 @@ only about descendants of the calling task.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwarmOptions:
-    """Settings of a run's asynchronous sub-agents, and the sub-agents' state before a crash.
+    """Options of a run's asynchronous sub-agents, and the state that they had before a crash.
 
     Attributes:
         run_id: the run's id, by default a new id.
         task_root: id from which the tasks' ids are derived, by default the run's id.
         listener: receives all events of the tasks.
         remaining: returns the run's remaining seconds, or ``None`` without a deadline.
-        outer: accounts of the whole run, which other code charges.
+        outer: accounts of the whole run. They limit the tasks, but other code charges them.
         plugins: plugins, called before a dispatch and after a task's end.
         restored: tasks from before a crash, by id.
-        waits: seconds of each wait before a crash, by (task, model call, tool call).
+        waits: seconds that each wait had lasted before a crash, by (task, model call, tool call).
         cancelled: ids of tasks that were cancelled before the crash.
         lookup: finds tasks that the registry has removed; ``None``: removed tasks are not found.
-        is_suspended: returns true if this process stops the unfinished run, and another process
-            resumes the run.
-        broke: function called with the first error in a task that must end the run, such as a bug
-            in a hook.
+        is_suspended: returns true if this process stops before the run's end, and another process
+            will resume the run.
+        broke: function called with the first error that must end the run, such as a bug in a hook.
         awaits: function called when a query begins to await tasks.
-        remote: executes tasks as child runs. With ``None``, all tasks run in this process.
-        own_task: id of the task that this run executes as a child run, or ``None``.
+        remote: executes tasks as child runs; ``None``: all tasks run in this process.
+        own_task: if this run is a child run, id of the task that it executes; otherwise ``None``.
     """
 
     run_id: UUID | None = None
@@ -151,7 +153,7 @@ class Swarm(Listener):
     """The asynchronous sub-agents of one run.
 
     Attributes:
-        broken: the first error in a task that must end the run, such as a bug in a hook.
+        broken: the first error that must end the run, such as a bug in a hook.
     """
 
     def __init__(self, registry: SubagentRegistry, options: SwarmOptions = SwarmOptions()) -> None:
@@ -167,7 +169,7 @@ class Swarm(Listener):
 
     @property
     def suspended(self) -> bool:
-        """True if this process stops the unfinished run, and another process resumes the run."""
+        """True if this process stops before the run's end, and another process will resume it."""
         return self.broken is None and self.options.is_suspended()
 
     def handles(self) -> list[SubagentHandle]:
@@ -175,11 +177,11 @@ class Swarm(Listener):
         return [handle for handle in known if not handle.status.is_final]
 
     def id_at(self, path: Path) -> UUID:
-        """Return the id of the query at a path; the id of the root's query is the run's id."""
+        """Return the id of the query at a path of the run's tree; the root has the run's id."""
         return task_id_at(self.task_root, path) if path else self.run_id
 
     def restore_file(self, task_id: UUID | None, path: str, content: str) -> None:
-        """Restore a file that a task's query (``None``: the root's) wrote before a crash."""
+        """Restore a file that a task (``None``: the root) wrote before a crash."""
         private = private_folder_of(task_id or self.options.own_task)
         self.context.restore(path, content, private)
 
@@ -190,7 +192,7 @@ class Swarm(Listener):
             parent.owner.scopes.append(parent)
 
     def closed(self, parent: Parent) -> None:
-        """Unregister a query whose tasks have all ended."""
+        """Unregister a query; all its tasks have ended."""
         if parent not in self._parents:
             return
         del self._parents[parent]
@@ -205,7 +207,7 @@ class Swarm(Listener):
             self.options.broke(error)
 
     def on_event(self, handle: SubagentHandle, event: str, data: dict[str, Any]) -> None:
-        """Pass an event to the listener; call the plugins after a task's end."""
+        """Pass an event to the listener; if the event is a task's end, call the plugins."""
         self.options.listener.on_event(handle, event, data)
         if handle.status.is_final and event == handle.status and self.options.plugins:
             self._call_plugins(handle)
@@ -227,10 +229,9 @@ class Swarm(Listener):
         call.add_done_callback(self._plugin_calls.discard)
 
     async def close(self) -> None:
-        """End or suspend all tasks of the run, and wait until no task runs.
+        """End or suspend all tasks of the run, remove them, and wait until no task runs.
 
-        The registry removes the tasks, so that a later attempt in this process does not find the
-        old state of the tasks.
+        A later attempt of the run in this process then does not find the old state of the tasks.
         """
         parents = list(self._parents)
         running = {
@@ -259,7 +260,7 @@ def context_of(parent: Parent) -> PluginContext:
 
 
 class TaskOfQuery:
-    """The task for which a query and its sub-queries work (``Query.task``)."""
+    """The task to which a query and its sub-queries belong (``Query.task``)."""
 
     def __init__(self, swarm: Swarm, handle: SubagentHandle) -> None:
         self.swarm = swarm
@@ -305,12 +306,12 @@ class TaskOfQuery:
 
 @dataclass(frozen=True, slots=True)
 class AsyncSubagents:
-    """Data that all tools for sub-agents of one agent share.
+    """Data that one agent's tools for sub-agents share.
 
     Attributes:
         agents: the agent's sub-agents by name.
-        limits: the agent's own limits.
-        anonymous: true if the agent may dispatch helpers without a definition.
+        limits: the limits of this agent's tasks.
+        anonymous: true if the agent may dispatch helpers, which have no definition.
         configure: function called with each new helper.
         share_metadata: keys of a dispatch's metadata that the task's agent can read.
     """
@@ -323,18 +324,18 @@ class AsyncSubagents:
     share_metadata: Collection[str]
 
     def scope(self) -> "tuple[CurrentCall, QueryScope]":
-        """Return the running tool call and the scope of its query."""
+        """Return the current tool call and the scope of its query."""
         call = current_call.get()
         if call is None:
             raise InvalidInputError("this tool works only within an agent's query")
         return call, scope_of(call.query, self.registry)
 
     def without_agents(self) -> "AsyncSubagents":
-        """Return a copy of this state for tools that may dispatch only helpers."""
+        """Return a copy for tools that may dispatch only helpers."""
         return replace(self, agents={}, anonymous=True)
 
     def ancestors(self) -> Callable[[str], frozenset[str]] | None:
-        """Return a function from a sub-agent's name to its ancestors; ``None``: no graph."""
+        """Return a function that returns a sub-agent's ancestors, or ``None`` without a graph."""
         graphs = (agent.memory_graph for agent in self.agents.values())
         return None if all(graph is None for graph in graphs) else self._ancestors
 
@@ -362,9 +363,9 @@ class QueryScope(Parent):
     """A query that may dispatch tasks, with its files (``Query.scope``).
 
     Attributes:
-        task_id: id of the query's own task, or ``None`` for the root.
-        dispatched: the query's tasks, oldest first; the value is true if the query has read the
-            task's outcome.
+        task_id: id of the query's task, or ``None`` for the root.
+        dispatched: ids of the query's tasks, oldest first; a value is true if the query has read
+            the task's outcome.
         waits: the query's unfinished waits for tasks.
     """
 
@@ -413,7 +414,7 @@ class QueryScope(Parent):
         timeout: float,
         gone: int = 0,
     ) -> bool:
-        """Wait like :meth:`SubagentRegistry.wait_for_completion`; hold no slot during the wait."""
+        """Wait for tasks; see :func:`wait_for`. The query's task holds no slot during the wait."""
         if missing(ends_of(handles, gone), mode, quorum) <= 0:
             return True
         self.swarm.options.awaits()
@@ -427,8 +428,7 @@ class QueryScope(Parent):
         """End the query's tasks; see :class:`bottega.agents.context.QueryScopePort`.
 
         Raises:
-            Exception: the error in the swarm's ``broken``, if the query itself ended without an
-                error.
+            Exception: the swarm's ``broken``, if ``error`` is ``None``.
         """
         swarm = self.swarm
         if swarm.suspended:
@@ -444,7 +444,7 @@ class QueryScope(Parent):
 
 
 def _limits_of(query: Query, limits: SubagentLimits) -> SubagentLimits:
-    """Return the limits of a query's tasks: the lowest of its agent's and all parents' limits."""
+    """Return the limits of a query's tasks: the minimum of its agent's and all callers' limits."""
     above: Query | None = query
     while above is not None:
         for tool in above.agent.registered_tools:

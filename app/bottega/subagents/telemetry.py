@@ -8,11 +8,11 @@ BUCKETS = (100, 1_000, 10_000, 60_000, 300_000)
 
 
 class Totals:
-    """Metrics of tasks, summed in memory; subclasses may send the metrics to a monitoring system.
+    """Sums of the tasks' metrics in memory; subclasses may send metrics to a monitoring system.
 
     Attributes:
-        values: counters by ``name`` or ``name{key=value}``; histograms as ``name.count``,
-            ``name.sum`` and ``name.le_{bound}`` (number of values up to the bound).
+        values: counters by ``name`` or ``name{key=value}``. A histogram has the counters
+            ``name.count``, ``name.sum`` and ``name.le_{bound}`` (number of values up to the bound).
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,6 @@
-"""The tools for sub-agents: their arguments, their answers, and their registration on an agent.
+"""Tools with which a model dispatches, polls, awaits and cancels tasks, and sends messages to them.
 
-With the tools, a model dispatches, polls, awaits and cancels tasks, and sends messages to tasks.
-Plugins check dispatches, messages and calls of synchronous sub-agents.
+Plugins check dispatches, messages, and calls of synchronous sub-agents.
 """
 
 import asyncio
@@ -85,7 +84,7 @@ class SubagentTool(DispatchingTool):
         """Execute a tool call; return the result for the model.
 
         Raises:
-            InvalidInputError: the call cannot be executed; the model reads the reason.
+            InvalidInputError: the call cannot be executed; the model reads the error's text.
         """
 
 
@@ -105,7 +104,7 @@ FilePath = Annotated[str, Field(min_length=1, max_length=MAX_PATH_BYTES)]
 
 
 def checked_input(files: dict[str, str]) -> dict[str, str]:
-    """Check that all files together have at most ``MAX_CONTENT`` characters."""
+    """Check that the files together have at most ``MAX_CONTENT`` characters."""
     if sum(map(len, files.values())) > MAX_CONTENT:
         raise ValueError(f"the files of input may have {MAX_CONTENT} characters together")
     return files
@@ -142,7 +141,7 @@ class DispatchArguments(Arguments):
 
 
 class FanOutArguments(Arguments):
-    """Several tasks, which are checked separately."""
+    """Several tasks. A wrong task does not make the other tasks invalid."""
 
     tasks: list[Any] = Field(
         min_length=1, max_length=MOST_DISPATCHED, description="As for dispatch_subagent."
@@ -177,7 +176,7 @@ class SendArguments(Arguments):
 
 
 def schema_of(model: type[BaseModel]) -> dict[str, Any]:
-    """Return a model's JSON Schema without titles and class descriptions, which cost tokens."""
+    """Return a class's JSON Schema, without titles and the class's docstring, which cost tokens."""
     schema = model.model_json_schema()
     for field in schema["properties"].values():
         field.pop("title", None)
@@ -190,7 +189,7 @@ NOT_FOUND = "not_found"
 
 
 def distinct(ids: Iterable[str]) -> list[str]:
-    """Return the ids without duplicates; different spellings of a UUID are the same id."""
+    """Return the ids without duplicates; two spellings of a UUID are the same id."""
     return list({as_id(each) or each: each for each in ids}.values())
 
 
@@ -237,10 +236,10 @@ async def report(
 
 
 def own_tasks(scope: QueryScope) -> tuple[list[str], str | None]:
-    """Return ids of at most ``MOST_TASKS`` tasks of the caller, and a note on the other tasks.
+    """Return ids of at most ``MOST_TASKS`` tasks of the caller, and a text about all other tasks.
 
-    The function prefers tasks whose outcome the caller has not read, and then the latest tasks. The
-    ids are in the order of dispatch.
+    Tasks whose outcome the caller has not read go before all others, and late tasks before early
+    tasks. The ids are in the order of dispatch.
     """
     places = {task_id: place for place, task_id in enumerate(scope.dispatched)}
     children = scope.children
@@ -282,7 +281,7 @@ def shown_usage(usage: Usage) -> dict[str, int]:
 
 
 def shown(scope: QueryScope, task_id: UUID, output: str) -> str | dict[str, Any]:
-    """Return a task's answer, or only head, tail and file path of a long answer."""
+    """Return a task's answer; of a long answer, return only the head, the tail and a file path."""
     if not is_long(output):
         return output
     return excerpt(output) | ({"file": answer_file(task_id)} if task_id in scope.dispatched else {})
@@ -291,7 +290,7 @@ def shown(scope: QueryScope, task_id: UUID, output: str) -> str | dict[str, Any]
 def _shortened(
     scope: QueryScope, task_id: UUID, view: dict[str, Any], *, sent_before: bool
 ) -> dict[str, Any]:
-    """Remove an answer that was sent before from a view; shorten a long answer."""
+    """Shorten a long answer in a view; remove an answer that the caller has got before."""
     if "final_output" not in view:
         return view
     if sent_before:
@@ -336,7 +335,7 @@ def _note_read(scope: QueryScope, handle: SubagentHandle, longest_partial: int) 
 async def checked_message(
     swarm: Swarm, query: Query, handle: SubagentHandle, text: str
 ) -> str | Skip | Refused:
-    """Return a message to a task after the guards' changes, or a guard's refusal or skip."""
+    """Return a message as the guards changed it, or a guard's decision to refuse or skip it."""
     request = DispatchParams(text, agent=handle.agent_name)
     said = await guarded(swarm.options.plugins, _context_of(swarm, query), request)
     return said.prompt if isinstance(said, DispatchParams) else said
@@ -353,10 +352,10 @@ def _context_of(swarm: Swarm, query: Query) -> PluginContext:
 
 
 def screening(swarm: Swarm) -> Screen:
-    """Return a function that calls the plugins before a synchronous call of a sub-agent.
+    """Return a function that calls the plugins before each call of a synchronous sub-agent.
 
-    The returned function returns the question as the plugins changed it, or a tool result if a
-    plugin refused or skipped the call.
+    The function returns the question as the plugins changed it, or a tool result if a plugin
+    refused or skipped the call.
     """
 
     async def screen(call: CurrentCall, tool_call: ToolCall, question: str) -> str | ToolResult:
@@ -416,7 +415,7 @@ class DispatchTool(SubagentTool):
         return [tool_call.arguments]
 
     def _make_room(self, scope: QueryScope, tasks: int) -> None:
-        """Raise a parent's concurrency limit if the parent dispatches many tasks in one call."""
+        """Raise ``max_concurrent`` of a query that dispatches many tasks in one call."""
         if tasks > scope.limits.max_concurrent_of_call:
             scope.limits = scope.limits.of_large_call()
 
@@ -427,7 +426,7 @@ class DispatchTool(SubagentTool):
         place: tuple[int, int],
         arguments: DispatchArguments,
     ) -> SubagentHandle | Answer:
-        """Dispatch one task; return the task, or an answer for the model that explains a refusal.
+        """Dispatch one task; return the task, or the answer for the model if none was dispatched.
 
         Raises:
             InvalidInputError: the agent does not exist, or a guard refuses the task.
@@ -471,7 +470,7 @@ class DispatchTool(SubagentTool):
         return _tools(self.shared.without_agents())
 
     def answer_of(self, started: SubagentHandle | Answer, call: CurrentCall) -> Answer:
-        """Return the answer for the model about this call's task."""
+        """Return the answer for the model about a dispatched or refused task."""
         if not isinstance(started, SubagentHandle):
             return started
         is_queued = started.status is SubagentStatus.QUEUED
@@ -515,7 +514,7 @@ class FanOutTool(DispatchTool):
         each_one = (self._one(call, scope, *each) for each in tasks)
         if scope.swarm.options.plugins:
             started = await asyncio.gather(*each_one)
-        else:  # no await here, so that all tasks are queued before the first task begins
+        else:  # nothing waits here, so all tasks are queued before the first task begins
             started = [await one for one in each_one]
         answers = [self.answer_of(each, call) for each in started]
         return {"tasks": [{"index": index, **answer} for index, answer in enumerate(answers)]}
@@ -533,7 +532,7 @@ class FanOutTool(DispatchTool):
 
 
 def _best_to_come(call: CurrentCall) -> int:
-    """Return the best priority of the tasks that later calls of the same message dispatch."""
+    """Return the best priority of the tasks that later calls in the same message dispatch."""
     history = call.query.agent.conversation_history
     message = next((each for each in reversed(history) if isinstance(each, AssistantMessage)), None)
     later = [] if message is None else message.tool_calls[call.index + 1 :]
@@ -550,7 +549,7 @@ def _best_to_come(call: CurrentCall) -> int:
 async def _decided(
     scope: QueryScope, arguments: DispatchArguments, share_metadata: Collection[str]
 ) -> DispatchParams | Skip | Refused:
-    """Return a task's parameters after the plugins' changes, or a plugin's refusal or skip."""
+    """Return a task's parameters as the plugins changed them, or a plugin's refusal or skip."""
     asked = DispatchParams(
         prompt=arguments.prompt,
         agent=arguments.agent,
@@ -697,7 +696,7 @@ def _refusal(handle: SubagentHandle) -> str | None:
     if len(handle.mailbox.unread) >= 10 and not handle.spread:  # child runs report no number
         unread = len(handle.mailbox.unread)
         return f"the task has {unread} unread messages: wait until it has read some"
-    if len(handle.mailbox.known) >= 50:  # each message adds a step to the task's loop
+    if len(handle.mailbox.known) >= 50:  # each message allows the task one more model call
         sent = len(handle.mailbox.known)
         return f"the task has got {sent} messages, which is the limit"
     return None
@@ -721,17 +720,17 @@ def use_async_subagents(
     """Register the sub-agent tools and the file tools on an agent.
 
     Args:
-        agents: sub-agents that the agent may dispatch. A sub-agent's name is the key in a mapping,
-            or its ``agent_id`` or ``agent_name``. Each sub-agent needs a description.
+        agents: sub-agents that the agent may dispatch. A sub-agent's name is its key in a mapping;
+            otherwise its ``agent_id`` or ``agent_name``. Each sub-agent needs a description.
         limits: limits of the agent's tasks, by default the registry's limits.
-        anonymous: true if the agent may dispatch helpers without a definition.
+        anonymous: true if the agent may dispatch helpers, which have no definition.
         configure: function called with each new helper.
         share_metadata: keys of a dispatch's metadata that the task's agent can read.
 
     Raises:
-        InvalidInputError: a sub-agent has no description (``missing_description``). The agent has
-            synchronous sub-agents, a tool's name is already used, or two of ``agents`` have equal
-            names (``duplicate_tool``).
+        InvalidInputError: ``missing_description``: a sub-agent has no description.
+            ``duplicate_tool``: the agent has synchronous sub-agents, a tool's name is already used,
+            or two sub-agents have the same name.
         CycleError: the agent is a direct or indirect sub-agent of one of ``agents``.
     """
     agents = dict(agents) if isinstance(agents, Mapping) else _by_name(agents)
@@ -778,7 +777,7 @@ def use_defined_subagents(
     defined: Mapping[str, Any],
     configure: Callable[[BaseAgent], object] = lambda helper: None,
 ) -> None:
-    """Register the tools that the field ``subagents`` of an agent's definition configures."""
+    """Register the sub-agent tools as ``defined``, an agent's field ``subagents``, says."""
     use_async_subagents(
         agent,
         registry,
