@@ -5,7 +5,7 @@ Commands write only results to standard output, so that scripts can read the out
 - ``bottega keys`` and ``bottega tenants``: keys and tenants.
 - ``bottega prune`` and ``bottega tenants retain``: retention of finished runs.
 - ``bottega secrets``: change of the key that encrypts tenants' secrets.
-- ``bottega providers``: small model calls, which show which features of a model server work.
+- ``bottega providers``: test of a model server's features by small model calls.
 """
 
 import json
@@ -218,7 +218,7 @@ def delete_tenant(
     name: Annotated[str, typer.Argument(callback=tenant_name, help="As tenants list shows it.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Delete a tenant with keys, agents, runs and logs; of tenant default, only delete the data.
+    """Delete a tenant and all its data; the tenant default itself stays, without data.
 
     The command first revokes all keys of the tenant. If the command breaks off, repeat the command:
     it then continues.
@@ -277,12 +277,12 @@ def prune(
         bool, typer.Option("--dry-run", help="Only print what would be removed.")
     ] = False,
 ) -> None:
-    """Remove old finished runs with all their data.
+    """Remove old finished runs, audit entries and archived episodes, as workers do.
 
-    Without --older-than, the settings BOTTEGA_RETENTION_… and the command "tenants retain"
-    determine the age from which workers, too, remove runs. --older-than does not apply to a tenant
-    with its own retention time, unless --tenant names the tenant. Episodes stay. If the command
-    breaks off, run the command again.
+    The settings BOTTEGA_RETENTION_… and the command "tenants retain" determine the age.
+    --older-than replaces the settings with an age for runs; it replaces a tenant's own retention
+    times only if --tenant names the tenant. An episode stays when its run is removed. If the
+    command breaks off, run the command again.
     """
     settings = start()
     from bottega.tenants import operator
@@ -344,7 +344,7 @@ secrets = typer.Typer(no_args_is_help=True, help="Change the key of tenants' sec
 
 @secrets.callback()
 def _group() -> None:
-    """Keep the name of the only command."""
+    """Do nothing; without this function, Typer would drop the name of the only command."""
 
 
 @secrets.command("reencrypt")
@@ -389,7 +389,7 @@ providers = typer.Typer(no_args_is_help=True, help="Check model servers.")
 
 @providers.callback()
 def _providers_group() -> None:
-    """Keep the name of the only command."""
+    """Do nothing; without this function, Typer would drop the name of the only command."""
 
 
 @providers.command("test")

@@ -312,7 +312,7 @@ class RemoteServer:
 
 
 def placed(problem: Mapping[str, Any], places: Mapping[str, str]) -> Iterator[str]:
-    """Yield texts about a problem's errors; ``places`` has the name for each error's pointer."""
+    """Yield a text for each error of a problem; ``places``: definitions' names by JSON Pointer."""
     for error in problem.get("errors") or ():
         _, section, number, *rest = [*str(error.get("pointer")).split("/"), "", ""]
         if (place := places.get(f"/{section}/{number}")) is not None:
@@ -330,7 +330,7 @@ _FIRST_PAUSE_S = 0.1
 class RunEvents:
     """A run's events and live text until the final event; a lost connection is opened again.
 
-    Each further iteration continues after the last event of the iteration before.
+    A second iteration continues after the last event of the first iteration.
 
     Args:
         notice: called with a text when the connection is lost, and when it is restored.

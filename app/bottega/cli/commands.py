@@ -184,7 +184,7 @@ def _serve(
 def _first_child(
     settings: "Settings", url: str, listener: socket.socket, options: list[str], *, worker: bool
 ) -> Child:
-    """Fork this process as the only child, so that the child need not import the service again."""
+    """Fork this process as the only child, because a fork need not import the service again."""
 
     ours, theirs = socket.socketpair()
     sys.stdout.flush()
@@ -216,7 +216,7 @@ def _several_children(options: list[str], *, apis: int, workers: int | None) -> 
 
 
 def _metrics_of_several() -> tuple[str, str]:
-    """Create the metrics folder of several processes; return its environment variable and path."""
+    """Create a folder for all processes' metrics; return (variable of a process's name, folder)."""
     from bottega import metrics
 
     folder = mkdtemp(prefix="bottega-metrics-")
@@ -418,7 +418,7 @@ def _odd_line(path: Path) -> int | None:
 
 
 def main(command: Callable[[], Any] = cli) -> None:
-    """Run the command; print an error as a sentence that says what to do, not as a traceback."""
+    """Run a command; print an error as one sentence with a remedy, not as a traceback."""
     _open_standard_streams()
     try:
         command()

@@ -47,8 +47,8 @@ def connected(refused: int | None = None) -> "Iterator[RemoteServer]":
     """Yield a client of the server at ``BOTTEGA_URL``; end the command if a request is refused.
 
     Args:
-        refused: exit status if the server refuses a request and would refuse it again; ``None``:
-            the same status as for other refusals.
+        refused: exit status if the server refuses a request and would refuse a repetition;
+            ``None``: ``REFUSED``, the exit status of all other errors.
     """
     from bottega.cli.client import ClientSettings, RemoteError, RemoteServer
     from bottega.cli.people import REFUSED
@@ -300,7 +300,7 @@ def resolve_command(
     ] = None,
     error: Annotated[str | None, typer.Option(help="Error of a client tool that failed.")] = None,
 ) -> None:
-    """Decide on a call. The run continues after a decision on each call of the model's message."""
+    """Decide on a call. The run continues when each call of the model's message has a decision."""
     from bottega.cli.people import json_or_text, value_for
 
     if sum([approve, deny, *(said is not None for said in (answer, result, error))]) != 1:
@@ -528,7 +528,7 @@ def _is_own(item: Mapping[str, Any]) -> bool:
 
 
 def _as_defined(item: Mapping[str, Any], model: Any) -> Any:
-    """Return the request body for a listed definition, without default values."""
+    """Convert a listed definition to a request body without default values."""
     known = {key: item[key] for key in model.model_fields if key in item}
     body = model.model_validate_json(json.dumps(known))
     whole = body.model_dump(mode="json", by_alias=True)
@@ -537,7 +537,7 @@ def _as_defined(item: Mapping[str, Any], model: Any) -> Any:
 
 
 def _tagged(short: Any, whole: Any) -> Any:
-    """Add the required field `type` to objects again: it was removed with the default values."""
+    """Restore the required field `type`, which was removed together with the default values."""
     if isinstance(short, list):
         return [_tagged(*each) for each in zip(short, whole, strict=True)]
     if not isinstance(short, dict):

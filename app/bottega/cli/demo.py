@@ -5,7 +5,7 @@ which order to call its sub-agents. A run is a success only if the sub-agents fi
 facts, then wrote the text, then checked the text.
 
 *support*: a chat with a refund that waits for a person, even over restarts. A file in the data
-folder has the session's name; all other data is in the database.
+folder contains the session's name; all other data is in the database.
 
 The server is a separate process, so that Ctrl-C reaches only the demo. The server ends when the
 demo ends, even if the demo is killed.
@@ -187,7 +187,7 @@ _AGAIN = "bottega demo --resume"
 def run(
     settings: Settings, url: str, scenario: Scenario, log: IO[str], *, resume: bool, keep: bool
 ) -> int:
-    """Start a server with the log file ``log``, run the demo as a client; return the exit status.
+    """Start a server that logs to ``log``; run the demo as its client; return the exit status.
 
     Raises:
         NotFoundError: there is no chat to resume.
@@ -203,7 +203,7 @@ def run(
     variables = {}
     with contextlib.ExitStack() as stack:
         if learns:
-            # More runs than usual get a candidate pattern, because the demo has few runs.
+            # Give a candidate pattern to more runs than usual, because the demo has few runs.
             variables = {"BOTTEGA_LEARNING_TRIAL_SHARE": "0.65"}
             if settings.uses_demo_model:
                 variables["OPENAI_BASE_URL"] = stack.enter_context(_entered(demo_model()))
@@ -234,7 +234,7 @@ def _serve_command(settings: Settings) -> str:
 
 
 def show(server: RemoteServer, scenario: Scenario, serve: str) -> int:
-    """Run the team, show its work, and name the command ``serve``; return the exit status."""
+    """Run the team and show its work; suggest the command ``serve``; return the exit status."""
     run = server.create("/v1/runs", scenario.run)
     _console.print(
         f"[dim]POST {server.address}/v1/runs → run {run['id']}[/]", highlight=False, soft_wrap=True

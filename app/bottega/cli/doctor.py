@@ -1,4 +1,4 @@
-"""Checks of ``bottega doctor``: all that the service needs; each error has a hint."""
+"""Checks of all that the service needs (``bottega doctor``). Each failed check has a hint."""
 
 import asyncio
 import platform
@@ -214,7 +214,7 @@ async def _of_database(settings: "Settings", url: str) -> AsyncIterator[Check]:
         schema = await _schema(url)
         yield schema
         yield await _roles(session, server["login"])
-        # A database login that never migrates needs only the roles.
+        # The service's login needs no rights to migrate if the schema is current.
         rights = found("rights", f"{server['login']} may migrate")
         if not rights.ok and schema.ok:
             served = f"{server['login']} may serve; `bottega migrate` needs the database's owner"
@@ -338,7 +338,7 @@ async def _secrets_key(settings: "Settings", url: str) -> Check:
     try:
         async with operator.transaction(url) as tx:
             used = {bytes(row[0]) for row in await tx.exec_driver_sql(_KEYS)}
-    except Exception:  # a login that never migrates may not read the table
+    except Exception:  # the service's login may not read the table
         used = set()
     if keys is None:
         if used:
@@ -398,7 +398,7 @@ async def _object_store(settings: "Settings") -> Check:
 
 
 async def _objects_in_database(settings: "Settings") -> Check:
-    """Return the check of the share of the database's size that stored bodies take."""
+    """Report how much of the database files and large episodes take if there is no object store."""
     from bottega.db.connect import connect
 
     assert settings.database_url is not None

@@ -24,7 +24,7 @@ _APPROVE = "Approve? y or n (a comment may follow), e to edit the arguments: "
 
 
 class Undecided(Exception):  # noqa: N818 (not an error: the person leaves)
-    """Signal that a call waits because nobody here decides; the text is a command to decide."""
+    """Signal that nobody at this terminal decides on a call; the text is a command to decide."""
 
     def __init__(self, interrupt: Mapping[str, Any]) -> None:
         how = {
@@ -137,7 +137,7 @@ def resolve(server: RemoteServer, interrupt_id: str, decision: Mapping[str, Any]
     except RemoteError as error:
         if error.code not in ("resolved", "expired", "cancelled"):
             raise
-        return server.get(path)  # the decision may also be our own first request's
+        return server.get(path)  # a first try of our request may have stored the decision
 
 
 def value_for(schema: Mapping[str, Any] | None, text: str) -> Any:

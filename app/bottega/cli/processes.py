@@ -64,8 +64,8 @@ class Plan:
         announcement: text for standard error when all children work.
         listener: file descriptor of the listening socket, which all children share.
         logs_json: true: the log has lines of JSON.
-        metrics: name of the variable for a process's name, and the folder with the metrics of all
-            processes; ``None``: each process has only its own metrics. A restarted process
+        metrics: environment variable for a process's name, and the folder with the metrics of all
+            processes; ``None``: each process serves only its own metrics. A restarted process
             continues the counters of the process that had the same name.
         database: folder of the embedded database, and file descriptor of the database's lock.
         ends_with_terminal: true: SIGHUP ends the parent if the terminal was closed (otherwise
@@ -91,7 +91,7 @@ class Plan:
         self.ends_with_terminal = ends_with_terminal
 
     def execute(self) -> None:
-        """Replace this program by the parent's program; this function never returns."""
+        """Replace this program with the parent's program; this function never returns."""
         inherited = [self.listener, *(child.link for child in self.children if child.link)]
         if self.database is not None:
             inherited.append(self.database[1])
@@ -363,7 +363,7 @@ def spawn(command: Sequence[str], environment: dict[str, str]) -> int:
 
 
 def forget_gauges(name: str, folder: str) -> None:
-    """Remove an ended process's gauges from the metrics; the process's counters stay."""
+    """Remove the gauges of an ended process from the metrics; the counters of the process stay."""
     for path in glob.glob(os.path.join(glob.escape(folder), f"gauge_live*_{glob.escape(name)}.db")):
         with contextlib.suppress(FileNotFoundError):
             os.remove(path)
