@@ -1,17 +1,17 @@
 """Background work that decides the success checks of completed runs.
 
-The checks are those of the run's agent or graph, or of the eval's case that the run repeats. The
-statement that ends a run with checks adds a row to ``run_checks``, and a row for each part of the
-run that a model or plugin must judge. A worker leases due rows, decides the checks without a
-transaction, stores the verdicts and labels the run's episode or its part. If the worker dies,
-another worker decides the checks after the lease has expired.
+A run's agent or graph defines the checks; for an item of an eval, the eval's case defines them. The
+statement that ends the run adds a row to ``run_checks``, and a row for each sub-agent's or node's
+answer that a model or plugin must judge. A worker leases due rows, decides the checks without a
+transaction, and stores the verdicts, also in the run's episode. If the worker dies, another worker
+decides the checks after the lease has expired.
 
 A round has three stages: simple checks, which need no plugin or model; checks by plugins; and
-checks by models (judges). Each stage has its own tasks, so that no check waits for a check of a
-later stage. If a check cannot be decided, for example because a judge's model fails, the next round
+checks by models (judges). Each stage has separate tasks, so no check waits for a check of a later
+stage. If a check cannot be decided, for example because a judge's model fails, the next round
 tries the check again. The pauses between rounds grow. A failed check decides the run's outcome at
-once, without later stages. A judge that the tenant's daily budget cannot pay is tried each day for
-a week.
+once, without later stages. If the tenant's daily budget cannot pay for a judge, the judge is tried
+again each day for a week.
 """
 
 import asyncio
@@ -94,7 +94,7 @@ async def decide(check: Check, result: EndResult, outside: Mapping[str, Ask]) ->
     """Decide a check.
 
     Args:
-        outside: the functions that decide checks by models and plugins, by the check's type.
+        outside: functions that ask a model or a plugin for the decision, by the check's type.
     """
     kind = check["type"]
     try:
@@ -168,7 +168,7 @@ logger = Logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _EndedRun:
-    """An ended run, or a part of it, whose checks are decided; see :class:`PinnedModels`.
+    """An ended run, or one sub-agent's or node's work in the run, with the checks to decide.
 
     Attributes:
         agent: name of the agent, or of the DAG's graph, that defines the checks.
@@ -188,11 +188,11 @@ class _EndedRun:
 
 
 class _Unpaid(NamedTuple):
-    """The state of a run's judges that the budget could not pay.
+    """State of the judges for which the daily budget could not pay.
 
     Attributes:
         is_all: true if the budget is the only reason for undecided checks.
-        is_busy: true if the budget may soon have enough left to pay for the judges.
+        is_busy: true if other calls have only reserved the budget, and may soon free some of it.
         is_old: true if the run ended too long ago to wait for the next day's budget.
     """
 
@@ -211,7 +211,7 @@ class SuccessChecks:
         known: returns the tenant's redactor, because a check's reason may contain secrets.
 
     Attributes:
-        stages: the leased work of each stage.
+        stages: the work of each stage, which workers lease.
     """
 
     def __init__(
@@ -246,7 +246,7 @@ class SuccessChecks:
     def run_end_hook(self, episode_stored: Callable[[], None]) -> Callable[[bool, bool], None]:
         """Return a function that wakes this process's background work after a run's end.
 
-        The function has two boolean parameters: the run stored an episode; its checks are due.
+        The function's parameters: true if the run stored an episode; true if checks are due.
 
         Args:
             episode_stored: function that is called after the end of a run that stored an episode.
@@ -390,10 +390,10 @@ class SuccessChecks:
         """Store the verdicts of a stage, or only an error if the stage has no verdicts.
 
         Args:
-            left: numbers of the later stages that have undecided checks. The next stage with
-                undecided checks follows. If no stage follows, or a check failed, the round is over.
-            unpaid: the judges for which the budget could not pay. The row waits for a budget if no
-                other check is undecided, or if no tries are left.
+            left: numbers of the stages that have undecided checks. The next of these stages
+                follows. If no stage follows, or a check failed, the round is over.
+            unpaid: the judges for which the budget could not pay. If all other checks are decided,
+                or can no longer be tried, the row waits for a budget.
         """
         stage, tries = claimed["stage"], claimed["tries"]
         good, later = passed(verdicts) if verdicts else None, None

@@ -1,8 +1,8 @@
 """Schedules, which start runs at the times of a cron expression.
 
 The first free worker locks a due schedule, starts the schedule's run and sets its next due time, in
-one transaction. So each due time starts one run, even if a worker dies. A schedule is due by the
-database's clock. This module also calculates the due times of cron expressions in a time zone.
+one transaction. So each due time starts one run, even if a worker dies. The database's clock
+determines what is due. This module also calculates the due times of cron expressions.
 """
 
 import re
@@ -175,8 +175,8 @@ async def put(
 ) -> tuple[dict[str, Any], bool]:
     """Store a schedule as :func:`create` does, or replace the schedule of the same name.
 
-    If the cron expression and the time zone stay the same, the due time does, too, so that no run
-    is lost.
+    If the cron expression and the time zone do not change, the next due time does not change,
+    either. So the replacement loses no run.
 
     Returns:
         The schedule, and true if no schedule had the name.
@@ -312,7 +312,7 @@ async def _tell(connection: AsyncConnection) -> None:
 
 
 class Ticker:
-    """Starter of due schedules' runs. A schedule that missed several due times starts only one run.
+    """Starter of the runs of due schedules. After several missed due times, it starts only one run.
 
     Args:
         memory: the server's memory mode; see :meth:`RunRequest.of`.
@@ -379,5 +379,5 @@ class Ticker:
             logger.exception("schedule.broken", schedule=row["name"])
             detail = "an internal error: its run did not start; the worker's log says more"
             changes["last_error"] = {"code": "internal", "message": detail}
-            changes["paused"] = "next_at" not in changes  # without next_at, it would stay due
+            changes["paused"] = "next_at" not in changes  # without next_at, the row would stay due
         return changes

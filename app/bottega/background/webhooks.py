@@ -95,11 +95,11 @@ def outcome(
 
 
 def message(tenant: str, run: Mapping[str, Any], event: asyncpg.Record | None = None) -> bytes:
-    """Return the message about the end of a run or batch, the same for every try. Pure.
+    """Return the body of the message about the end of a run or batch. Pure.
 
     Args:
-        event: ``type``, ``data`` and ``at`` of a batch's final event, because a retried batch ends
-            more than once; ``None`` for a run, which ends once.
+        event: ``type``, ``data`` and ``at`` of the final event of a batch, which ends again after
+            each retry; ``None`` for a run, which ends only once.
     """
     data = {name: run[name] for name in _FIELDS}
     data |= {name: None if run[name] is None else from_json(run[name]) for name in _JSON}
