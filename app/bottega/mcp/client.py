@@ -1,4 +1,4 @@
-"""Tools of MCP servers: reader of a server's list of tools, with limits, and calls of tools.
+"""Tools of MCP servers: functions that read a server's list of tools, and that call tools.
 
 The client reads each item of an answer separately, so that an unreadable item does not affect other
 items.
@@ -47,14 +47,14 @@ _VALUES = frozenset({"const", "default", "enum", "example", "examples"})
 
 @dataclass(slots=True)
 class Patterns:
-    """Distinct patterns in one server's schemas, up to a limit on number and size."""
+    """Distinct regular expressions in one server's schemas, up to a limit of number and size."""
 
     _known: set[str] = field(default_factory=set)
-    # Bytes left for a server's compiled patterns, because model servers may compile all patterns.
+    # Bytes of memory for further patterns, as a model server may compile all patterns of a request.
     _left: int = 8_000_000
 
     def fit(self, pattern: str) -> bool:
-        """Add a pattern, which is never matched with a text; false: it exceeds the limit."""
+        """Add a pattern, if it is within the limit; return true if the pattern is now included."""
         if pattern in self._known:
             return True
         try:
@@ -74,7 +74,8 @@ def tool_schema(
     """Return a server's tool, shortened to fit Bottega's limits.
 
     Args:
-        patterns: patterns of the server's earlier tools, to which the function adds this tool's.
+        patterns: patterns of the server's earlier tools; the function adds the patterns of this
+            tool.
 
     Raises:
         InvalidInputError: the tool cannot be used.
@@ -225,7 +226,7 @@ def _part(block: Any) -> Part:
 
 
 def _media(encoded: str, declared: Any) -> Part:
-    """Decode base64 to a part, whose type is found from the bytes."""
+    """Decode base64 to a part. The bytes determine the media type, helped by the declared type."""
     try:
         data = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError):
@@ -367,7 +368,7 @@ QuestionsOf = Callable[[ToolCall], OnQuestion | None]
 
 
 def _nobody(call: ToolCall) -> None:
-    """Return ``None``: nobody receives the progress, or answers the questions, of a call."""
+    """Return ``None``: a call's progress goes to nobody, and nobody answers its questions."""
 
 
 class McpTool(ToolBase):

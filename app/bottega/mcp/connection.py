@@ -1,8 +1,8 @@
 """One connection to an MCP server with the official SDK, for older and newer protocols.
 
 Servers of the newer era have the protocol version 2026-07-28 or later. :mod:`bottega.tools.egress`
-sends the HTTP requests: guarded, bounded and without redirects. A server that is a program runs in
-its own process, and exchanges lines of JSON with this process.
+sends the HTTP requests: guarded, bounded and without redirects. A server that is a program is a
+child process, which exchanges lines of JSON with this process.
 """
 
 import asyncio
@@ -247,7 +247,7 @@ class McpTransport(httpx2.AsyncBaseTransport):
             self._mirrored[tool] = x_mcp_header_map(schema)
 
     def _add_mirrored(self, request: httpx2.Request) -> None:
-        # Only with the newer protocol, the SDK sends the name of the method in a header.
+        # The SDK sends the name of the method in a header only if the protocol is the newer one.
         if request.headers.get("mcp-method") == "tools/call" and any(self._mirrored.values()):
             from mcp.shared.inbound import mcp_param_headers
 
@@ -341,7 +341,7 @@ class _Bounded(httpx2.AsyncByteStream):
         raise self._sent.failure
 
     def _count(self, step: bytes) -> None:
-        """Count lines of events and JSON values, because the SDK parses both slowly."""
+        """Count the lines and JSON values of a body's next bytes, because the SDK parses slowly."""
         if not self._is_begun and (text := step.lstrip()):
             self._is_begun = True
             if text.startswith(b"["):  # the SDK would validate a list's messages, but use none
@@ -417,7 +417,7 @@ def _now() -> float:
 
 
 class Connection:
-    """A connection to an MCP server; an asyncio task of its own keeps the connection open.
+    """A connection to an MCP server; a separate asyncio task keeps the connection open.
 
     Args:
         on_changed: called once when the server reports that its tools have changed. With ``None``,
@@ -690,8 +690,7 @@ async def _sent(session: Any, request: Any, told: Callable[..., Any] | None) -> 
     """Send a request; return the server's result without validation.
 
     The function does not use ``session.send_request``, because that method refuses a whole result
-    if one item of the result is unknown. The SDK sends its own subscriptions in the same way as
-    this function.
+    if one item of the result is unknown. The SDK sends its subscriptions in the same way.
     """
     data = request.model_dump(by_alias=True, mode="json", exclude_none=True)
     options: dict[str, Any] = {} if told is None else {"on_progress": told}
@@ -717,7 +716,7 @@ async def _answered(result: Mapping[str, Any], call: _Call) -> dict[str, Any] | 
         else:
             answers[name] = await call.asked(question.params)
     if not answers:
-        await asyncio.sleep(0.1)  # the server asks nothing, but wants the request again later
+        await asyncio.sleep(0.1)  # the server asks no question, but asks for the request again
     return answers or None
 
 
