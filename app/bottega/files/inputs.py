@@ -1,4 +1,4 @@
-"""Input of runs: this module checks files in the input, and stores data in the input as files."""
+"""Input of runs: check of the files to which it refers, and storage of its inline data as files."""
 
 import asyncio
 import binascii
@@ -44,7 +44,7 @@ class StoredInput:
 
     Attributes:
         input: the input, in which file ids have replaced the data of parts.
-        made: ids of the new files, which have the data of parts.
+        made: ids of the new files, which contain this data.
     """
 
     input: Any
@@ -63,7 +63,7 @@ async def stored_input(
     owner: Owner,
     pointer: str = "/input",
 ) -> AsyncIterator[StoredInput]:
-    """Check an input, store the input's data as files, and yield the input in its stored form.
+    """Check an input, store the data of its parts as files, and yield the input in stored form.
 
     If the request fails, the new files are removed.
 
@@ -217,7 +217,7 @@ class RunFiles:
     session_id: str | None
 
     async def load(self, file: str) -> FileContent:
-        """Load a file. This function raises the errors of :meth:`FileStore.load`."""
+        """Load a file; see :meth:`FileStore.load`, also for the errors."""
         return await self.store.load(self.tenant_id, file)
 
     async def stored(self, call: ToolCall, result: ToolResult) -> ToolResult:
@@ -244,7 +244,7 @@ class RunFiles:
         if part.data is None:
             return part
         origin = FileOrigin(self.session_id, self.run_id, part.name, part.media_type)
-        # If the tool's answer is not stored, the file is unused until it is deleted with the run.
+        # If the tool's answer is not stored, the file stays, unused, until its run is deleted.
         row = await persist(partial(self._add, part.data, origin))
         if isinstance(row, UnavailableError):
             raise row

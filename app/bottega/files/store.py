@@ -1,9 +1,9 @@
 """Files of tenants: rows in the database, and their bytes in the object store.
 
 A file's bytes are stored in pieces, which are objects of equal size. So an upload needs memory for
-one piece only, and a part of a file can be read alone. The keys of pieces are stored as claimed
-before the pieces are written. A piece that belongs to no file an hour after this claim is deleted,
-even if the process was killed.
+one piece only, and a part of a file can be read alone. Before a piece is written, its key is stored
+in the database. If the piece belongs to no file an hour later, for example because the process was
+killed, another process deletes the piece.
 
 This module also lists and deletes files for API requests, and deletes unused files.
 """
@@ -138,8 +138,7 @@ class FileStore:
             yield writer
         finally:
             if not writer.kept:
-                # If this deletion fails, the pieces are deleted when the claim of their keys
-                # expires.
+                # If this deletion fails, another process deletes the pieces an hour later.
                 with suppress(UnavailableError):
                     await self.objects.delete(writer.keys)
 
@@ -163,7 +162,7 @@ class FileStore:
     async def use(
         self, tenant_id: UUID, ids: list[UUID], owner: Owner
     ) -> dict[UUID, Mapping[str, Any]]:
-        """Record that a run uses files. Return the rows of the files that it may use, by id."""
+        """Record that a run uses files. Return the rows of the files that the run may use."""
         async with self._acting(tenant_id) as connection:
             rows = await connection.fetch(_USE, tenant_id, sorted(set(ids)), *owner)
         return {row["id"]: dict(row) for row in rows}
@@ -225,8 +224,8 @@ class FileWriter:
 
     Attributes:
         size: number of bytes written so far.
-        keys: claimed keys; the object store may have a piece at each of these keys.
-        kept: true if the file's row may exist, so that the pieces must not be deleted.
+        keys: keys that were stored; the object store may have a piece at each of these keys.
+        kept: true if the file's row may exist. Then the pieces must not be deleted.
     """
 
     def __init__(self, store: FileStore, tenant_id: UUID, file_id: UUID) -> None:
@@ -324,7 +323,7 @@ class FileWriter:
         self._written += 1
 
     async def _claim(self) -> None:
-        first = len(self.keys)  # first claim one key: most files have one piece
+        first = len(self.keys)  # one key in the first call, because most files have one piece
         more = range(first, first + min(max(1, first), _MOST_CLAIMED))
         keys = [new_key(self._tenant_id, self._id, f"p{number}") for number in more]
         async with self._store._acting(self._tenant_id) as connection:
@@ -447,13 +446,13 @@ log = Logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FileRetention:
-    """Background work that deletes unused files; several processes may do it concurrently."""
+    """Background work that deletes unused files. Several processes may run it at the same time."""
 
     pool: asyncpg.Pool
     clock: Clock = utcnow
 
     async def delete_unused(self) -> float:
-        """Delete all unused files. Return infinity: the next call is never due at a fixed time."""
+        """Delete all unused files. Return infinity, because the loop polls in any case."""
         before = self.clock() - KEPT
         place = FIRST_PLACE
         while due := await self.pool.fetch(_UNUSED, before, *place, _AT_ONCE):
