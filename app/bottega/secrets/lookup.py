@@ -105,8 +105,8 @@ class SecretLookup:
         self._rules = rules
         self._read = read
         self._ticks = ticks
-        # Use weak references: while a run uses its tenant's redactor, perhaps for hours, no second
-        # redactor of this tenant may exist.
+        # Weak references find a redactor as long as a run uses it, perhaps for hours. If there were
+        # a second redactor of the tenant, the run's redactor would miss changed secrets.
         self._known: WeakValueDictionary[UUID, _Known] = WeakValueDictionary()
         self._of_names: WeakValueDictionary[str, _Known] = WeakValueDictionary()
         self._lately: LRUCache[UUID, _Known] = LRUCache(_MOST_TENANTS)
@@ -133,7 +133,7 @@ class SecretLookup:
                 if known.read_at == -math.inf:
                     try:
                         await self.stored(tenant_id)
-                    except Exception:  # the next use reads again, and reports the error
+                    except Exception:  # the next use reads the secrets again, and raises the error
                         log.exception("secrets.read_failed")
 
     def redactor(self, tenant_id: UUID) -> Redactor:
@@ -218,8 +218,9 @@ class SecretLookup:
     def bound(self, tenant_id: UUID, tenant: str, url: str) -> Secrets:
         """Return a function that looks up a tenant's secrets by name, to send them to a URL.
 
-        The function raises InvalidInputError: ``unknown_secret``, ``secret_unreadable``,
-        ``secret_not_for_host``, ``secret_needs_https``, ``secret_host_unset``.
+        The function raises ``InvalidInputError`` with a code: ``unknown_secret``,
+        ``secret_unreadable``, ``secret_not_for_host``, ``secret_needs_https``,
+        ``secret_host_unset``.
         """
 
         async def secret(name: str) -> str:

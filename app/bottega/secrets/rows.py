@@ -137,7 +137,7 @@ class Resealed(NamedTuple):
 
     Attributes:
         last: the last secret of the page; ``None``: this was the last page.
-        changed: number of secrets that were encrypted with a different key than the first key.
+        changed: number of secrets that were not encrypted with the first key until now.
         unreadable: number of secrets that no key can decrypt.
     """
 

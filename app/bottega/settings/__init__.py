@@ -551,8 +551,7 @@ class Settings(BaseSettings):
             "0.5, recency 0.2, success 0.15, accesses 0.1 and domain 0.05.",
         ),
     ]
-    # Settings of asynchronous sub-agents. The limits in an agent's definition may be lower than
-    # these limits per parent.
+    # Settings of asynchronous sub-agents. An agent's definition may lower the limits per parent.
     subagent_max_concurrent: Annotated[
         _Count,
         Field(
@@ -782,9 +781,9 @@ class Settings(BaseSettings):
         found = [_NATS_SERVER.fullmatch(each.strip()) for each in servers]
         if not all(found) or len({each[1] for each in found if each}) > 1:
             raise ValueError(
-                "BOTTEGA_NATS_URL must be nats://host:4222 or tls://host:4222, with user:password@ "
-                "or token@ before the host if the server wants it, the same before each host; "
-                "write @ : / , % of these as %40 %3A %2F %2C %25"
+                "BOTTEGA_NATS_URL must be nats://host:4222 or tls://host:4222; if NATS needs a "
+                "login, write the same user:password@ or token@ before each host, and in the login "
+                "write %40 for @, %3A for :, %2F for /, %2C for a comma and %25 for %"
             )
         return url
 
@@ -877,7 +876,7 @@ class Settings(BaseSettings):
 
     @property
     def subagent_limits(self) -> SubagentLimits:
-        # Each running task holds a slot of the pool.
+        # The pool's size limits all tasks together, because each running task holds a slot.
         limits = SubagentLimits(
             **self._subagents(SubagentLimits), max_concurrent_global=self.subagent_max_workers
         )
@@ -896,7 +895,7 @@ class Settings(BaseSettings):
 
     @property
     def retention_days(self) -> dict[str, float | None]:
-        """Days for which data is kept, by kind; ``None``: for ever. A tenant may differ."""
+        """Days for which data is kept, by kind; ``None``: for ever; a tenant may have others."""
         return {
             "runs": self.retention_runs_days,
             "audit": self.retention_audit_days,
@@ -995,5 +994,5 @@ def _passwords(address: str) -> set[str]:
     users |= {value for name, value in options if name == "user"}
     found = {password for _, password in _LOGIN.findall(address)}
     found |= {value for name, value in options if name != "user"}
-    found -= users  # a password that equals its user, as in postgres:postgres
+    found -= users  # do not redact a password that equals its user's name, as postgres:postgres
     return found | {unquote(each) for each in found} | {_ESCAPED.sub(r"\1", each) for each in found}
