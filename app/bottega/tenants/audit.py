@@ -1,6 +1,6 @@
 """The audit log: a row for each action of administration, and for each cancellation of a run.
 
-The transaction of an action also writes the action's row, so that the database stores both or none.
+The transaction of an action also writes the action's row, so the database stores both or neither.
 The database role of the service may only add and read rows.
 """
 

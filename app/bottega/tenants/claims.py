@@ -13,7 +13,7 @@ class Source(BaseModel):
 
     Attributes:
         claim: name of the claim, or a path with dots if no claim has this name.
-        values: replacements by the claim's value. Values without a replacement are ignored.
+        values: replacement of each value of the claim; values without a replacement are ignored.
         value: the fixed value.
     """
 
@@ -32,7 +32,7 @@ class Source(BaseModel):
         return self
 
     def read(self, claims: Mapping[str, Any]) -> list[str]:
-        """Return the field's values; empty: the token has no such claim, or no listed value."""
+        """Return the field's values; empty: the token lacks the claim, or ``values`` lacks it."""
         if self.claim is None:
             return [self.value or ""]
         found = _claim(claims, self.claim)

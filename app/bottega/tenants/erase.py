@@ -1,8 +1,8 @@
 """Removal of all data of a session or a tenant, and parts of an end user's erasure.
 
 Rows are removed in pages. Each page is a transaction, which also logs the number of removed rows.
-So locks are short, and after a crash a repeated call continues. The functions find tables by the
-names of columns, so that new tables are included automatically.
+So locks are short, and after a crash a repeated call continues. The functions find the tables by
+the names of columns, so they also find tables that later versions add.
 """
 
 from collections import Counter
@@ -77,11 +77,11 @@ FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
 WHERE c.relkind = 'r' AND c.relnamespace = 'public'::regnamespace AND a.attname = :column
 ORDER BY c.relname
 """)
-# Tables whose rows are removed separately. A run head is removed before all other rows of its run.
-# Episodes are removed after the rows that refer to them. A session's memory is removed after the
-# session's row was locked, because a run that publishes locks in the same order.
+# Tables whose rows are removed separately: run heads first, and episodes after the rows that refer
+# to them. A session's memory is removed after the session's row was locked, because runs lock the
+# rows in this order when they publish.
 _NOT_OF_RUNS = {"run_heads", "episodes", "lessons", "session_memory"}
-# Tables that have no rows of the session any more, because episodes and runs are removed before.
+# Tables that have no rows of the session any more, because episodes and runs are removed earlier.
 _NOT_OF_SESSIONS = {"runs", "episodes", "episode_search", "episode_vectors"}
 # Tables with counts of rows. The rows of these tables are removed last, together with the tenant's
 # own row.
@@ -108,9 +108,8 @@ async def erase_session(
     """Remove a session with its memory and runs. A later use of its id begins a new session.
 
     Forks of the session's runs are removed, too, because a fork contains copies of the run's
-    events. Turns that the session shares with a forked session then belong to the forked session.
-    The transaction that removes a run also takes the run from its worker: the worker gets a signal
-    and can write no further step.
+    events. A forked session keeps the turns that it shares with the removed session. After a run's
+    removal, the run's worker cannot write a further step, and gets a signal to stop.
 
     Raises:
         NotFoundError: the tenant has no such session.
@@ -231,7 +230,7 @@ async def _erase_rows(begin: Begin, tenant_id: UUID) -> Removed:
             async with begin() as tx:
                 page = Counter()
                 some = select(_PLACE).select_from(each).where(tenant_column == tenant_id)
-                if each.name == "audit_log":  # the log of ``default`` keeps actions on tenants
+                if each.name == "audit_log":  # the log of ``default`` also has actions on tenants
                     some = some.where(column("action").not_like("tenant.%"))
                 some = some.limit(ROWS_AT_ONCE).correlate(None)
                 await delete_rows(tx, each, _PLACE.in_(some), page)
@@ -261,7 +260,7 @@ async def erase_runs(
         ids = [each for each in ids if each not in kept]
     if not ids:
         return removed, literal([], JSONB)
-    # When a run has no run head, the run's worker can store no more rows.
+    # Without a run head, the run's worker can store no more rows of the run.
     heads = and_(run_heads.c.tenant_id == tenant_id, run_heads.c.run_id.in_(ids))
     await delete_rows(tx, run_heads, heads, removed)
     spent = literal(await tx.scalar(_SPENT, {"tenant": tenant_id, "runs": ids}), JSONB)
@@ -301,8 +300,8 @@ async def _tables_of_runs(tx: AsyncConnection) -> list[TableClause]:
 async def _locked(tx: AsyncConnection, which: ColumnElement[bool]) -> Sequence[UUID]:
     """Lock a page of runs and return the runs' ids.
 
-    The function waits only for the first lock. So there is no deadlock with transactions that lock
-    many rows in a different order.
+    The function waits only for the first lock, and skips other locked rows. So there is no deadlock
+    with transactions that lock many rows in a different order.
     """
     query = select(runs.c.id).where(which)
     first = (await tx.scalars(query.limit(1).with_for_update())).all()
@@ -313,7 +312,7 @@ async def _locked(tx: AsyncConnection, which: ColumnElement[bool]) -> Sequence[U
 async def forget_answers(
     tx: AsyncConnection, tenant_id: UUID, ids: Sequence[UUID | str], removed: Removed
 ) -> None:
-    """Remove stored responses to requests that created objects: responses contain objects."""
+    """Remove the stored responses to requests that created these objects, with copies of them."""
     await delete_rows(tx, idempotency_keys, answers_with(tenant_id, ids), removed)
 
 

@@ -1,4 +1,4 @@
-"""API keys: they are created, listed, revoked, and cached in each API process.
+"""API keys: functions that create, list and revoke keys, and the cache of an API process.
 
 A key is shown only once, and the database stores only the key's hash. One round of SHA-256 is
 enough, because nobody can guess 32 random bytes.
@@ -257,7 +257,7 @@ class KeyCache:
     A server is *open* as long as nobody has created a key: all clients may then do everything.
 
     Args:
-        local: true if only this machine can reach the server, so that the server may be open.
+        local: true if only this machine can reach the server; only then may the server be open.
         believed_s: maximum number of seconds for which the process uses an answer of the database.
         refresh_s: seconds between two checks of the keys in use.
         clock: wall clock, for expiry.
@@ -327,7 +327,7 @@ class KeyCache:
     # Finding keys
 
     def has(self, text: str) -> bool:
-        """Return true if the key is cached, so that :meth:`find` is cheap.
+        """Return true if the key is cached; then :meth:`find` usually needs no query.
 
         The key may have been revoked, or may have expired, after it was cached.
         """
@@ -367,7 +367,7 @@ class KeyCache:
     # Tokens
 
     async def token(self, text: str) -> Token:
-        """Verify a token's text, without a query while the task that checks keys runs.
+        """Verify a token's text. No query is needed while the task that checks the keys runs.
 
         Raises:
             UnauthenticatedError: see :meth:`TokenSigner.verify`. ``bad_token``: the token was made
@@ -385,7 +385,7 @@ class KeyCache:
         return token
 
     async def know_tokens(self) -> None:
-        """Read the signing keys and the revocations, if the process read them too long ago."""
+        """Read the signing keys and the revocations if their last reading is too old."""
         if self._ticks() - self._tokens_known_at > self._believed_s:
             await self._once(_TOKENS, self._look_at_tokens)
 
@@ -436,7 +436,7 @@ class KeyCache:
             self._strangers_waiting -= 1
 
     async def _once(self, what: bytes, ask: Callable[[], Awaitable[None]]) -> None:
-        """Run a query once for all concurrent callers that give the same name ``what``."""
+        """Run a query once for all concurrent callers; ``what``: name of the query."""
         asking = self._asking.get(what)
         if asking is None:
             asking = self._asking[what] = asyncio.ensure_future(ask())
@@ -457,7 +457,7 @@ class KeyCache:
 
     @contextmanager
     def watching(self, identity: Identity, lost: Callable[[], None]) -> Iterator[None]:
-        """Call ``lost`` when the key or token becomes invalid, or keys become required."""
+        """During the block, call ``lost`` if the key or token ends, or if keys become necessary."""
         self._watchers[identity].add(lost)
         try:
             yield
@@ -539,7 +539,7 @@ def _is_key(identity: Identity) -> TypeIs[tuple[UUID, UUID]]:
 
 
 async def _patiently(asking: "asyncio.Future[T]") -> T:
-    """Wait for a query with a timeout. A late query continues until the database ends it.
+    """Wait for a query with a timeout. After the timeout, the query continues without a caller.
 
     Raises:
         TimeoutError: the query took too long.
@@ -549,6 +549,6 @@ async def _patiently(asking: "asyncio.Future[T]") -> T:
 
 
 def _retrieve_error(asked: "asyncio.Future[Any]") -> None:
-    """Retrieve the exception, so that asyncio logs no warning if no caller waits any more."""
+    """Retrieve a query's exception: asyncio would log a warning if no caller waits any more."""
     if not asked.cancelled():
         asked.exception()

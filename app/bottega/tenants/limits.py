@@ -43,7 +43,7 @@ class RequestLimits(BaseModel):
     count."""
 
     def need_no_limit_of_runs(self) -> None:
-        """Refuse a key that limits runs, because runs without a request have no limits of a key.
+        """Refuse the key if it limits runs: schedules and batches start runs without such limits.
 
         Raises:
             ForbiddenError: ``beyond_limits``.
@@ -88,7 +88,7 @@ class RequestLimits(BaseModel):
             if allowed is not None and (others := sorted({*names} - {*allowed})):
                 raise ForbiddenError(
                     f"the limits of this key do not include the {what} '{others[0]}', which the "
-                    "run involves",
+                    "run may use",
                     code="beyond_limits",
                 )
 
@@ -104,7 +104,8 @@ class StoredLimits(RequestLimits):
     """Limits of a stored key.
 
     Attributes:
-        payer: the key towards whose rate and daily tokens requests count: this key or its maker.
+        payer: the key towards whose limits of rate and daily tokens the requests count: this key,
+            or the key that created it.
     """
 
     payer: UUID | None = None

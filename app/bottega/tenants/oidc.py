@@ -4,7 +4,7 @@ A token is a JSON Web Token that the issuer signed with an asymmetric key. A map
 claims (``BOTTEGA_OIDC_CLAIMS``) determines tenant, user and roles; the mapping is data, never code.
 The issuer's discovery document contains the URL of the issuer's keys (OpenID Connect Discovery
 1.0). When a token names an unknown key, the process reads the issuer's keys again, but at most
-every ten seconds, so that forged tokens cause little load for the issuer.
+every ten seconds, because forged tokens must not cause load for the issuer.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ class Person:
         name: name that the console shows; ``user`` if the token has no name.
         scopes: scopes of all roles; ``()``: the person has no role and may only ``GET /v1/me``.
         expires_at: end of the token, in seconds of Unix time.
-        limits: limits that the mapping sets. Rate and daily tokens are counted for each person.
+        limits: limits that the mapping sets. Requests and daily tokens count for each person.
     """
 
     tenant_id: UUID
@@ -119,8 +119,8 @@ class SignIn:
     async def redeemed(self, grant: Mapping[str, str], origin: str) -> tuple[str, Person]:
         """Exchange an authorization code at the issuer for a token.
 
-        Return the token and the person. The token is the access token or, if that is for a
-        different service or is no JSON Web Token, the id token.
+        Return the token and the person. The token is the access token or, if this server does not
+        accept the access token, the id token.
 
         Args:
             grant: fields of the issuer's token request: code, verifier, URL of the page, client.

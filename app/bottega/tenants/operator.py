@@ -49,9 +49,9 @@ _keys = api_keys.c
 
 @asynccontextmanager
 async def transactions(url: str) -> AsyncIterator[Begin]:
-    """Yield a function that opens a transaction with access to all tenants, one at a time.
+    """Yield a function that opens transactions with access to all tenants, one at a time.
 
-    At the end of the block, the function sends the transactions' signals to all processes.
+    At the end of the block, the transactions' signals are sent to all processes.
 
     Raises:
         UnavailableError: the database is unreachable or not migrated, or the login may not use the
@@ -178,7 +178,7 @@ async def revoke_key(url: str, prefix_or_id: str) -> RowMapping:
 
 
 async def keys_required(url: str) -> bool:
-    """Return true if requests need keys: a key was ever created. Any login may call this.
+    """Return true if requests need keys, because a key was ever created. Any login may ask this.
 
     Raises:
         UnavailableError: the database is unreachable or not migrated.
@@ -241,7 +241,7 @@ async def retain(
 
     Args:
         changes: new number of days by kind of data; ``None``: keep the data for ever.
-        reset: kinds of data for which the tenant's value is removed, so that the settings apply.
+        reset: kinds of data for which the tenant's value is removed; then the settings apply.
 
     Raises:
         NotFoundError: there is no tenant of that name.
@@ -273,7 +273,7 @@ async def prune(
 
     Args:
         days: see :func:`retention.due`.
-        tenant: name of a tenant; ``None``: all tenants. own: see :func:`retention.due`.
+        tenant, own: see :func:`retention.due`.
         dry_run: only count the rows.
 
     Raises:

@@ -2,7 +2,7 @@
 
 A client's state is one number: the time at which the client's debt is paid. Each request adds a
 cost, in seconds, to the debt. A request is refused if the debt would exceed the burst. A long body
-costs more. A body's cost is added while the body arrives, so that the debt may exceed the burst.
+costs more. A body's cost is added while the body arrives, so the debt may then exceed the burst.
 """
 
 import math
@@ -24,7 +24,7 @@ class Rate:
 
     @classmethod
     def of(cls, per_s: float, seconds: int = 2) -> "Rate":
-        """Return a rate whose burst is what the rate allows in ``seconds`` seconds."""
+        """Return a rate whose burst is the number of requests of ``seconds`` seconds."""
         return cls(per_s, max(1, math.ceil(seconds * per_s)))
 
     @property
@@ -78,7 +78,7 @@ Who = TypeVar("Who", bound=Hashable)
 
 
 class RateLimits(Generic[Who]):
-    """The states of this process's most recent clients. Each process allows the full rate."""
+    """States of the clients that this process saw last. Each process allows the full rate."""
 
     def __init__(self, rate: Rate, clock: Callable[[], float]) -> None:
         self.rate = rate

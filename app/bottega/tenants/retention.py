@@ -1,4 +1,4 @@
-"""Retention: the removal of old runs, audit entries and archived episodes. Sums of storage.
+"""Removal of old runs, audit entries and archived episodes; and sums of tenants' storage.
 
 Rows are removed in pages. Each page has its own transaction, which skips rows that other processes
 have locked. So several processes may remove rows at once, and after a crash a later call continues.
@@ -93,8 +93,8 @@ async def due(
     """Return the kinds of data that must be removed, by tenant.
 
     Args:
-        days: number of days for which data are kept, by kind; ``None``: for ever. tenant: a
-            tenant's name; ``None``: all tenants.
+        days: number of days for which data are kept, by kind; ``None``: for ever.
+        tenant: a tenant's name; ``None``: all tenants.
         own: true if the tenants' own values replace ``days``.
     """
     found = await tx.execute(_DUE, {"days": dict(days), "tenant": tenant, "own": own})
@@ -183,11 +183,11 @@ class Pruning:
         return WorkLoop("retention", self.prune, poll_s=600.0)
 
     async def prune(self) -> float:
-        """Remove all old data, one page per tenant in turn.
+        """Remove all old data, one page per tenant in turn. Return the seconds until the next call.
 
-        Return the seconds until the next call. The next call repeats a removal that failed.
+        The next call repeats a removal that failed.
         """
-        # Use the pool: usually nothing is due, and the engine may have no connection yet.
+        # Do not open a connection of the engine for this query, because usually nothing is due.
         rows = await self.database.pool.fetch(_DUE_NOW, to_json(self.days).decode())
         left = {due: _pages(self.database.begin, due, False) for due in (Due(*row) for row in rows)}
         removed: dict[Due, Removed] = {due: Counter() for due in left}
@@ -213,7 +213,7 @@ _SUM = "SELECT sum_storage($1)"
 
 
 class StorageSums:
-    """Background work that sums up storage; one process does this every five seconds."""
+    """Background work that adds up the storage of tenants, every five seconds in one process."""
 
     def __init__(self, pool: asyncpg.Pool) -> None:
         self.pool = pool

@@ -1,8 +1,8 @@
 """Signed tokens: tokens of end users, and tickets that open streams in browsers.
 
 A token is a JSON Web Token (RFC 7519) signed with HMAC-SHA-256. All API processes share the signing
-keys, so that each process verifies a token without a query. When a process checks the keys in use,
-the process also reads the revocations, so that it refuses revoked tokens within seconds.
+keys, so each process verifies a token without a query. When a process checks the API keys in use,
+the process also reads the revocations, so it refuses revoked tokens within seconds.
 
 The id of a token (``jti``) contains a second signature, which covers the token's tenant. So a
 tenant can revoke only its own tokens, although the database stores no tokens.
@@ -66,7 +66,7 @@ ON CONFLICT (tenant_id, jti) DO UPDATE SET revoked = true, ended_at = now()
 
 
 class TokenIdentity(NamedTuple):
-    """Identity with whose end a token's streams end. A signed-in person has an empty ``jti``."""
+    """A token, or a person (empty ``jti``), whose open streams end when the token ends."""
 
     tenant_id: UUID
     key_id: UUID | None
@@ -90,7 +90,7 @@ class Token:
     """A verified token with its rights.
 
     Attributes:
-        key_id: the key that made the token, and with which the token ends; ``None``: no key
+        key_id: the key that made the token; when the key ends, the token ends. ``None``: no key
             existed.
         prefix: public part of the key.
         expires_at: Unix time at which the token expires, in seconds.
@@ -99,8 +99,8 @@ class Token:
         agents: names of the agents that the token may run; ``None``: all.
         graphs: names of the graphs that the token may run; ``None``: all.
         sessions: ids of the sessions in which the token may start runs; ``None``: all.
-        scopes: scopes of the key that requested a ticket.
-        require_user: requests with the key must name an end user.
+        scopes: for a ticket, the scopes of the key that requested the ticket.
+        require_user: true if requests with the key must name an end user.
         limits: limits of the key.
         opens: kind of stream that a ticket opens; ``None``: the token is no ticket.
         run_id: id of the only run whose stream a ticket opens; ``None``: any run.
@@ -129,7 +129,7 @@ class Token:
 
     @property
     def identity(self) -> tuple[UUID, UUID] | TokenIdentity | None:
-        """Identity with whose end the token's streams end; for a ticket, the requester's."""
+        """Key or token whose end ends the streams of this token; for a ticket, its requester."""
         if self.opens is None:
             return TokenIdentity(self.tenant_id, self.key_id, self.jti, self.expires_at)
         if self.parent is not None and self.parent_expires_at is not None:
@@ -343,7 +343,7 @@ class TokenSigner:
         await audit.note(tx, tenant_id, actor, "token.revoke", jti)
 
     def until(self, seconds: float, key_expires_at: datetime | None) -> float:
-        """Return the time at which a new token expires. A token never expires after its key."""
+        """Return the Unix time at which a new token expires; never later than its key."""
         until = self._clock().timestamp() + seconds
         return until if key_expires_at is None else min(until, key_expires_at.timestamp())
 

@@ -1,8 +1,8 @@
 """Webhook secrets of tenants.
 
-The database has their plain text, because the service signs with it. A secret is shown only once,
-and expires a day after the tenant creates the next secret. ``BOTTEGA_WEBHOOK_SECRET`` is the first
-secret of the tenant ``default``. It expires a day after the tenant creates a secret.
+The database stores a secret in plain text, because the service signs with it. A secret is shown
+only once, and expires a day after the tenant creates the next secret. ``BOTTEGA_WEBHOOK_SECRET`` is
+the first secret of the tenant ``default``; it expires in the same way.
 """
 
 import secrets
