@@ -90,7 +90,7 @@ class ResumedTasks:
         return TaskPlace(task_id, self._replay.task(task_id).parent_id, agent, len(above) - 1)
 
 
-# The query reads only tasks below task $4. If $4 is NULL, the query reads any task of the run.
+# Reads those tasks of the list $3 that are below task $4; all tasks of the list if $4 is NULL.
 _LOOK_UP = """
 WITH RECURSIVE up AS (
     SELECT t.id AS task, t.parent_id FROM tasks t
@@ -112,10 +112,10 @@ WHERE t.tenant_id = $1 AND t.run_id = $2
 
 @dataclass(frozen=True, slots=True)
 class SubagentRuntime:
-    """State for asynchronous sub-agents that all runs of a worker share.
+    """State of asynchronous sub-agents, shared by all runs of a worker.
 
     Attributes:
-        plugins: objects whose functions are called before a task's dispatch and after its end.
+        plugins: objects whose functions are called before the dispatch and after the end of a task.
         totals: counters of the worker's tasks since the worker's start.
         children: the child runs that the worker's runs await.
     """
@@ -126,7 +126,7 @@ class SubagentRuntime:
     children: ChildRuns
 
     def serves(self, run: ClaimedRun) -> bool:
-        """Check if a run uses asynchronous sub-agents, or if plugins see its sub-agent calls."""
+        """Check if a run has asynchronous sub-agents or is a child run, or if plugins see calls."""
         seen = any(map(sees_dispatches, self.plugins))
         return run.uses_subagents or run.parent_task is not None or seen
 
@@ -168,7 +168,7 @@ class SubagentRuntime:
         return Load(pool, named)
 
     def cancel(self, run_id: UUID, task_id: UUID) -> None:
-        """Cancel an asynchronous task of this worker and all tasks below it. Ignore other tasks."""
+        """Cancel an asynchronous task and all tasks below it, if this worker executes the task."""
         handle = self.registry.get(task_id)
         if handle is not None and handle.run_id == run_id:
             self.registry.cancel(task_id, CANCELLED["message"])

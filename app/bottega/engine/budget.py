@@ -5,7 +5,7 @@ counts as used until the process gives back the slice. If a process dies and no 
 slice, the slice counts as spent. While the database is away, a process keeps its unreported usage
 and reports the usage later. Model calls that need a new slice wait.
 
-Calls of a tenant's own model servers count only towards the run's budgets, because the operator
+Calls to a tenant's own model servers count only towards the run's budgets, because the operator
 does not pay for these calls.
 """
 
@@ -42,12 +42,12 @@ _LOOK_S = 2.0
 _ASK_AGAIN_S = 1.0
 _LAST_S = 5.0
 """Timeout in seconds for the last reports of a process that ends."""
-_SHARE = 100  # a slice is at most 1 / _SHARE of the day's limit, or one call
+_SHARE = 100  # a slice is 1 / _SHARE of the day's limit; more if a call needs more
 _WAIT_S = 20.0  # less than the timeout of a judge
-_EMBEDDING_WAIT_S = 1.0  # vectors may be made later
+_EMBEDDING_WAIT_S = 1.0  # short, because vectors can be computed later
 
 EMBEDDING = "memory:embedding"
-"""Name for an embedder's calls in the usage, instead of an agent's name."""
+"""Name of an embedder's calls in the usage. Other calls there have an agent's name."""
 
 _COUNT = "SELECT count_call($1, $2, $3)"
 _DRAW = "SELECT held, others FROM draw_budget($1, $2, $3, $4, $5, $6, $7, $8)"
@@ -57,7 +57,7 @@ Draw = Callable[[int, int, int], Awaitable[tuple[int, int]]]
 
 
 class _Day(NamedTuple):
-    """Daily limit of a tenant or of an API key's runs, in one unit.
+    """Daily limit of a tenant or of an API key's runs, in tokens or money.
 
     Attributes:
         key_id: id of the API key; ``None``: the limit is the tenant's.
@@ -206,18 +206,18 @@ class RunAccounts:
             account.spend(usage)
 
     def paid_before(self, usage: Usage) -> None:
-        """Charge usage that already counts towards daily budgets to the run's budgets."""
+        """Charge only the run's budgets, because the daily budgets already include the usage."""
         for account in self._own:
             account.spend(usage)
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A kind of model call that does not come from a run's agent.
+    """Key for the summed usage of model calls that no agent of a run makes.
 
     Attributes:
-        run_id: the run whose usage includes the call; ``None``: no run's usage includes the call.
-        name: name of the calls in the usage, instead of an agent's name.
+        run_id: the run whose usage includes the calls; ``None``: no run's usage includes the calls.
+        name: name of the calls in the usage, where other calls have an agent's name.
     """
 
     tenant_id: UUID
@@ -244,7 +244,7 @@ class TenantCharge:
 
 @dataclass(frozen=True, slots=True)
 class TenantAccount:
-    """A tenant's account for model calls that do not come from a run's agent.
+    """A tenant's account for model calls that no agent of a run makes.
 
     Attributes:
         run_id, name: see :class:`_Call`.
@@ -289,7 +289,7 @@ class DayBudgets:
     """The daily accounts of all tenants for which this process makes model calls.
 
     Args:
-        limits: each tenant's ``tokens_per_day`` and ``cost_per_day``; ``None``: no limit.
+        limits: ``tokens_per_day`` and ``cost_per_day`` of every tenant; ``None``: no limit.
     """
 
     def __init__(self, pool: asyncpg.Pool, limits: Mapping[str, int | None]) -> None:
@@ -343,18 +343,18 @@ class DayBudgets:
         return TenantAccount(self, tenant_id, None, EMBEDDING, _EMBEDDING_WAIT_S)
 
     def account_for(self, tenant_id: UUID, run_id: UUID | None, name: str) -> TenantAccount:
-        """Return the account for calls that do not come from a run's agent.
+        """Return the account for calls that no agent of a run makes.
 
         Args:
             run_id: the run whose usage includes the calls, even after its end; ``None``: no run.
-            name: name of the calls in the usage, instead of an agent's name.
+            name: name of the calls in the usage, where other calls have an agent's name.
         """
         return TenantAccount(self, tenant_id, run_id, name, _WAIT_S)
 
     def count(self, call: _Call, usage: Usage) -> None:
         """Add a call's usage to the usage that :meth:`show` stores."""
         if call.run_id is None and (call.is_own or len(self._limits) == len((TOKENS, DOLLARS))):
-            return  # the daily accounts have the usage, or the tenant pays
+            return  # the daily accounts include the usage, or the tenant pays for the call
         before = self._to_show.get(call)
         self._to_show[call] = usage if before is None else before + usage
 

@@ -64,7 +64,7 @@ class AgentDependencies:
         tool_deps: dependencies of built-in and HTTP tools.
         secrets: tenants' secrets, which tools send.
         mcp: returns MCP servers.
-        embedder: returns the embedder of agents with ``recall``, for the tenant that pays.
+        embedder: returns the embedder of agents with ``recall``; the argument is the tenant.
         configure: plugins' functions, which are called in order for each built agent.
     """
 
@@ -88,11 +88,11 @@ class Team:
     Attributes:
         agents: only the root agent; in a DAG, one agent for each node of the graph.
         graph: the run's own copy of the graph; ``None``: the run has no DAG.
-        rules: the rules that decide which nodes of a DAG run; ``None``: the run has no DAG.
+        rules: the rules that start or skip nodes of the DAG; ``None``: the run has no DAG.
         nodes: definitions of the DAG's nodes, by name.
         numbers: positions of the DAG's nodes in topological order, by name.
         warnings: (code, message) pairs.
-        team_of: returns a team for one execution of a node's sub-graph, by the node's name.
+        team_of: returns a team for one execution of a sub-graph; the argument is the node's name.
     """
 
     agents: dict[str, BaseAgent]
@@ -112,7 +112,7 @@ class CompiledTeam:
         members: all agents of the run; sub-agents come first.
         tools: tools that send secrets.
         roots: see :attr:`Team.agents`.
-        callers: stand-in agents for a DAG's nodes that are no agents, by the node's name.
+        callers: stand-in agents for nodes of a DAG that are no agents, by the node's name.
         rules, nodes, numbers: see :class:`Team`.
         subgraphs: the teams of sub-graphs, by node.
         definitions, providers, mcp_servers, structure: the definitions of agents, model servers,
@@ -191,7 +191,7 @@ class CompiledTeam:
     def gives_answer(self, name: str) -> bool:
         """Return true if the output of this node or root agent is an answer of the run.
 
-        If a node has elements, an element's output is only one item of the node's answer.
+        If a node has ``for_each``, an element's output is only one item of the node's answer.
         """
         is_answering = self.rules is None or name in self.rules.answering
         return is_answering and "for_each" not in self.nodes.get(name, ())
@@ -203,7 +203,7 @@ class CompiledTeam:
 
 
 def _of_patterns(agents: Sequence[BaseAgent]) -> Iterator[tuple[str, str]]:
-    """Yield a warning for each regular expression in a schema that the service cannot check."""
+    """Yield a warning for each agent whose schemas have regular expressions that go unchecked."""
     for agent in agents:
         places = [f"output_schema{at}" for at in agent.output.unchecked] if agent.output else []
         for tool in agent.registered_tools:
@@ -258,7 +258,7 @@ async def _compiled(
     if run.mode == "dag" and graph is not None and content is not None:
         rules = GraphRules.of(content)
         if content is not run.graph:
-            rules = replace(rules, is_plain=False)  # the log gets the events of the graph's nodes
+            rules = replace(rules, is_plain=False)  # so that the log gets the nodes' events
         nodes = {name_of_node(node): node for node in content["nodes"]}
         numbers = {name: index for index, name in enumerate(graph.get_topological_order())}
         names = {name: agent for name in numbers if (agent := rules.nodes[name].agent) is not None}

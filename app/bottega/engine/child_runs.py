@@ -47,7 +47,7 @@ UPDATE run_children SET request = request || jsonb_build_object(
         || jsonb_build_object('id', $4::uuid, 'content', $3::jsonb))
 WHERE tenant_id = $1 AND child_id = $2 AND is_held RETURNING true
 """
-"""Gives a message to a child run that is not queued yet: it gets the message when it is queued."""
+"""Adds a message to the request of a child run that is not queued yet."""
 _TELL = "SELECT send_message($1, $2, $3, NULL, '{}', $4)"
 _TEXTS = "SELECT id, partial_output($1, id, NULL) FROM unnest($2::uuid[]) AS id"
 _BATCH = 100
@@ -124,12 +124,12 @@ class ChildRuns:
         on_stored: Callable[[], object] = lambda: None,
         on_ended: Callable[[], object] = lambda: None,
     ) -> "asyncio.Future[ChildEnd]":
-        """Start a child run that does not exist yet. Return the future of the child run's end.
+        """Start a child run if it does not exist yet. Return a future of the child run's end.
 
         Args:
             new: JSON from which ``add_children`` creates the child run.
             told: JSON messages to the child run, by id. The child run ignores repeated messages.
-            on_stored: called after the child run was stored and, if it had ended, its end was read.
+            on_stored: called after the child run was stored; if it is over, after its end was read.
             on_ended: called after the child run's end.
 
         Raises:
@@ -147,7 +147,7 @@ class ChildRuns:
             return await future
 
         ending = asyncio.ensure_future(end())
-        # Code in the coroutine would not run if the coroutine were cancelled at once.
+        # A callback, because the coroutine runs no code if it is cancelled before its first step.
         ending.add_done_callback(lambda _: self._forget(run_id, future, asked))
         return ending
 
@@ -182,7 +182,7 @@ class ChildRuns:
             self._wake.set()
 
     async def texts(self, tenant_id: UUID, ids: Sequence[UUID]) -> dict[UUID, str]:
-        """Return the end of the present model call's live text, by child run."""
+        """Return the last part of the present model call's live text, by child run."""
         if self._nats is not None:
             found = await asyncio.gather(*(self._nats.text_of(tenant_id, each) for each in ids))
             return {each: texts.get(None, "") for each, texts in zip(ids, found, strict=True)}
@@ -204,7 +204,7 @@ class ChildRuns:
 
     async def run(self) -> None:
         """Store and cancel child runs, and read the ends of child runs, until cancelled."""
-        self._wake.set()  # an earlier call that failed may have left requests
+        self._wake.set()  # after a failed call of run(), requests may still wait
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -241,7 +241,7 @@ class ChildRuns:
             return
         for run_id, one in sent.items():
             one.stored.set()
-            self._stored.append(one.on_stored)  # _read_ends calls it
+            self._stored.append(one.on_stored)  # _read_ends calls the function
             self._new.pop(run_id, None)
         self._ended |= set(known) & self._awaited.keys()
 
@@ -457,7 +457,7 @@ class Spreading:
     @asynccontextmanager
     async def _parts(self, handle: SubagentHandle) -> AsyncIterator[tuple[int | None, int | None]]:
         """Reserve the task's share of the parent's budgets. Yield the share as tokens and money."""
-        day = set(map(id, self._recorder.accounts.day))  # child runs use these themselves
+        day = set(map(id, self._recorder.accounts.day))  # child runs reserve from these themselves
         above = [account for account in handle.parent.accounts if id(account) not in day]
         others = self._with_parts[handle.parent]
         paid = sum(not other.status.is_final for other in others.values())
@@ -471,14 +471,14 @@ class Spreading:
 
 
 class ElementRuns:
-    """Executor of the elements of a run's nodes. Each element is executed as a child run."""
+    """Executor of list elements for nodes with ``for_each``. Each element is a child run."""
 
     def __init__(self, children: ChildRuns, recorder: JournalRecorder, run: ClaimedRun) -> None:
         self._children = children
         self._recorder = recorder
         self._run = run
         self._began = monotonic()
-        self._day = set(map(id, recorder.accounts.day))  # child runs use these themselves
+        self._day = set(map(id, recorder.accounts.day))  # child runs reserve from these themselves
         self._under_way: set[Path] = set()
 
     def are_limited(self, path: Path) -> bool:
@@ -584,13 +584,13 @@ async def parts_of(
 
 
 async def part_of(accounts: Sequence[Account], unit: Unit, own: int | None, sharers: int) -> int:
-    """Return a task's share of budgets: the task's own budget, or an equal share of what is left.
+    """Return a task's share of budgets: the task's own budget, or an equal share of the rest.
 
     If too little is left because other tasks have reserved shares, wait until a task ends.
 
     Args:
         own: the task's own budget; ``None``: the task has no budget.
-        sharers: number of tasks among which the rest is divided, including this task.
+        sharers: number of tasks that share the rest, including this task.
 
     Raises:
         BudgetExhaustedError: too little is left, and no other task has a share to give back.
@@ -613,8 +613,8 @@ def unread_text(known: str, text: str) -> str:
     """Return the part of a text that was added after an earlier reading of the text. Pure.
 
     Args:
-        known, text: the text's last :data:`LONGEST_END` characters, from the earlier and from this
-            reading. If ``text`` does not contain the end of ``known``, all of ``text`` is new.
+        known, text: the text's last :data:`LONGEST_END` characters at the earlier reading and now.
+            If ``text`` does not contain the end of ``known``, all of ``text`` is new.
     """
     if text.startswith(known):
         return text[len(known) :]

@@ -31,7 +31,7 @@ class ClaimedRun:
         tenant: the tenant's name.
         attempt: number of the attempt, which the fence checks; 1 for the first claim.
         last_seq: ``seq`` of the run's newest event; the claim wrote this event.
-        carried_seq: ``seq`` of the last event that was copied from the repeated run; 0: none.
+        carried_seq: ``seq`` of the last event copied from the run that this run repeats; 0: none.
         started_at: the run's first start, by the database's clock.
         quiet_s: seconds from the run's acceptance to this claim; ``None``: not the first claim.
         timeout_s: seconds from the first start to the deadline.
@@ -39,13 +39,13 @@ class ClaimedRun:
         crashes: number of the run's attempts that ended because the worker died.
         is_cancelled: true if a client requested to cancel the run.
         cancelled_tasks: ids of tasks that a client requested to cancel.
-        given: texts by node name. A node with such a text publishes the text and is not executed.
-        task_root: id of a run, from which the ids of the run's tasks are derived.
+        given: texts by node name. A node in ``given`` publishes its text and is not executed.
+        task_root: id of this run or of the run that it repeats; namespace of the tasks' ids.
         mode: ``orchestrated`` or ``dag``.
         input: a text, or messages with ``role`` and ``content``.
         agent: name of the root agent; ``None`` for a DAG.
         pins: versions of the definitions that the run uses.
-        overrides: ``{agent: {"params": {…}}}``, to merge with the agents' own parameters.
+        overrides: ``{agent: {"params": {…}}}``, which are merged with the agents' definitions.
         output_schema: JSON Schema of the answer; ``None``: the agent's own schema.
         demands: the run's ``goals``, ``constraints`` and ``success_criteria``.
         agents: pinned definitions of all agents, by name. Before :meth:`with_definitions`, the
@@ -57,21 +57,21 @@ class ClaimedRun:
         graph: pinned definition of the graph, which contains the definitions of sub-graphs.
         graph_pins: versions of the graph and its sub-graphs.
         session_id: id of the run's session; ``None``: the run belongs to no session.
-        session_base: publications of the session's earlier runs: rows of ``session_memory``.
+        session_base: rows of ``session_memory``: publications of the session's earlier runs.
         in_conversation: true if the run reads the session's conversation, not only publications.
         base: id of the run that was the previous turn; ``None``: the run is the first turn.
         user: the end user's name in the customer's product.
         principal: the API key or user that started the run.
-        traceparent, tracestate: trace context of the request for the run; ``None``: no trace.
+        traceparent, tracestate: trace context of the request that started the run.
         metadata: the client's metadata.
         token_budget: number of tokens that the run may spend; ``None``: no limit.
         cost_budget: maximum cost (``amount``, ``currency``); ``None``: no limit.
         memory: ``off``, ``read`` or ``full``.
         salt: the tenant's salt for the pseudo-random assignment of runs to experiments.
         messages: number of messages that were sent to the run.
-        assigned_as: id of the run whose assignment to experiments is used: the series' first run.
+        assigned_as: id of the first run in a series of retries; its assignments are used.
         parent_task: for a child run: the parent run's task that the child run does.
-        is_of_eval: true: the checks of an eval's case judge the run.
+        is_of_eval: true if the checks of an eval's case judge the run.
     """
 
     tenant_id: UUID
@@ -125,7 +125,7 @@ class ClaimedRun:
 
     @classmethod
     def decoded(cls, tenant_id: UUID, run_id: UUID, attempt: int, claim: str) -> Self:
-        """Decode the result of the SQL function ``claimed_run``, which has no definitions."""
+        """Decode the result of the SQL function ``claimed_run``. The result has no definitions."""
         values = from_json(claim)
         values |= {
             "tenant_id": tenant_id,

@@ -1,7 +1,7 @@
 """Conversations: a run is a turn, and the run's agents read the messages of earlier turns.
 
-The messages of a turn are read from the log of the turn's run. The row of a turn's run has the size
-of the turn, so that a run reads only turns that fit into a prompt.
+The messages of a turn are read from the log of the turn's run. The row of the turn's run has the
+size of the turn, so a run can skip turns that do not fit into a prompt.
 """
 
 from collections import defaultdict
@@ -133,7 +133,7 @@ def _turn_result(call: ToolCallReplay | None) -> ToolResult | None:
 GISTS = 12
 """Number of older turns that a prompt summarises in one line each."""
 _GIST_BYTES = 150
-_LEAST = 50  # counted tokens of a smaller turn: a prompt has few turns
+_LEAST = 50  # a smaller turn counts as 50 tokens, which limits the number of turns in a prompt
 _MOST_EVENTS = 1000  # the logs of longer runs are not read
 _SPOKEN = ("final_answer", "hook_stop", "length", "max_iterations")
 _TURNS = "SELECT * FROM earlier_turns($1, $2, $3, $4, $5)"
@@ -145,8 +145,8 @@ ORDER BY s.run_id, s.last_seq, l.n
 """
 _TYPES = '^{"type":"(llm.completed|tool.(completed|failed)|message.delivered|interrupt.resolved)"'
 _OF_AGENT, _OF_NODES = f'{_TYPES},"agent"', f'{_TYPES},"task_id":"[^"]+","agent"'
-"""Pattern of the lines of a log with answers of the run's agent (of a graph's agents), results of
-tools, messages of users and decisions of people.
+"""Patterns for the log lines that have answers of the run's agent (or of a graph's agents), results
+of tools, messages of users, or decisions of people.
 """
 _ANSWERS = "SELECT * FROM answers_in_logs($1, $2, $3)"
 
@@ -222,7 +222,7 @@ async def conversation_of(pool: asyncpg.Pool, run: ClaimedRun, most: int) -> Pas
     Wait while the database is away.
 
     Args:
-        most: maximum size, in tokens, of all earlier turns in a prompt together.
+        most: maximum size in tokens of all earlier turns in a prompt.
     """
     if run.base is None:
         return PastTurns(1, 1, 0, {}, {})
@@ -232,7 +232,7 @@ async def conversation_of(pool: asyncpg.Pool, run: ClaimedRun, most: int) -> Pas
 async def _before(pool: asyncpg.Pool, run: ClaimedRun, most: int) -> PastTurns:
     rows = await pool.fetch(_TURNS, run.tenant_id, run.base, None, most, GISTS)
     turns = [row for row in reversed(rows) if not row["is_left"]]
-    if not turns:  # an erasure of the user deleted the turns
+    if not turns:  # the turns were deleted together with the user's data
         return PastTurns(1, 1, 0, {}, {})
     whole = [row for row in turns if _is_read(row, most)]
     replays = await _replays(pool, run, [row["run_id"] for row in whole]) if whole else {}
@@ -252,7 +252,7 @@ async def _before(pool: asyncpg.Pool, run: ClaimedRun, most: int) -> PastTurns:
 
 async def _text_of_turn(pool: asyncpg.Pool, run: ClaimedRun, most: int, number: int) -> str | None:
     """Return the text of turn ``number``, cut to ``most`` / 2 tokens; ``None``: no such turn."""
-    # For 0 tokens and one gist, the query returns the newest turn whole, and the gist of the next.
+    # With 0 tokens and 1 gist, the query returns turn ``number`` whole, and an older turn's gist.
     row = await persist(lambda: pool.fetchrow(_TURNS, run.tenant_id, run.base, number, 0, 1))
     if row is None or row["number"] != number:
         return None

@@ -1,4 +1,4 @@
-"""Executor of a worker's runs, which replays a claimed run, runs the agents and ends the run."""
+"""Executor of a worker's runs. It replays a claimed run, executes the agents and ends the run."""
 
 import asyncio
 import contextlib
@@ -87,7 +87,7 @@ class Executor:
         writer: stores the steps of all runs.
         teams: source of a run's agents.
         notifier: sends wake-ups to subscribers.
-        max_crashes: number of crashes of workers after which the run that they executed fails.
+        max_crashes: number of worker crashes during one run after which the run fails.
         live_text: writer of the models' live text.
         secrets: tenants' secrets, which are removed from runs' logs; ``None``: no secrets.
         runtime: state of asynchronous sub-agents; ``None``: runs with such sub-agents fail.
@@ -123,9 +123,9 @@ class Executor:
         return [lease for entry in list(self._under_way.values()) if (lease := entry.lease)]
 
     def hold(self) -> None:
-        """Called when this worker stops. Begin no model call, and hand back the runs that need one.
+        """Called when this worker stops. Begin no model call. Hand back a run that needs one.
 
-        The answer to such a call could come too late to be stored, and the call would be repeated.
+        The answer could come too late to be stored. Then the next worker would repeat the call.
         """
         self._fair.is_held = True
 
@@ -165,7 +165,7 @@ class Executor:
             self.runtime.children.note_end(run_id)
 
     async def hand_back_waiting(self) -> None:
-        """Called when this worker stops. Hand back the runs that only wait for a failing model."""
+        """Wait until this worker stops. Then hand back runs that only wait for a failing model."""
         await self.stopping.wait()
         for entry in self._under_way.values():
             self._hand_back_if_waiting(entry)
@@ -467,6 +467,6 @@ class Executor:
 
 def _lose(entry: ActiveRun) -> None:
     if entry.lost or (entry.recorder is not None and entry.recorder.journal.finishing):
-        return  # the end; after a takeover, the database refuses this end
+        return  # the run's end is being stored; after a takeover, the database refuses it
     entry.lost = True
     entry.task.cancel()

@@ -84,7 +84,7 @@ _NO_RETRY = frozenset(
 )
 """Codes of errors that another try would not change."""
 _LATER = ("408", "425", "429")
-"""HTTP statuses below 500 that may not occur in another try."""
+"""HTTP statuses below 500 after which another try may succeed."""
 MOST_PARTS = 10_000
 """Maximum number of elements and turns in a run's graphs, because all are kept in memory."""
 MOST_RECEIVED = 64_000_000
@@ -93,7 +93,7 @@ MOST_RECEIVED = 64_000_000
 
 @dataclass(slots=True)
 class _Failure:
-    """The failure of a try, with the names that a node's ``retry`` may list: codes, a status.
+    """The failure of a try. A node's ``retry`` may list the codes and the status.
 
     Attributes:
         code: the code of the tool's error; if no tool was called, the code of the node's error.
@@ -140,7 +140,7 @@ class PartCount:
 
 
 _REPLAY_CHECK_S = 0.02
-"""Seconds between two checks of a late node's replay, which must reach the open calls."""
+"""Seconds between two checks if the replay of a timed-out node has come so far that it can stop."""
 _WHOLE = object()
 
 
@@ -152,8 +152,8 @@ class _Work:
         name: name of the execution in the log.
         question: question to the agent or to all agents of a sub-graph.
         received: texts that the node received from its sources.
-        item: the element; ``_WHOLE``: the execution is of a whole node.
-        arguments: arguments of a tool; ``None``: they come from the outputs of other nodes.
+        item: the element; ``_WHOLE``: the whole node is executed.
+        arguments: arguments of a tool; ``None``: computed from the outputs of other nodes.
     """
 
     node: Mapping[str, Any]
@@ -173,14 +173,14 @@ class GraphRun:
     Args:
         question: question to every agent.
         about: the run's ``input`` as text, and its ``metadata``.
-        turns: earlier messages of the conversation in the run's input.
+        turns: messages before the question, if the run's input is a conversation.
         title: the graph's name.
         path, name: path and name of this graph in the run. A sub-graph's name ends with a slash.
         at_work: unfinished queries of the graph and all sub-graphs, by path.
         begun: log names of the unfinished nodes of the graph and all sub-graphs, by path.
         parts: counter for the elements and turns of the graph and all sub-graphs.
         elements: executor of elements as child runs; ``None``: child runs are not supported.
-        given: texts by node name; a node with such a text publishes the text without an execution.
+        given: texts by node name; a node in ``given`` publishes its text and is not executed.
         long_lists: long lists, by the text that replaces the list in prompts.
 
     Attributes:
@@ -315,7 +315,7 @@ class GraphRun:
         return Query(self.team.agents[name], (), self.recorder, path=(*self.path, (0, index)))
 
     def _ended(self, name: str, response: AssistantResponse) -> NodeEnd:
-        """Record a node's end. Return the node's facts for the rules."""
+        """Record a node's end. Return the end in the form that the rules need."""
         self.responses[name] = response
         is_failed = not is_answered(self._queries[name], response)
         self._note_part(name, response, is_failed=is_failed)
@@ -453,7 +453,7 @@ class GraphRun:
     # Elements
 
     async def _for_each(self, name: str, work: _Work) -> AssistantResponse:
-        """Execute a node for each element of a list. The node's output lists all outputs."""
+        """Execute a node for each element of a list. The node's output is the list of outputs."""
         if (known := self._known_list(name, work)) is not None:
             return known
         each = work.node["for_each"]
@@ -497,7 +497,7 @@ class GraphRun:
         execute: Callable[[_Work], Awaitable[AssistantResponse]],
         most: int,
     ) -> Mapping[int, AssistantResponse]:
-        """Execute at most ``most`` elements at once. After a fatal failure, begin no element."""
+        """Execute at most ``most`` elements at once. After a fatal failure, begin no more."""
         each, ended = work.node["for_each"], dict[int, AssistantResponse]()
         received = SharedMemoryGraph()  # elements only read this graph
         received.received = work.received
@@ -640,7 +640,7 @@ class GraphRun:
         )
 
     def _known_list(self, name: str, work: _Work) -> AssistantResponse | None:
-        """Return a node's output if the log has the ends of its child runs; else ``None``."""
+        """Return a node's output if the log has the end of the node's child runs; else ``None``."""
         replay = self.recorder.journal.replay
         node = replay.nodes.get(work.name)
         if node is None or node.usage is None:
@@ -824,7 +824,7 @@ class GraphRun:
         return bool(below) and all(is_open)
 
     def _passed_s(self, work: _Work) -> float:
-        """Return the present try's seconds in earlier attempts, without waits for people."""
+        """Return the seconds since an earlier attempt began this try, without waits for people."""
         recorder, query = self.recorder, work.query
         replay, task_id = recorder.journal.replay, recorder.tasks.id_of(query)
         if work.kind == "graph":

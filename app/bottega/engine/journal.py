@@ -83,7 +83,7 @@ class End:
         output: the answer, complete or not.
         output_json: the parsed answer, if the answer has a schema.
         answer_seq: ``seq`` of the event that has the answer.
-        turn: the run's turn of the conversation; ``None``: the run belongs to no conversation.
+        turn: data of the conversation's turn; ``None``: the run belongs to no conversation.
         messages: number of users' messages that the run's agent received during the run.
         files: texts of the files that a child run wrote, by path.
     """
@@ -186,17 +186,17 @@ class Journal:
 
     Args:
         episode: builds the run's episode at the run's end; ``None``: no episode is stored.
-        observers: observers of the run, including the episode.
         writer: stores the steps of all runs of this worker.
         wake: function that is called after each commit.
         known: removes secrets from texts before they are stored.
 
     Attributes:
-        replay: the record of earlier attempts.
+        replay: what earlier attempts recorded.
+        observers: observers of the run, including the episode.
         is_replayed: true if ``replay`` contains all events of earlier attempts.
         spent: usage of this attempt, by (agent, model, is_own). ``is_own``: the model's server is
             the tenant's own.
-        first_token_ms: times from a call to the answer's first token, by the same keys.
+        first_token_ms: milliseconds from a call to the answer's first token, by the same keys.
         finishing: true if the run's end is stored, or is being stored.
         others_due: false if the tenant had no more due runs when this run ended.
     """
@@ -285,7 +285,7 @@ class Journal:
             observer.earlier_events(events)
 
     def is_new(self, seq: int) -> bool:
-        """Return true if this attempt wrote an event. Then this attempt must also change rows."""
+        """Return true if this attempt wrote the event, and so must also change the task's row."""
         return seq > self._claimed
 
     def is_stored(self, seq: int) -> bool:
@@ -300,13 +300,13 @@ class Journal:
         """
         row = self._step.tasks.setdefault(task_id, {"id": task_id})
         if row.get("status") not in (None, RunStatus.QUEUED, RunStatus.CANCELLED):
-            row["began"] = True  # a task's row gets only the last status of the step
+            row["began"] = True  # the step's last status does not say if the task began
         row.update(fields)
 
     def spend(
         self, agent: str, model: str, usage: Usage, first_token_ms: int | None = None
     ) -> None:
-        """Add a model call's usage to ``spent``, and the time until its first token."""
+        """Add a model call's usage to ``spent``, and its ``first_token_ms``."""
         key = agent, model, usage.is_own
         so_far = self.spent.get(key)
         self.spent[key] = usage if so_far is None else so_far + usage
@@ -323,7 +323,7 @@ class Journal:
     def hold(self) -> None:
         """Store all later events only together with the run's end.
 
-        If the run must first read a message, these events are dropped.
+        If an unread message prevents the run's end, these events are dropped.
         """
         self._end = len(self._step.events), len(self._step.publications)
 
@@ -354,7 +354,7 @@ class Journal:
                     # log has the step.
                     with contextlib.suppress(asyncio.CancelledError):
                         await asyncio.wait([writing])
-                writing.exception()  # read it, or asyncio logs the exception of a cancelled caller
+                writing.exception()  # retrieve the error, so that asyncio does not log the error
                 self._wake(self.run_id)
 
     async def _append(self) -> None:
@@ -475,7 +475,7 @@ class Journal:
         ]
 
     def _checks(self, end: End) -> dict[str, object]:
-        """Return what the outcome says of checks that must judge the run and its parts."""
+        """Return the outcome's fields about checks that must judge the run and its parts."""
         is_checked = self._has_checks and end.status is RunStatus.COMPLETED
         parts = list[dict[str, str]]()
         if self.episode is not None and end.status is not RunStatus.CANCELLED:
@@ -554,7 +554,7 @@ def row_change(event_type: str, data: Mapping[str, Any], seq: int) -> dict[str, 
             about = {"mode": "async", "attempt": 1, "metadata": task.metadata or None}
             return {"status": SubagentStatus.QUEUED, **kept, **about}
         case EventType.SUBAGENT_DEQUEUED | EventType.SUBAGENT_RESUMED:
-            begins = data["attempt"] == 1  # only the first attempt sets the task's start
+            begins = data["attempt"] == 1  # only the first attempt sets the row's timeout
             kept = {"timeout_ms": SubagentDequeued.of(data).timeout_ms} if begins else {}
             return {"status": SubagentStatus.QUEUED, "attempt": data["attempt"], **kept}
         case EventType.SUBAGENT_RETRIED:  # the failure did not end the task
@@ -579,7 +579,7 @@ def is_answered(query: Query, response: AssistantResponse) -> bool:
 
     An agent that reaches its iteration limit may return a text. For a run, a graph's sink and an
     asynchronous task, this text is an answer. For a synchronous caller, and for agents that depend
-    on the node, this text is a failure.
+    on the agent's node, this text is a failure.
     """
     if response.error is None or not response.is_answer:
         return response.error is None
@@ -698,11 +698,11 @@ class Tasks:
                 asked.cancel()
 
     def stopped(self, path: Path, error: Error) -> bool:
-        """Write the ends of a stopped task and its open sub-tasks; false: no task is open."""
+        """Write the ends of a stopped task and its open sub-tasks. Return false if none is open."""
         below = [query for query in self.open if query.path[: len(path)] == path]
         for query in sorted(below, key=lambda query: -query.depth):
             why = error if query.path == path else CANCELLED
-            if name_of(query.agent):  # a node that is no agent gets no end here
+            if name_of(query.agent):  # no ``agent.failed`` event for a node that is no agent
                 self._write_stopped(query.path, query.agent, query.usage, why, query.tries)
             del self.open[query]
         return bool(below)

@@ -37,9 +37,9 @@ MAX_CHARACTERS = 200_000
 """Maximum number of characters of a call's live text. The complete answer has all text."""
 
 _LONGEST_ANSWER = 200_000
-"""Maximum number of characters in an answer about open calls: NATS allows a megabyte."""
+"""Maximum number of characters in a reply with all open calls' texts. NATS allows a megabyte."""
 _LONGEST_REPEATED = 100_000
-"""Maximum number of characters of a message that repeats text."""
+"""Maximum number of characters in a message that repeats text for all watchers."""
 _WRITE = "SELECT write_live_text($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
 _CLEAR = "SELECT clear_live_text($1, $2, $3, $4, $5, $6)"
 
@@ -80,7 +80,7 @@ class CallText:
         self._void = self.has_rows
 
     def take(self, now: float) -> tuple[int, str] | None:
-        """Return the new text and its offset; ``None``: no text must be written now."""
+        """Return the new text's offset and the text; ``None``: there is nothing to write now."""
         if not (self._pieces or self._void) or now < self._written_at + PER_CALL_S:
             return None
         if not self.journal.is_stored(self.started):
@@ -109,7 +109,7 @@ class CallText:
 
 
 class Live(Protocol):
-    """A call under way with text or progress to show; see :class:`CallText`.
+    """A call under way that has text or progress to show; see :class:`CallText`.
 
     Attributes:
         tool_call_id: id of a tool call; ``None`` for a model call.
@@ -127,7 +127,7 @@ class Live(Protocol):
         """Return the offset and the text to write, or ``None``."""
 
     def so_far(self) -> tuple[int, str] | None:
-        """Return the offset and the text so far; for a tool, its newest report and number."""
+        """Return the offset and the text so far; for a tool, the number and the newest report."""
 
     def give_back(self, at: int, text: str) -> None:
         """Put back text that could not be written, so that it is written later."""
@@ -256,7 +256,7 @@ def _message(call: Live, at: int, text: str, *, is_repeated: bool = False) -> Te
 
 
 class LiveText:
-    """Writer of the live text and the tools' progress of all runs of this worker.
+    """Writer of live text and of tools' progress for all runs of this worker.
 
     Args:
         keep_s: seconds from a call's end to the deletion of its text.
@@ -284,7 +284,7 @@ class LiveText:
         return self._sink.repeating(journal, self._open)
 
     async def run(self) -> None:
-        """Write until cancelled. The next write repeats a failed write."""
+        """Write new text until cancelled. Text of a failed write is written again."""
         while True:
             await self._any.wait()
             await asyncio.sleep(FLUSH_S)

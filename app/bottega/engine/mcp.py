@@ -1,6 +1,6 @@
 """MCP servers of tenants, built from definitions, and the servers' tools for a run's agents.
 
-A server may often report a call's progress. The run's subscribers get only the newest report.
+A server may report a call's progress very often. Subscribers do not get every report.
 """
 
 import asyncio
@@ -47,9 +47,9 @@ from bottega.tools.mcp import (
 )
 
 LEAST_S = 0.2
-"""Minimum seconds between two reports of a call that subscribers get."""
+"""Minimum seconds between two reports about a call that subscribers get."""
 _SHARE = 0.02
-"""Minimum time between two reports as a share of the call's time: a long call has few rows."""
+"""Minimum time between two reports as a share of the call's duration, to limit the rows."""
 LONGEST_MESSAGE = 1000
 
 
@@ -78,7 +78,7 @@ class CallProgress:
     _written: str | None = None
 
     def report(self, progress: float, total: float | None, message: str | None) -> None:
-        """Store the server's report. It replaces an earlier report that was not written yet."""
+        """Store the server's report in place of an earlier report that was not written yet."""
         if not math.isfinite(progress):
             return
         said = None if message is None else self.clean(storable(message))[:LONGEST_MESSAGE]
@@ -91,7 +91,7 @@ class CallProgress:
         }
 
     def take(self, now: float) -> tuple[int, str] | None:
-        """Return number and text of the newest report; ``None``: no report is due now."""
+        """Return the number and text of the newest report; ``None``: no report is due now."""
         if self._newest is None or now < self._due_at:
             return None
         text, self._newest = to_json(self._newest).decode(), None
@@ -105,7 +105,7 @@ class CallProgress:
         return None if self._written is None else (self._number, self._written)
 
     def give_back(self, at: int, text: str) -> None:
-        """Drop the report that could not be written. A newer report follows."""
+        """Drop a report that could not be written, because newer reports follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class McpAccess:
     def server(
         self, tenant_id: UUID, tenant: str, name: str, definition: Mapping[str, Any]
     ) -> McpServer:
-        """Return a tenant's server. Each connection looks up the headers.
+        """Return a tenant's server. Each new connection looks up the current headers.
 
         Raises:
             InvalidInputError: ``unknown_command``: the operator has removed the server's command.
@@ -228,7 +228,7 @@ class McpSessions:
         return McpSession(connections, tasks, self.live_text)
 
     async def _changed(self, tenant_id: UUID, server: McpServer) -> None:
-        """Mark a server's stored tools as stale. If that fails, a later run does it."""
+        """Mark a server's stored tools as stale. If that fails, a later run marks them."""
         try:
             async with acting_as(self.pool, tenant_id) as connection:
                 await connection.execute(_STALE, tenant_id, server.name, server.url, timeout=3.0)
@@ -313,7 +313,7 @@ def mcp_tools(
     agents: Any,
     known: Redactor,
 ) -> Iterator[PinnedMcpTool]:
-    """Yield an agent's tools of a server. :meth:`McpSession.own` connects the tools.
+    """Yield the tools of a server that an agent may call. :meth:`McpSession.own` connects them.
 
     Args:
         definition: a :class:`McpToolDefinition` as a dict.

@@ -55,7 +55,7 @@ from bottega.tools.mcp import model_name, tools_in
 _PATIENCE_S = 2.0
 _ANALYSIS_S = 30.0
 _HELPS = 8  # maximum number of retrievals after failures in a run
-_READ, _ALIKE = 10, 3  # maximum numbers of read and used episodes with a similar failure
+_READ, _ALIKE = 10, 3  # read at most 10 episodes with a similar failure, and use at most 3
 
 _Ask = Callable[[], Awaitable[list[dict[str, Any]]]]
 
@@ -82,7 +82,7 @@ def run_facts(run: ClaimedRun) -> RunFacts:
 
 
 def _silent(run: ClaimedRun) -> frozenset[str]:
-    """Return agents without full memory. The run's episode does not contain their work."""
+    """Return the agents whose work the run's episode omits, because they lack full memory."""
     graphs = [] if run.graph is None else [run.graph, *(each for _, each in inner_of(run.graph))]
     modes = [(name, each.get("memory")) for name, each in run.agents.items()]
     modes += [(node.get("agent"), node.get("memory")) for each in graphs for node in each["nodes"]]
@@ -90,7 +90,7 @@ def _silent(run: ClaimedRun) -> frozenset[str]:
 
 
 def _with_mcp_tools(run: ClaimedRun, definition: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an agent's definition that lists the single MCP tools, as tools with effects."""
+    """Return an agent's definition with one entry for each MCP tool. Each may change data."""
     tools = definition.get("tools", ())
     found = [tool for tool in tools if tool["type"] == "mcp"]
     if not found:
@@ -104,7 +104,7 @@ def _with_mcp_tools(run: ClaimedRun, definition: Mapping[str, Any]) -> Mapping[s
 
 
 def _text_of(asked: str | Sequence[Mapping[str, Any]]) -> str | Sequence[Mapping[str, Any]]:
-    """Return a run's input as text. Other content, such as an image, becomes a short text."""
+    """Replace content of a run's input that is no text, such as an image, by a short text."""
     if isinstance(asked, str):
         return asked
     return [{**message, "content": content_text(message["content"])} for message in asked]
@@ -182,7 +182,7 @@ def _goals(
     """Return the analysis of a task for memory searches.
 
     A field of the request replaces the same field of a model's analysis. A field of a model's
-    analysis replaces the same field of the rules' analysis, which prompts do not contain.
+    analysis replaces the same field of the rules' analysis. Prompts do not contain the latter.
     """
     goals = analyse(
         about.question,
@@ -217,7 +217,7 @@ async def _analysis(
 
 
 class MemoryRetriever:
-    """Searches in the memory of earlier runs for the root agent of one run."""
+    """Retriever of memory of earlier runs for the root agent of one run."""
 
     def __init__(
         self,
@@ -387,7 +387,7 @@ class MemoryRetriever:
     ) -> list[dict[str, Any]]:
         """Return episodes with a similar failure. Successful episodes come first.
 
-        If some have a cure (a call that worked after the failure), return only these episodes.
+        If some episodes have a cure (a call that worked after the failure), return only these.
         """
         found = await sources.episodes.similar_failures(
             self._journal.tenant_id, self._scope, signature, _READ
@@ -413,7 +413,7 @@ def _scope(about: RunFacts, *, shared: bool) -> Scope:
 
 
 def episode_payload(hit: Hit) -> dict[str, Any]:
-    """Return an episode that a search found as event data, with the reason why it was found."""
+    """Return a found episode as event data, with the reason why the search found it."""
     return {**episode_event(hit.episode, hit.score), "why": hit.why}
 
 

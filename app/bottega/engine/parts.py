@@ -136,7 +136,7 @@ class RunParts(RunObserver):
         return await self.recalled(self._of_agent(agent, agent), asked)
 
     async def recalled(self, rule: PartRule, asked: str = "") -> _Given:
-        """Return the memory for a part. A part makes only one search for each text.
+        """Return the memory for a part. A part makes only one search for each question.
 
         Args:
             asked: the question to the part; empty: the question of the run.
@@ -211,9 +211,9 @@ class RunParts(RunObserver):
         calls.append(part)
 
     async def judged(self) -> list[RunPart]:
-        """Check the parts, and return one call of each: the last failed call, or the last call.
+        """Check the parts. Return one call of each part: the last bad call, else the last call.
 
-        Checks by models and plugins are made after the run's end; their parts have no result yet.
+        Checks by models and plugins follow after the run's end, so they have no result yet.
         """
         for part in [part for calls in self._ended.values() for part in calls]:
             alone = [each for each in part.checks if each["type"] in ALONE]

@@ -2,8 +2,8 @@
 
 A distribution registers an object in the group ``bottega.plugins``. The object may define
 
-- ``configure_agent(agent, definition)``: called in the worker for every agent that the factory
-  built, so that the service's agents can have hooks in Python,
+- ``configure_agent(agent, definition)``: called for every agent that a worker has built, so that
+  the service's agents can have hooks in Python,
 - ``check_success``: called for agents whose ``success_check`` names the plugin,
 - ``before_dispatch``: called before each task and each synchronous call of a sub-agent,
 - ``after_subagent_complete``: called after each task (:mod:`bottega.subagents.plugins`).

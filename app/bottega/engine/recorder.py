@@ -67,7 +67,7 @@ from bottega.files.inputs import RunFiles
 from bottega.graph.shared_memory import MemoryItem, Publication
 from bottega.subagents.budget import Account, reserved_for
 
-_AT_ONCE = 64  # the steps of a pass are stored together; with 8: 14 % more database CPU
+_AT_ONCE = 64  # a pass stores its steps together; 8 instead of 64 costs 14 % more database CPU
 """Maximum number of model calls and answers, each 0.3 ms of work, per pass of the event loop."""
 
 
@@ -130,7 +130,7 @@ class MemoryLog:
         self._in_session = in_session
         self.names: dict[Path, str] = {}
         self._published: dict[Query, Publication] = {}
-        self._answers: dict[tuple[str, str], int] = {}  # seq by (the run's node, text)
+        self._answers: dict[tuple[str, str], int] = {}  # seq, by (the run's node, text)
 
     def published(self, query: Query, publication: Publication) -> None:
         """Store a query's publication in memory until the query ends."""
@@ -162,7 +162,7 @@ class MemoryLog:
         self._answers.setdefault((source, published.content), written)
         is_inner = query.path in self.names
         if not self._in_session or is_inner or not self._journal.is_new(written):
-            return  # an earlier attempt has stored a replayed publication
+            return  # an earlier attempt stored the publication, or the session must not have it
         kept = published.to_dict()
         self._journal.publication(
             agent=published.agent_id,
@@ -228,7 +228,7 @@ def heard_in(
     """Return ``results`` for ``llm.started``: the tool messages that differ from the log.
 
     Args:
-        logged: the log's tool results since the last model call, by tool call; emptied here.
+        logged: the log's tool results since the last model call, by tool call. Emptied here.
     """
     found: dict[str, str] = {}
     for message in reversed(history):
@@ -387,7 +387,7 @@ class JournalRecorder(Recorder):
             super().answer_lost(query, known.lost)
             self.repeat(AgentUsage().plus(known.lost), known.lost, query.path)
         if known.answer is not None:
-            if not known.is_carried:  # the repeated run has paid for a copied answer
+            if not known.is_carried:  # else the run that this run repeats has paid
                 self.accounts.paid_before(known.answer.usage)
                 self._spend_of_node(query, known.answer.usage)
             self.count(query.path, usage_of(known.answer))
@@ -428,7 +428,7 @@ class JournalRecorder(Recorder):
                 del self._calls[query]
         about = {"call": query.model_calls, "attempt": self.journal.attempt}
         memory = {"memory": dict(query.composed)} if query.composed else {}
-        target = getattr(query.agent.provider, "target", None)  # a provider may lack it
+        target = getattr(query.agent.provider, "target", None)  # a provider may lack the attribute
         heard = heard_in(query.agent.conversation_history, self._logged.pop(query, {}))
         started = self._started(query, about | memory | heard, target)
         await self.journal.commit_if_binding()
@@ -518,7 +518,7 @@ class JournalRecorder(Recorder):
         return next(filter(None, listeners), None)
 
     def repeat(self, usage: AgentUsage, paid: Usage, path: Path = ()) -> None:
-        """Add the usage of work that is not repeated. ``paid``: what this run paid for."""
+        """Add the usage of work that is not done again. ``paid``: the part that this run paid."""
         self.accounts.paid_before(paid)
         self.count(path, usage)
 
@@ -649,7 +649,7 @@ class JournalRecorder(Recorder):
                 failures.insert(0, ToolFailure(tool_call.name, error))
         failures = failures[:_MOST_FAILURES]
         given = await self.lessons.failed(query.model_calls, tool_call.id, failures)
-        if not failed:  # asynchronous tasks failed
+        if not failed:  # the call succeeded, but asynchronous tasks failed
             self.lessons.take(given)
         elif text := help_after(given):
             return result.model_copy(update={"error": f"{result.error or ''}\n\n{text}"})
@@ -678,7 +678,7 @@ class JournalRecorder(Recorder):
         return None if published is None else published.at
 
     def version_of(self, query: Query) -> int | None:
-        """Return a publication's recorded version. In a replay, queries may end in a new order."""
+        """Return a publication's recorded version. A replay may end queries in a new order."""
         node = self.memory.node_of(query)
         known = self.journal.replay.versions.get(node)
         if known is None or (graph := query.agent.memory_graph) is None:

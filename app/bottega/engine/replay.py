@@ -140,10 +140,10 @@ class ModelCallReplay:
     Attributes:
         starts: the events ``llm.started``, one for each attempt and each model that was tried.
         answer, seq: the answer, and ``seq`` of the event with the answer.
-        is_carried: true if the answer was copied from the repeated run, which paid for the answer.
+        is_carried: true if the answer was copied from the run that this run repeats.
         is_rejected: true if a check rejected the answer.
         failure: the error of the call's last try, if the call failed.
-        failing: (number of failed tries, time of the first failed try); ``None``: no pause.
+        failing: (number of failed tries, time of the first failed try), if a pause followed.
         lost: usage of broken answers for which this run paid.
     """
 
@@ -205,8 +205,8 @@ class TaskReplay:
         resumed: number of attempts that queued the task again.
         last_try: index of the present try's first message in ``said``.
         usage: usage of the task's model calls, and of the child run that did the task.
-        paid: the part of ``usage`` for which this run paid. The repeated run paid for the rest.
-            is_received: true if the parent has read the task's outcome.
+        paid: the part of ``usage`` for which this run paid, not the run that this run repeats.
+        is_received: true if the parent has read the task's outcome.
         tries: events ``agent.completed`` and ``agent.failed`` of all tries.
         status: the status in the task's row; ``None``: the task has no status yet.
         began_at: time at which the present try began.
@@ -247,7 +247,7 @@ class TaskReplay:
 
 @dataclass(slots=True)
 class NodeReplay:
-    """A node of a graph, if the log has events of nodes.
+    """The state of a graph's node, as the node's events in the log describe it.
 
     Attributes:
         reason: reason for which the node was skipped.
@@ -289,7 +289,7 @@ class RunReplay:
         asked: number of the last model call that the root agent started; 0: no call was started.
         asked_people: true if a tool call has waited for people.
         asks: the waits for people, as (task, start, end or ``None``), by the interrupt's id.
-        questions: ids of the interrupts of MCP servers' questions.
+        questions: ids of those interrupts that are questions of MCP servers.
         messages_read: number of users' messages that the root agent received in this run.
         writes: (task or ``None``, path, content) of written files, in order.
         edges: the decided edges, by (source, target); true if the rules took the edge.
@@ -331,7 +331,7 @@ class RunReplay:
     def has(
         self, event: AgentEvent, task_id: UUID | None, calls: int, tool_call_id: str | None
     ) -> bool:
-        """Return true if the log has the model call, tool call or end of a hook's event.
+        """Return true if the log has the model call, tool call or query end at which a hook runs.
 
         Args:
             calls: number of the query's model calls so far.
@@ -380,7 +380,7 @@ class RunReplay:
     def child_runs(self) -> dict[UUID, UUID | None]:
         """Return the ids of finished tasks' child runs, by task.
 
-        If the task ended in this run, ``None`` replaces the id, which follows from the task's id.
+        If the task ended in this run, the value is ``None``: the task's id determines the run's id.
         """
         found: dict[UUID, UUID | None] = {}
         for task_id, task in self.tasks.items():
@@ -410,8 +410,8 @@ def replay_run(
     """Return the replay of a run's log, or of some events of the log, in order.
 
     Args:
-        carried_seq: ``seq`` of the last event that was copied from the repeated run; 0: none.
-        texts: texts of answers, by ``seq``, to which the events refer but which they lack.
+        carried_seq: ``seq`` of the last event copied from the run that this run repeats; 0: none.
+        texts: texts of answers that the events refer to but do not contain, by ``seq``.
     """
     replay = RunReplay(carried_seq, texts)
     for event in events:
@@ -536,7 +536,7 @@ def _people_decided(replay: RunReplay, task: TaskReplay, event: Event) -> None:
 
 
 def _run_resumed(replay: RunReplay, task: TaskReplay, event: Event) -> None:
-    for each in replay.tasks.values():  # a task that waits again writes this event again
+    for each in replay.tasks.values():  # a task that still waits writes ``agent.waiting`` again
         if each.status == RunStatus.WAITING:
             each.status = RunStatus.RUNNING
 
@@ -655,7 +655,7 @@ def _is_write(completed: ToolEnded) -> bool:
 
 
 def _read_by(replay: RunReplay, task_id: UUID | None, completed: ToolEnded) -> list[UUID]:
-    """Return the caller's tasks that have ended, as a result of a poll or an await says."""
+    """Return the caller's tasks that have ended according to the result of a poll or an await."""
     result = completed.result
     if completed.name not in ("poll_subagent", _AWAIT) or not isinstance(result, dict):
         return []
@@ -682,7 +682,7 @@ class _Clock:
     """A clock that starts with an event, and that can be stopped.
 
     Attributes:
-        stood: seconds for which the clock was stopped before.
+        stood: total seconds of earlier stops.
         since: time at which the clock was stopped; ``None``: the clock runs.
     """
 
@@ -812,8 +812,8 @@ class RestoredTasks:
         tasks: asynchronous tasks by id, in the order of dispatch.
         over: tasks that do not run again, because the task or one of its parents has finished.
         usage: sum of the usage of the tasks in ``over``.
-        paid: the part of ``usage`` for which this run paid. The repeated run paid for the rest.
-            waits: for how many seconds each open wait has lasted, by (task, call, tool call).
+        paid: the part of ``usage`` for which this run paid, not the run that this run repeats.
+        waits: for how many seconds each open wait has lasted, by (task, call, tool call).
     """
 
     tasks: dict[UUID, RestoredTask]
@@ -889,7 +889,7 @@ def restored_task(
 
     Args:
         ran: the task's running time in seconds; ``None``: the task never had a slot.
-        usage, publications: for a finished task: sums for the task and its sub-tasks.
+        usage, publications: those of a finished task and its sub-tasks.
     """
     asked = SubagentDispatched.of(dispatched.data)
     begun = None if task.dequeued is None else SubagentDequeued.of(task.dequeued.data)
@@ -911,7 +911,7 @@ def restored_task(
     ended = None if task.ended is None else SubagentEnded.of(task.ended.data)
     spent = task.usage.tokens
     if ended is not None:
-        spent = Usage.from_dict(ended.token_usage)  # includes called agents
+        spent = Usage.from_dict(ended.token_usage)  # includes agents that the task called
     return RestoredTask(
         params,
         # If a child run executes the task, the child run continues, and the task begins no new

@@ -31,10 +31,10 @@ from bottega.memory.text.summaries import EARLIER, summary_of
 
 MOST_PATTERNS = 3
 MOST_EPISODES = 5
-_MOST_PARTS, _PARTS_TOKENS = 2, 600  # limits for a node or sub-agent
+_MOST_PARTS, _PARTS_TOKENS = 2, 600  # maximum episodes and tokens for a node or sub-agent
 TRUST = {1: "imported", 2: "own run, read outside sources", 3: "own run"}
 _GIVEN = frozenset((Arm.USED, Arm.TRIAL))
-_TASK_TOKENS, _STEPS_TOKENS, _ERRORS_TOKENS = 80, 220, 60  # of an episode: below 2 KB
+_TASK_TOKENS, _STEPS_TOKENS, _ERRORS_TOKENS = 80, 220, 60  # an episode has at most 2 KB
 _LONGEST_NAME = 120
 _PINNED = "[lesson, pinned by a person]"  # first line of a lesson's text
 _FOR_ALL = "[lesson for all runs of this agent]"
@@ -85,7 +85,7 @@ def tells_a_topic(question: str) -> bool:
 
 
 def continues(run: ClaimedRun) -> bool:
-    """Check if a run continues a conversation, of its session or in its input."""
+    """Check if a run has earlier turns of a conversation, in its session or in its input."""
     if run.base is not None or isinstance(run.input, str):
         return run.base is not None
     roles = [message["role"] for message in run.input]
@@ -203,7 +203,7 @@ def pinned_events(pinned: Iterable[Lesson]) -> list[dict[str, Any]]:
 
 
 def without_repeated_insights(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return event data without the insights whose sentence an earlier insight already has."""
+    """Return event data. Leave out an insight that has the sentence of an earlier insight."""
     kept: dict[str, dict[str, Any]] = {}
     for data in found:
         is_insight = data["source"].startswith(INSIGHT)
@@ -342,7 +342,7 @@ def help_after(given: Sequence[Mapping[str, Any]]) -> str:
     call with its arguments instead.
 
     Args:
-        given: data of events ``context.recalled``; without content: of a withheld pattern.
+        given: data of events ``context.recalled``; a withheld pattern has no content.
     """
     shown = [str(data["content"]) for data in given if data["content"]]
     if not shown:

@@ -35,7 +35,7 @@ SUSPENDED_AFTER_S = 30.0
 AWAITED_HERE_S = 5.0
 """Seconds after which a run that only waits for child runs is suspended.
 
-A run with a longer pause is suspended at once.
+A run that pauses for longer before a retry is suspended at once.
 """
 
 
@@ -99,7 +99,7 @@ class Inbox:
 
 @dataclass(frozen=True, slots=True)
 class SuspendReason:
-    """The wait of a run all of whose agents wait.
+    """The reason to suspend a run, because all agents of the run wait.
 
     Attributes:
         left_s: seconds until the run is suspended. The number may be negative.
@@ -108,8 +108,8 @@ class SuspendReason:
             ``None``: the wait has no end time.
         groups: ids of open interrupts; the interrupts of one model message are a group. The run
             continues when people have decided all interrupts of one group.
-        children: number of unfinished child runs at or below which the run continues; ``None``: the
-            run awaits no child runs.
+        children: the run continues when at most this number of child runs is unfinished; ``None``:
+            the run awaits no child runs.
     """
 
     left_s: float
@@ -125,7 +125,7 @@ class ModelCall:
 
     Attributes:
         target: the model and its server; ``None`` if the provider has no such data.
-        goes_on_at: monotonic time at which the pause before the next try ends; past: no pause.
+        goes_on_at: monotonic time at which the pause before the next try ends, if it is not past.
         failing_since: monotonic time of the call's first failed try, in any attempt of the run.
         lost: usage of a broken answer that no event has reported yet.
     """
@@ -137,7 +137,7 @@ class ModelCall:
     lost: Usage | None = None
 
     def take_lost(self) -> dict[str, Any]:
-        """Return event data: the model, and a broken answer's usage that no event has."""
+        """Return event data: the model, and the unreported usage of a broken answer."""
         lost, self.lost = self.lost, None
         return served_by(self.target) | ({} if lost is None else {"usage": lost.to_dict()})
 
@@ -162,7 +162,7 @@ class AwaitedRuns:
         left: number of child runs that were not created yet.
         unstored: number of child runs that the database is storing.
         unended: number of stored child runs that have not ended.
-        most: number of ended child runs after which the node continues without the rest.
+        most: maximum number of child runs that must end before the node continues.
     """
 
     left: int
@@ -177,7 +177,7 @@ class AwaitedRuns:
 
 
 class NodeClock:
-    """The remaining time of a node's present try. The clock stops in waits for people.
+    """The remaining time of a node's present try. The clock stops while the node needs people.
 
     Attributes:
         expired: event that is set when the time has run out.
@@ -322,13 +322,13 @@ class RunActivity:
 
     @property
     def needs_a_model(self) -> bool:
-        """True if all open model calls wait and no tool works, so that the run cannot end soon."""
+        """True if all open model calls wait and no tool works, so the run cannot end soon."""
         is_busy = any(self._has_tool_at_work(query) for query in self._queries)
         return not is_busy and _wait_for_models(self._calls.values(), monotonic()) is not None
 
     @property
     def wait(self) -> SuspendReason | None:
-        """The wait of the run; ``None``: an agent works, so that the run does not wait."""
+        """The reason to suspend the run; ``None``: an agent works."""
         wait, since = self._with_pauses(now := monotonic()), self._awaits_children_since
         left = [left_s for clock in self._clocks if (left_s := clock.left_s) is not None]
         if wait is not None and wait.reason not in ("person", "client") and left:
@@ -350,7 +350,7 @@ class RunActivity:
         left_s = wait.left_s if until_s > AWAITED_HERE_S else until_s
         if wait.until_s is not None:
             until_s = min(until_s, wait.until_s)
-        # The run's clock is stopped during a wait for people. It must not stop during a pause.
+        # The run's clock stops during a wait for people. The clock must not stop during a pause.
         reason = "time" if wait.reason in ("person", "client") else wait.reason
         return replace(wait, left_s=left_s, reason=reason, until_s=until_s)
 
@@ -428,7 +428,7 @@ class RunActivity:
             return handle.is_stored
         if handle.status is not SubagentStatus.QUEUED:
             return False
-        # A queued task also rests if model calls that wait for a failing model have its slots.
+        # A queued task also rests if all slots belong to model calls that wait for a failing model.
         return bool(self._calls or handle.holds)
 
     def _needs_people(self, query: Query, found: Collection[Query]) -> bool | None:
@@ -488,7 +488,7 @@ def pause(registry: SubagentRegistry, handle: SubagentHandle) -> None:
 
 
 def resume(registry: SubagentRegistry, handle: SubagentHandle) -> None:
-    """Set a task whose sub-tasks waited for people to ``running``, at first without a slot."""
+    """Set a task to ``running``, still without a slot, after its sub-tasks waited for people."""
     if handle.status is SubagentStatus.WAITING:
         _queue(registry, handle)
         _run(registry, handle)
@@ -564,7 +564,7 @@ def task_of(query: Query) -> TaskOfQuery | None:
 
 
 class Debounced:
-    """Function that runs once, in the event loop's next pass, however often it is called before."""
+    """Function that runs once in the event loop's next pass, even after several calls."""
 
     def __init__(self, act: Callable[[], object]) -> None:
         self._act = act
@@ -626,7 +626,7 @@ class OpenInterrupts:
     async def decision(self, query: Query, tool_call: ToolCall, interrupt: Interrupt) -> Resolution:
         """Return people's decision on a tool call from the log, or ask people and wait.
 
-        The resolution is empty if the run's MCP servers may ask people no more questions.
+        The resolution is empty if the run's MCP servers may not ask people more questions.
         """
         task_id = self._tasks.id_of(query)
         key = (task_id, query.model_calls, tool_call.id)
@@ -636,7 +636,7 @@ class OpenInterrupts:
         known = self._journal.replay.tool_call(*key)
         if (decided_before := known.decisions.get(kind)) is not None:
             asked, resolution = decided_before
-            # A decision that was copied from the repeated run is valid only if the call's result
+            # A decision that was copied from an earlier run is valid only if the call's result
             # was copied, too. Decisions of a graph's nodes are copied only with the nodes' answers.
             is_over = known.ended is not None or interrupt.node is not None
             if asked == str(interrupt_id) or is_over:
@@ -657,7 +657,7 @@ class OpenInterrupts:
         return Resolution(decided["resolution"])
 
     def _is_too_many(self, interrupt_id: str) -> bool:
-        """Count the question. Return true if the run's MCP servers may ask no more questions."""
+        """Count the question. Return true if the run's MCP servers have asked too many."""
         asked = self._journal.replay.questions | self._questions
         if interrupt_id in asked:
             return False

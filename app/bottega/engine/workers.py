@@ -56,14 +56,14 @@ class Load:
         tenants: for each tenant with any load: ``running``, ``parked`` and ``queued`` tasks;
             ``queue``; ``breakers``, the breakers that are not closed, with ``run_id``, ``agent``,
             ``state``, ``failures`` and ``retry_after_ms``; ``models``, the ``under_way`` and
-            ``waiting`` calls of model servers, by ``provider`` and ``is_operators``.
+            ``waiting`` calls to model servers, by ``provider`` and ``is_operators``.
     """
 
     pool: Mapping[str, Any]
     tenants: Mapping[UUID, Mapping[str, Any]] = field(default_factory=dict)
 
     def with_models(self, calls: Mapping[UUID, Sequence[Mapping[str, Any]]]) -> "Load":
-        """Return this load with the numbers of the tenants' calls of model servers."""
+        """Return this load, with the numbers of each tenant's calls to model servers added."""
         models = {tenant: {"models": each} for tenant, each in calls.items()}
         both = {**models, **self.tenants}
         return Load(
