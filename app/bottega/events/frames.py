@@ -43,7 +43,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A client's filter of events. The final event always passes. ``None``: this field is ignored.
+    """A client's filter of events. The final event always passes. ``None``: any value passes.
 
     Attributes:
         agents: names of the agents whose events pass.
@@ -68,7 +68,7 @@ class Filter:
         )
 
     def kinds_of_text(self, agent: str | None, depth: int, *, is_async: bool) -> list[str]:
-        """Return the event types as which the client wants to get a model call's live text.
+        """Return the types of the frames in which the client gets a model call's live text.
 
         Args:
             is_async: true if the call belongs to an asynchronous task.
@@ -79,7 +79,7 @@ class Filter:
 
 
 def of_row(run_id: UUID, row: Mapping[str, Any]) -> Frame:
-    """Return the frame of a row whose data are JSON text, without a model server's state."""
+    """Return the frame of a row, whose data are JSON text. Remove a model server's state."""
     data = row["data"].encode()
     if row["type"] == EventType.LLM_COMPLETED and f'"{STATE}"'.encode() in data:
         data = to_json(public_data(from_json(data)))
@@ -110,7 +110,7 @@ def of_text(
     at: datetime,
     data: Mapping[str, Any],
 ) -> Frame:
-    """Return a frame of live text or of a tool's progress. The log does not have such a frame."""
+    """Return a frame of live text or of a tool's progress. The log does not store these."""
     envelope = {
         "seq": None,
         "type": kind,

@@ -2,7 +2,7 @@
 
 A process has only one :class:`NotifyListener`, because PostgreSQL wakes every listening connection
 of the database for each NOTIFY, even connections that do not listen on the NOTIFY's channel. For
-the same reason, an idle worker stops listening while no signal can be for this worker. Meanwhile,
+the same reason, an idle worker stops listening while the next runs go to other workers. Meanwhile,
 the listener's subscribers in the worker poll the database.
 
 A wake-up says that a run has new events or live text. :class:`Notifier` sends wake-ups, and
@@ -126,8 +126,8 @@ async def keep_connected(
     """Call ``use`` with a connection, and after each lost connection with a new connection.
 
     Args:
-        longest_s: maximum pause between two tries, in seconds. Each pause is made up to half longer
-            or shorter at random.
+        longest_s: maximum pause between two tries, in seconds. At random, each pause is up to half
+            longer or shorter.
     """
     delay = 0.05
     while True:
@@ -181,7 +181,7 @@ class Notifier:
     def began(self, run_id: UUID, quiet_s: float | None) -> None:
         """Send a wake-up when a run starts, unless the run was accepted a short time ago.
 
-        Subscribers poll a run that was just accepted, so that the subscribers need no wake-up.
+        Subscribers poll a run that was just accepted, so they need no wake-up.
         ``quiet_s``: seconds since the run's acceptance.
         """
         if quiet_s is None or quiet_s >= QUIET_S:

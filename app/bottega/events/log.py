@@ -79,7 +79,7 @@ class Step(NamedTuple):
         """Encode a step.
 
         Args:
-            known: removes secrets. Texts of models and tools have no secrets any more, but a model
+            known: removes secrets. The texts of models and tools were cleaned before, but a model
                 server's error, for example, may quote the key.
         """
         return cls(
@@ -124,7 +124,7 @@ def event_of(run_id: UUID, seq: int, at: datetime, line: str) -> Event:
 
 
 def split_step(step: Mapping[str, Any], after: int) -> Iterator[dict[str, Any]]:
-    """Yield the events of a row after the ``seq`` ``after``. ``data`` stay JSON text."""
+    """Yield the events of a row whose ``seq`` is above ``after``. Their ``data`` stay JSON text."""
     for seq, line in enumerate(step["events"].split("\n"), step["first_seq"]):
         if seq > after:
             head, _, data = line.partition(_DATA)
@@ -419,7 +419,7 @@ class StepWriter:
             self._begin()
 
     async def _send_again(self, group: list[_Waiting]) -> None:
-        """Send a group again until the database answers. Nobody knows if the group was stored."""
+        """Send a group again until the database answers. The group may already be stored."""
         steps = [each.step for each in group]
 
         async def send() -> list[str]:

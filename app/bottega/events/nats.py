@@ -109,7 +109,7 @@ class NatsSignals:
         self._client_type = _client_type()
         servers = [urlsplit(each.strip()) for each in url.split(",")]
         login = servers[0].username or "", servers[0].password or ""
-        self._user, self._password = map(unquote, login)  # the library does not decode these
+        self._user, self._password = map(unquote, login)  # the library does not decode them
         plain = [each._replace(netloc=each.netloc.rpartition("@")[2]) for each in servers]
         self._servers = [each.geturl() for each in plain]
         self._client: Client | None = None
@@ -144,8 +144,8 @@ class NatsSignals:
     def subscribe(self, channel: str, *ids: str, receive: Receive) -> Callable[[], None]:
         """Call ``receive`` for each message. Return a function that ends the calls.
 
-        The first call is ``receive(None, …)``: all later messages arrive. This call is repeated
-        after each interruption of the connection.
+        The first call is ``receive(None, …)``, as soon as messages arrive. This call is repeated
+        after each interruption of the connection, because messages may have been lost.
         """
         subject = ".".join((channel, *ids))
         self._receivers[subject].append(receive)
@@ -164,7 +164,7 @@ class NatsSignals:
         self._news.set()
 
     async def text_of(self, tenant_id: UUID, run_id: UUID) -> dict[UUID | None, str]:
-        """Return the end of each open model call's live text from the run's worker, by task."""
+        """Ask the run's worker for the last text of each open model call. Return it by task."""
         from nats.errors import Error
 
         client = self._client
@@ -196,7 +196,7 @@ class NatsSignals:
             await asyncio.sleep(_PAUSE_S * random.uniform(0.5, 1.5))  # noqa: S311
 
     async def refusal(self) -> str | None:
-        """Try to connect once. Try to connect. Return the reason if the connection fails."""
+        """Try to connect once. Return the reason if the connection fails."""
         client = self._client_type()
         try:
             return await self._connect(client)
@@ -204,12 +204,12 @@ class NatsSignals:
             await _close(client)
 
     async def _connect(self, client: "Client") -> str | None:
-        """Connect. Return an error's text if no server answers in time."""
+        """Connect to a server. Return the error's text if that fails or takes too long."""
         reasons = ["no answer"]
 
         async def note(error: Exception) -> None:
             reasons[0] = str(error) or type(error).__name__
-            if client.is_connected and not self._is_refused:  # else about one subject
+            if client.is_connected and not self._is_refused:  # else the error is about one subject
                 self._is_refused = True
                 logger.warning("nats.lost", error=reasons[0], hint=_HINT)
 

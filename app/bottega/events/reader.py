@@ -52,7 +52,7 @@ def fill(rows: Sequence[LogRow]) -> list[tuple[LogRow, int]]:
     """Copy answers' texts to the rows of a run that refer to these answers.
 
     Returns:
-        Rows whose text is not in the rows, with the ``seq`` of the event that has the text.
+        Rows that still lack a text, each with the ``seq`` of the event that has the text.
     """
     by_seq: dict[int, LogRow] = {}
     missing = []
@@ -96,11 +96,11 @@ async def fill_from(
 
     Args:
         missing: (run's id, row without its text, ``seq`` of the event that has the text).
-        run_bytes: maximum size in bytes of a run's texts, after the first text.
-        total_bytes: maximum size in bytes of all runs' texts, after the first text.
+        run_bytes: size in bytes after which no further text of a run is read.
+        total_bytes: size in bytes after which no further text is read.
 
     Returns:
-        By run with rows that still lack their texts: the ``seq`` of the first such row.
+        The ``seq`` of the first row that still lacks its text, by run, if there is one.
     """
     asked = missing[:_MOST]
     runs, seqs = [run for run, _, _ in asked], [seq for _, _, seq in asked]
@@ -225,8 +225,8 @@ class LogReader:
     async def logs(self, places: Sequence[tuple[RunCursor, int]]) -> list[NewEvents]:
         """Return events of several runs.
 
-        Each place is a run's id and the ``seq`` of the last known event. The total size is limited,
-        so that the answer may contain only some events of a run. Then ``more`` is true.
+        Each place is a run and the ``seq`` of the last known event. The total size is limited, so
+        the answer may contain only some events of a run. Then ``more`` is true.
         """
         found = [NewEvents(after) for _, after in places]
         total = 0
@@ -282,7 +282,7 @@ class LogReader:
         return rows
 
     async def text(self, places: Sequence[tuple[RunCursor, int]]) -> list[list[Row]]:
-        """Return runs' live text. A place is a run's id and the id of the last known piece."""
+        """Return runs' live text. Each place is a run and the id of the last known piece."""
         most = min(500, 5000 // len(places) + 1)
         found: list[list[Row]] = [[] for _ in places]
         for row in await self._pool.fetch(

@@ -255,7 +255,7 @@ class OpenToolCalls:
             self._open.clear()
 
     def recall(self, rows: Iterable[Row]) -> None:
-        """Process the events that started open calls, which are older than the stream."""
+        """Process older events, which started calls that are still open."""
         for row in rows:
             if row["type"] == EventType.TOOL_STARTED:
                 self.see(row)
@@ -358,8 +358,8 @@ class RunStream:
     def since(self, after: int) -> list[Frame] | None:
         """Return the events after ``after``; ``None`` if memory no longer has all of them."""
         if self._failure is not None:
-            # Many subscribers raise this error. A copy is raised, because each raise would lengthen
-            # the error's traceback.
+            # Many subscribers raise this error. The traceback is reset, because each raise would
+            # lengthen the traceback.
             raise self._failure.with_traceback(self._failed_at)
         missing = self.last - len(self._ring)
         if after < missing:
@@ -516,7 +516,7 @@ class Subscriber:
 
     @property
     def orphaned(self) -> bool:
-        """True if the run was deleted, so that a client need not reconnect."""
+        """True if the run was deleted, so a client need not reconnect."""
         return self._stream.gone
 
     def stop(self) -> None:
@@ -550,7 +550,7 @@ class Subscriber:
         return None
 
     def _until_final(self, found: list[Frame]) -> list[Frame]:
-        """Return frames up to the final event. A retried batch has events after a final event."""
+        """Return frames up to the first final event. If the run was retried, more events follow."""
         for number, frame in enumerate(found, 1):
             if frame.is_final:
                 self._ended = True
@@ -561,7 +561,7 @@ class Subscriber:
         """Return new live text, if the subscriber has returned all earlier events.
 
         A subscriber that read a page from the log may be ahead of the stream. The stream then does
-        not know all open calls, so that the subscriber gets no text.
+        not know all open calls, so the subscriber gets no text.
         """
         if self.place > self._stream.last:
             return []
@@ -771,7 +771,7 @@ class RunStreams:
         for first in range(0, len(due), _AT_ONCE):
             some = due[first : first + _AT_ONCE]
             await self._compare_logs(some)
-            await self._read_text(some)  # first, so that the logs have the calls' starts
+            await self._read_text(some)  # before the logs, which then have the calls' starts
             await self._read_logs(some)
             for stream in some:
                 try:
