@@ -24,7 +24,7 @@ class Approval:
     Attributes:
         when: condition on the call's arguments. Without a condition, every call needs an approval.
         why: reason that people read; by default the text of the condition.
-        confirm_above: thresholds of numbers, by the argument's path. If an argument exceeds its
+        confirm_above: thresholds, by the path of the argument. If an argument exceeds its
             threshold, a person must confirm the approval a second time.
     """
 

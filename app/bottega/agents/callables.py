@@ -113,7 +113,7 @@ def valid_of(adapter: TypeAdapter[Any], arguments: Names) -> Any:
     """
     try:
         encoded = to_json(arguments, inf_nan_mode="constants")
-    except PydanticSerializationError:  # JSON has no lone surrogates, and no objects of hooks
+    except PydanticSerializationError:  # lone surrogates, or objects that hooks passed
         return adapter.validate_python(arguments)
     return adapter.validate_json(encoded)
 
@@ -205,7 +205,7 @@ class _Hints:
 
 
 def names_near(target: Any, frame: FrameType) -> Names:
-    """Return the local variables of ``frame`` if a function defines the tool, otherwise none."""
+    """Return the local variables of ``frame`` if the tool is made in a function; else nothing."""
     code = target if inspect.isclass(target) else _code_of(target)
     return frame.f_locals if "<locals>" in getattr(code, "__qualname__", "") else {}
 

@@ -19,7 +19,7 @@ class QueryScopePort(Protocol):
     """Work that a query started and that must stop when the query ends."""
 
     async def close(self, error: BaseException | None = None) -> None:
-        """Stop the work after the query ended or failed with ``error``, and wait for its end."""
+        """Stop the work of a query that has ended or failed with ``error``. Wait for the stop."""
 
 
 @dataclass(frozen=True, slots=True)

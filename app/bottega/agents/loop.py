@@ -38,7 +38,7 @@ from bottega.errors import BottegaError, ModelError, is_internal
 
 
 def sent_to(query: Query, *, answered: bool) -> tuple[list[StandardMessage], list[StandardMessage]]:
-    """Return two lists: new messages of users, and new messages of users and the parent agent.
+    """Return the new messages from users, and all new messages (users' and the parent agent's).
 
     Args:
         answered: true if the query has an answer that becomes final unless a new message arrives.
@@ -256,7 +256,7 @@ class QueryLoop:
         return with_distinct_ids(message)
 
     def _take_tools(self) -> None:
-        """Refresh the query's tools: the agent's tools, and memory tools with unused names."""
+        """Refresh the query's tools: the agent's tools, and memory tools with other names."""
         memory = self.agent.memory
         if memory is None or not memory.tools:
             tools = self.agent.registered_tools
@@ -304,7 +304,7 @@ class QueryLoop:
         return message
 
     def _keeps_tool_choice(self) -> bool:
-        """Return true if ``tool_choice`` applies to this call, which must have tools."""
+        """Return true if this call has tools and ``tool_choice`` applies to the call."""
         is_first = self.query.model_calls == self.query.earlier_calls + 1
         return bool(self._schemas) and (is_first or self.agent.tool_choice_scope == "all")
 

@@ -65,7 +65,7 @@ def answer_schema(schema: Mapping[str, Any]) -> AnswerSchema:
     Raises:
         InvalidInputError: the schema is not valid, or exceeds a limit of Bottega.
     """
-    # The function imports the slow library, because most agents have no schema.
+    # The import is here, because the library loads slowly and most agents have no schema.
     from bottega.json_schema.output import output_schema
 
     return output_schema(schema)
@@ -194,7 +194,7 @@ def quoted(text: str) -> str:
 
 
 async def _fits(schema: Mapping[str, Any], text: str) -> tuple[bool, str]:
-    # The function imports the library, because the library loads slowly.
+    # The import is here, because the library loads slowly.
     from bottega.json_schema.output import output_schema
 
     problems = await run_in_thread(lambda: output_schema(schema).read(text)[1])

@@ -530,7 +530,7 @@ class Recorder(QueryObserver):
         return None
 
     def version_of(self, query: Query) -> int | None:
-        """Return the number of the publication's version; ``None``: the next number."""
+        """Return the version number for the query's publication; ``None``: the next number."""
         return None
 
     def published_at(self, query: Query) -> datetime | None:
@@ -618,7 +618,7 @@ next_query: ContextVar[Query | None] = ContextVar("next_query", default=None)
 
 
 def take_next_query(agent: object) -> Query | None:
-    """Return the query prepared for ``agent``, or ``None`` if no prepared query waits to start."""
+    """Return the query that was prepared for ``agent``, or ``None`` if there is none."""
     query = next_query.get()
     if query is None or query.agent is not agent or query.messages:
         return None

@@ -330,7 +330,7 @@ def nearest(items: Sequence[MemoryItem], scores: Sequence[float], k: int) -> lis
 
 
 def recalled_message(item: MemoryItem, score: float | None = None) -> SystemMessage:
-    """Render a recalled publication like a predecessor's publication; mark its metadata."""
+    """Render a publication as :func:`shared_message` does; mark the metadata as recalled."""
     message = shared_message(item)
     marks: dict[str, Any] = {RECALLED: True}
     if score is not None:

@@ -65,7 +65,7 @@ async def abandonable(tool: ToolBase, call: ToolCall) -> object:
 
 
 async def _outcome(tool: ToolBase, call: ToolCall) -> object:
-    """Return the tool's result or error, because a raised SystemExit would stop the event loop."""
+    """Return the tool's result or its error. A raised SystemExit would stop the event loop."""
     try:
         return await tool.execute(call)
     except (Exception, SystemExit) as error:

@@ -93,7 +93,7 @@ class ToolBase(ABC):
     expires_s: float = EXPIRES_S
 
     def interrupt(self, tool_call: ToolCall) -> Interrupt | None:
-        """Return a request to people, whose answer replaces :meth:`execute`, or ``None``."""
+        """Return a request to people whose answer replaces :meth:`execute`, or ``None``."""
         return None
 
     def needed_approval(self, tool_call: ToolCall) -> Interrupt | None:

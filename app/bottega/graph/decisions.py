@@ -89,7 +89,7 @@ class GraphRules:
         nodes: nodes by name, in the order of the definition.
         incoming, outgoing: the edges of each node, in the order of the definition.
         output: the node whose answer is the run's answer; ``None``: the answers of the sinks.
-        is_plain: true: the graph has no decisions: each node runs when its sources have answered.
+        is_plain: true if nothing is decided, so each node runs when its sources have answered.
     """
 
     nodes: Mapping[str, NodeRule]
@@ -184,7 +184,7 @@ class GraphCourse:
         about: the run's ``input`` (a text) and ``metadata``, which conditions read.
         recorded: decisions about edges in earlier attempts, which this attempt does not change.
         statuses: status of each node, by the node's name.
-        taken: decision by edge: true: taken; false: not taken.
+        taken: the decided edges; the value is true if the edge is taken.
         reasons: reason why a node was skipped, by the node's name.
     """
 

@@ -196,7 +196,7 @@ class SharedMemoryGraph:
         clock: function that returns the current time, for the times of publications.
 
     Attributes:
-        labels: condition of each edge that has one, in words, for drawings.
+        labels: conditions in words, by edge, for drawings.
         skipped: reason why a node was skipped, by node, for drawings.
         notes: text about what a node runs and how often, by node, for drawings.
         relays: nodes without own answers, which pass on the publications that they read.
@@ -245,7 +245,7 @@ class SharedMemoryGraph:
 
     @locked
     def add_agent(self, agent_id: str, ttl_s: float | None = None) -> None:
-        """Add a node; if the node exists, only update its ``ttl_s``, if ``ttl_s`` is given."""
+        """Add a node. If the node exists, change its ``ttl_s`` unless ``ttl_s`` is ``None``."""
         _checked_ttl(ttl_s)
         node = self._nodes.get(agent_id)
         if node is None:
@@ -263,7 +263,7 @@ class SharedMemoryGraph:
         dst: str,
         policy: PropagationPolicy | str = PropagationPolicy.FINAL_RESPONSE_ONLY,
     ) -> None:
-        """Add an edge and missing nodes, so that ``dst`` reads from ``src``; or change its policy.
+        """Add an edge from ``src`` to ``dst``, and missing nodes; or change an edge's policy.
 
         Raises:
             CycleError: the edge would close a cycle; the graph is unchanged.
@@ -400,8 +400,8 @@ class SharedMemoryGraph:
         """Publish an agent's answer for the agent's readers; add an unknown agent as a node.
 
         Args:
-            version: number of a publication that a resumed run repeats, which replaces only a lower
-                number; ``None``: the next number.
+            version: number of a publication that a resumed run repeats. It replaces only a lower
+                number. ``None``: the next number.
             timestamp: time of a publication that a resumed run repeats; ``None``: the current time.
             tool_results: tool results of the query, for edges with the policy ``tool_results``.
             messages: messages of the answered query, for edges with the policy ``full_history``.
@@ -452,7 +452,7 @@ class SharedMemoryGraph:
 
     @locked
     def close_edge(self, src: str, dst: str) -> None:
-        """Let an edge pass on no answers any more; the order of the nodes does not change."""
+        """Stop an edge from passing on answers; the order of the nodes does not change."""
         self._closed |= {(src, dst)}
         self._sources.clear()
 
