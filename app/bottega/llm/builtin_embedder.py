@@ -1,8 +1,8 @@
 """The built-in embedder, which needs no model and no network. Pure.
 
 The embedder compares spelling, not meaning: two texts are similar if they share words or parts of
-words. A hash maps each feature to an index of the vector, so that no vocabulary is needed
-(Weinberger et al. 2009, *Feature Hashing for Large Scale Multitask Learning*).
+words. A hash maps each feature to an index of the vector, so no vocabulary is needed (Weinberger
+et al. 2009, *Feature Hashing for Large Scale Multitask Learning*).
 """
 
 import asyncio
@@ -28,14 +28,13 @@ MAX_CHARACTERS = 32_768
 
 _BATCH = 4
 
-# Feature weights are integers. Sums of integers are exact in any order, so that every machine
-# computes the same bits. A change of a weight changes the vectors, so the embedder's name must
-# change, too.
+# Feature weights are integers. Sums of integers are exact in any order, so every machine computes
+# the same bits. A change of a weight changes the vectors, so the embedder's name must change, too.
 _NAME = "builtin-1"
 _STEM = 64
 _GRAMS = 96
 _STOP_WORD = 8
-_CODE = 4  # sizes in bytes of a character, and of a packed feature
+_CODE = 4  # size of a character in UTF-32, and of a packed feature, in bytes
 _COUNTED = 64
 _TERM_FREQUENCY = [0] + [round(16 * (1 + log(count))) for count in range(1, _COUNTED + 1)]
 _PLACE_BITS = 10
@@ -143,7 +142,7 @@ def words(text: str) -> Counter[str]:
 
 
 def features(word: str) -> bytes:
-    """Return a word's features, little-endian int32 each: index + signed weight x 2**10."""
+    """Return a word's features; each is a little-endian int32: index + 1,024 * signed weight."""
     if word in _STOP_WORDS:
         return _packed([_code(f"={word}")], [_STOP_WORD])
     marked = _code(f"<{word}>")
@@ -167,10 +166,10 @@ def _code(text: str) -> bytes:
 
 
 def _packed(names: Sequence[bytes], weights: Sequence[int]) -> bytes:
-    """Pack features.
+    """Pack features in the form that :func:`features` returns.
 
-    A hash of the feature's name selects index and sign. Similar names have related CRCs, so each
-    CRC is multiplied by an odd number. The high bits of the product depend on all bits of the CRC
+    A CRC of a feature's name selects index and sign. Similar names have related CRCs, so each CRC
+    is multiplied by an odd number. The high bits of the product depend on all bits of the CRC
     (Knuth's multiplicative hashing).
     """
     values = []

@@ -38,7 +38,7 @@ async def demo_model(
 
 
 async def _spawn(latency_ms: float, token_delay_ms: float) -> Process:
-    """Start the process. With ``-P``, Python ignores a folder ``bottega`` in the current folder."""
+    """Start the process. Because of ``-P``, Python imports nothing from the current folder."""
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "bottega.llm.demo_model.server"),
         *(str(latency_ms), str(token_delay_ms)),
@@ -50,7 +50,7 @@ async def _spawn(latency_ms: float, token_delay_ms: float) -> Process:
 
 
 def _environment() -> dict[str, str]:
-    """Copy this process's environment. If Bottega is not installed, add its folder to the path."""
+    """Copy this process's environment. If Bottega is not installed, extend ``PYTHONPATH``."""
     environment = dict(os.environ)
     root = Path(bottega.__path__[0]).parent
     if root != Path(sysconfig.get_path("purelib")):

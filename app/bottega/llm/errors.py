@@ -38,7 +38,7 @@ _BY_STATUS = {
     504: "model_timeout",
 }
 
-# Only these codes replace the code that the HTTP status has. Other codes are less specific.
+# Codes in a server's error that replace the code for the HTTP status, because they say more.
 _REFINING = frozenset(
     {
         "model_quota_exhausted",
@@ -132,7 +132,7 @@ class ErrorMapper:
         )
 
     def failed_in_stream(self, body: object) -> ModelError:
-        """Make the error for an answer in the middle of which the server reported an error."""
+        """Make the error for a server's error message within the stream of an answer."""
         status = _status_of(body)
         code = _code_by_word(body)
         if code is None and status is not None:
@@ -162,7 +162,7 @@ class ErrorMapper:
         )
 
     def unreadable(self, what: str) -> ModelError:
-        """Make the error for an answer in a form that the API does not have. This is no outage."""
+        """Make the error for an answer that is not valid in the API. It opens no breaker."""
         return ModelError(
             f"the answer of the model's API at {self._address} cannot be read: {what}",
             code=BAD_RESPONSE,
@@ -201,7 +201,7 @@ class ErrorMapper:
 
 
 def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
-    """Return the seconds to wait, from ``retry-after-ms`` or from a form of ``Retry-After``."""
+    """Return the seconds to wait, from ``retry-after-ms`` or ``Retry-After`` (seconds or date)."""
     milliseconds = _number(headers.get("retry-after-ms"))
     if milliseconds is not None:
         return milliseconds / 1000
@@ -254,10 +254,10 @@ def _code_of_other_status(status: int) -> str:
 
 
 def _error_part(body: object) -> Any:
-    """Return what a response's body says about the error.
+    """Return the part of a response's body that describes the error.
 
-    Most vendors describe the error in ``error``. With Mistral, the whole body is the error. Gemini
-    may put the error into a list.
+    Most vendors send this part as ``error``, but Mistral sends it as the whole body. Gemini may put
+    it into a list.
     """
     if isinstance(body, list) and body:
         body = body[0]
@@ -267,7 +267,7 @@ def _error_part(body: object) -> Any:
 
 
 def _said(body: object) -> str:
-    """Return the server's own words: ``message``, or ``detail`` (FastAPI, thus Mistral)."""
+    """Return the text of the server's error: ``message``, or ``detail`` (FastAPI, Mistral)."""
     error = _error_part(body)
     if not isinstance(error, dict):
         return error if isinstance(error, str) else ""
@@ -325,10 +325,9 @@ _FIRST_S = 0.5
 def delay_s(number: int, error: ModelError, unit: float) -> float:
     """Compute the seconds before the next try. Pure.
 
-    The delay doubles from try to try up to 30 s, and half of the delay is random. For the first
-    three tries, the server's ``Retry-After`` replaces the delay. After further tries
-    ``Retry-After`` can only lengthen the delay, so that a server that always answers "0" is not
-    called in a tight loop.
+    The delay doubles from try to try up to 30 s, and half of the delay is random. After each of the
+    first three tries, the server's ``Retry-After`` replaces the delay. After later tries,
+    ``Retry-After`` can only lengthen the delay, because some servers always send "0".
 
     Args:
         number: number of the failed try, from 1.
@@ -357,7 +356,7 @@ def next_delay_s(number: int, error: ModelError, unit: float, left_s: float) -> 
 
 
 def out_of_patience(number: int, error: ModelError, patience_s: float) -> ModelError:
-    """Make the error for a call whose patience is over, from the last try's error. Pure."""
+    """Make the error for a call that used up its patience, from the last try's error. Pure."""
     asked = error.retry_after_s
     until = "" if asked is None else f"; the server asks to wait {asked:g} s"
     return ModelError(

@@ -7,7 +7,7 @@ A call passes these methods, from the outermost to the innermost:
 - ``_try_server`` makes the same try without the gate, and returns a model's error as a value.
 - :meth:`OpenServer.invoke` uses the current secrets, and makes a second try if the server refuses a
   key that was replaced.
-- ``_Client.invoke`` counts the running calls of one version of the secrets.
+- ``_Client.invoke`` counts the running calls; a client keeps its secrets.
 - :meth:`ModelProvider.invoke` sends the request.
 """
 
@@ -74,7 +74,7 @@ class _Client:
         options: ModelOptions,
         on_delta: OnDelta | None,
     ) -> AssistantMessage:
-        """Make one try. Count the try as running, so that :meth:`retire` waits for its end."""
+        """Make one try. Count the try as running, because :meth:`retire` waits for its end."""
         options = replace(options, model=model)
         self._under_way += 1
         try:
@@ -88,7 +88,7 @@ class _Client:
         return await self._provider.prices(model)
 
     async def retire(self) -> None:
-        """Close the connections when no call is running. A later call opens new connections."""
+        """Close the connections as soon as no call runs. A later call opens new connections."""
         self._is_retired = True
         if not self._under_way:
             await self.aclose()
@@ -98,7 +98,7 @@ class _Client:
 
 
 class OpenServer:
-    """One model server. It replaces its client when a secret has changed."""
+    """One model server. After a change of a secret, the next call opens a new client."""
 
     def __init__(self, source: SpecSource, spec: ServerSpec, state: object) -> None:
         self._source = source
@@ -151,7 +151,7 @@ class OpenServer:
         return await self._client.prices(model)
 
     async def retire(self) -> None:
-        """Close the connections when no call is running. See :meth:`_Client.retire`."""
+        """Close the connections as soon as no call runs; see :meth:`_Client.retire`."""
         await self._client.retire()
 
     async def aclose(self) -> None:
@@ -205,7 +205,7 @@ class Servers:
 
 
 _CONTENT = frozenset({"model_filtered", "model_refused"})
-"""Codes of failures after which no other server is tried: it would probably refuse too."""
+"""Codes of failures after which no other model is tried, because it would probably refuse, too."""
 _DEFAULTS = ModelOptions()
 
 
@@ -228,7 +228,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class _Dearest:
-    """Prices for a usage: those of the model that is the most expensive one for this usage."""
+    """Prices of several models. The cost of a usage is the cost with the most expensive model."""
 
     all: Sequence[ModelPrices]
 
@@ -259,15 +259,15 @@ class FallbackProvider:
     """Provider that calls an agent's models in order until a model answers.
 
     If a model's server is down, over its limit or refuses the request, the call tries the next
-    model at once. When all models have failed, the call waits, and then begins again with the first
-    model, as long as the call has patience and a model may answer later. If gates refuse the call,
-    the call waits at one of these gates.
+    model at once. When all models have failed, the call waits and begins again with the first
+    model, until the patience is over or no model can answer later. If gates refuse the call, the
+    call waits at one of these gates.
 
     Args:
         models: the models in order, at least one.
         patience_s: seconds for which the call is repeated after all models have failed once; 0: no
             repetition.
-        account: pays for each call that has no open permit.
+        account: pays for each call for which the caller has reserved no tokens.
         now, sleep, random_unit: time and randomness; see :class:`ModelProvider`.
     """
 
@@ -322,7 +322,7 @@ class FallbackProvider:
     ) -> AssistantMessage:
         """Request the next message; see :meth:`ModelProvider.invoke`.
 
-        The metadata of the answer also have ``provider``.
+        The answer's metadata also has ``provider``.
 
         Raises:
             ModelError: no model answered.
@@ -416,7 +416,7 @@ class FallbackProvider:
 
         Args:
             entry: permit of a call that has already passed the gate.
-            is_last: true if no other model is left that this round can try.
+            is_last: true if this round tries no further model.
         """
         gate = served.gate
         if gate is None:
@@ -437,7 +437,7 @@ class FallbackProvider:
 
 
 def _paid_options(options: ModelOptions, charge: Charge, first: ModelTarget) -> ModelOptions:
-    """Return a call's options. Their callbacks let ``charge`` pay for whole and broken answers."""
+    """Add callbacks to a call's options, so that ``charge`` pays for each incomplete answer."""
     target = first
 
     def tries(now: ModelTarget) -> None:
@@ -481,7 +481,7 @@ async def _try_server(served: ServedModel, call: _Call) -> AssistantMessage | Mo
     except BottegaError as error:
         if error.kind is not ErrorKind.INVALID:
             raise
-        # For example, this model's API does not accept a part that a different model may accept.
+        # A different model may accept the input, such as a part of a type that this API refuses.
         return ModelError(error.detail, code=error.code)
     answer.metadata["provider"] = served.server.name
     return answer

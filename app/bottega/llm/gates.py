@@ -3,7 +3,8 @@
 A gate lets a call pass while the breaker is closed and the server's limits have room.
 
 Each circuit breaker serves one tenant's calls of one model from this worker. While a server fails
-repeatedly, the breaker admits only one call at a time. No tenant can stop another tenant's calls.
+repeatedly, the breaker admits only one call at a time, the probe. No tenant can stop another
+tenant's calls.
 """
 
 import asyncio
@@ -145,7 +146,7 @@ class ModelBreakers:
         """Record a failed call. Ignore an error that the request or the key caused."""
         asks_to_wait = error.code == "model_rate_limited" and bool(error.retry_after_s)
         if not (asks_to_wait or error.code in _SERVERS):
-            if was_probe:  # the request or the key caused the error, so that the server works
+            if was_probe:  # the request or the key caused the error, so the server works
                 self.succeeded(key)
             return
         breaker = self._open.get(key)
@@ -161,7 +162,7 @@ class ModelBreakers:
         self._set_open(key, failures, error.detail.partition(SAID)[0], pause_s)
 
     def abandoned(self, key: ModelKey) -> None:
-        """Record that a probe was cancelled, so that the next call may become the probe at once."""
+        """Record that a probe was cancelled. The next call may become the probe at once."""
         if (breaker := self._open.get(key)) is not None:
             self._set_open(key, breaker.failures, breaker.cause, 0.0)
 
@@ -201,7 +202,7 @@ class GatePermit(NamedTuple):
     """Permission of a call that has passed a gate.
 
     Attributes:
-        limits: what the call uses of the server's limits; ``None``: the server has no limits.
+        limits: the amounts of the server's limits that the call uses; ``None``: no limits.
         since: time at which the call passed, by the monotonic clock.
     """
 
@@ -336,10 +337,10 @@ class ModelGate:
 
 
 class Traffic:
-    """All gates of a worker, with the gates' breakers, limits and counts.
+    """All gates of a worker, including the breakers, limits and counts that the gates use.
 
     Args:
-        worker_id: the worker whose lease holds the shares of limits.
+        worker_id: id of the worker.
     """
 
     def __init__(self, pool: asyncpg.Pool, worker_id: UUID) -> None:
@@ -367,7 +368,7 @@ class Traffic:
             self.calls_of(server).waiting -= 1
 
     def load(self) -> Mapping[UUID, Sequence[Mapping[str, Any]]]:
-        """Return the servers that have calls or breakers that are not closed, by tenant, as JSON.
+        """Return as JSON, by tenant, the servers with running or waiting calls or open breakers.
 
         The method also removes the counts of servers without calls.
         """

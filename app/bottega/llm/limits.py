@@ -37,8 +37,7 @@ class ServerKey(NamedTuple):
     """A model server, for the calls of a tenant.
 
     Attributes:
-        is_operators: true if the operator owns the server, so that all tenants share the server's
-            limits.
+        is_operators: true if the operator owns the server. Then all tenants share its limits.
     """
 
     tenant_id: UUID
@@ -67,10 +66,7 @@ class ServerLimits(NamedTuple):
 
 
 class LimitPermit(NamedTuple):
-    """Amounts of the limits that an admitted call uses until its end; 0: there was no such limit.
-
-    Limits may change.
-    """
+    """Amounts that an admitted call uses until its end; 0: it was admitted without such a limit."""
 
     calls: int
     tokens: int
@@ -111,7 +107,7 @@ class _LastMinute:
 
 
 class Share:
-    """The amounts of a server's limits that this worker holds for one tenant."""
+    """The part of a server's limits that this worker may use for the calls of one tenant."""
 
     def __init__(self, limits: ServerLimits) -> None:
         self.limits = limits
@@ -131,12 +127,12 @@ class Share:
 
     @property
     def in_use(self) -> tuple[int, int, int]:
-        """Number of the running calls, and of the last minute's requests and tokens."""
+        """Numbers of running calls, of requests in the last minute, and of tokens."""
         return self._calls, self._requests.total(), self._reserved + self._tokens.total()
 
     @property
     def is_over(self) -> bool:
-        """True if the share is empty, no call needs the share, and the database knows that."""
+        """True if no call waits, and neither the worker nor the database counts any amount."""
         return not (self._line or any(self.in_use) or any(self._stored))
 
     @property
@@ -146,7 +142,7 @@ class Share:
 
     @property
     def is_changed(self) -> bool:
-        """True if the database must get a claim, because calls wait or the share has changed."""
+        """True if the worker must send a claim, because calls wait or the share has changed."""
         return bool(self._line) or self._held() != self._stored
 
     def admit(self, tokens: int) -> LimitPermit | None:
@@ -181,7 +177,7 @@ class Share:
         """End an admitted call.
 
         Args:
-            tokens: tokens that the call used; ``None``: unknown, so that the estimate counts.
+            tokens: tokens that the call used; ``None``: unknown, so the estimate counts.
         """
         self._calls -= permit.calls
         if permit.tokens:
@@ -215,10 +211,10 @@ class Share:
                 call.permit.set_result(None)
 
     def _held(self) -> tuple[int, int, int]:
-        """Return the amounts that are in use, or that were in use in the last ``_IDLE_S`` seconds.
+        """Return the amounts to keep: those in use and, for ``_IDLE_S`` seconds, the idle amounts.
 
-        While calls wait, a share keeps no idle amounts: two shares with idle amounts could wait for
-        each other.
+        While calls wait, a share keeps no idle amounts, because two shares with idle amounts could
+        wait for each other.
         """
         is_idle = monotonic() - self._used_at >= _IDLE_S
         if is_idle or self._line or self._calls_kept is not None:
@@ -298,7 +294,7 @@ class Shares:
     def leave(self, key: ServerKey, permit: LimitPermit, tokens: int | None) -> None:
         """End a call; see :meth:`Share.release`."""
         share = self._shares.get(key)
-        if share is not None:  # otherwise the call used only requests, which do not count any more
+        if share is not None:  # a share is removed only when none of its amounts count any more
             share.release(permit, tokens)
             if share.is_urgent:
                 self._urgent.set()
@@ -312,8 +308,7 @@ class Shares:
                 await happens(self._urgent, _PAUSE_S)
                 await asyncio.sleep(_LINGER_S)
                 self._urgent.clear()
-                # Between two regular claims, the worker claims amounts only for shares for which
-                # calls wait.
+                # Between two regular claims, a claim has only the shares for which calls wait.
                 is_regular = monotonic() - claimed_at >= _PAUSE_S
                 claimed_at = monotonic() if is_regular else claimed_at
                 await self._claim(only_urgent=not is_regular)
@@ -361,12 +356,12 @@ _PLACE = LimitPermit(calls=1, tokens=0)
 
 
 class TaskPlaces:
-    """Places of tenants' asynchronous tasks.
+    """Places of asynchronous tasks. A task runs only while it has a place.
 
-    As for calls, one limit applies to all workers together.
+    The limit of places applies to all workers together, like the limits of calls.
 
     Args:
-        most: maximum number of a tenant's tasks that have a place at the same time.
+        most: maximum number of a tenant's places.
     """
 
     def __init__(self, shares: Shares, most: int) -> None:
@@ -374,7 +369,7 @@ class TaskPlaces:
         self._limits = ServerLimits(most, None, None)
 
     def take(self, tenant: UUID) -> bool:
-        """Take a place from this worker's share. Return false if the share has no free place."""
+        """Take a place without a database query; return false if this worker has no free place."""
         return self._shares.admit(_key(tenant)) is not None
 
     async def wait(self, tenant: UUID) -> None:

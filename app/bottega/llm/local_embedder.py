@@ -29,10 +29,10 @@ _KEPT_ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "HOME", "TMPDIR")
 _QUERY_TOKENS, _TOKENS = 64, 256  # a text takes about 3 ms on one core
 _BATCH = 4
 
-# All vectors of this model have a large common part, so that the cosines of unrelated texts are 0.7
-# to 0.85. The embedder subtracts the common part from each vector. The file means.npy contains the
-# common part: the means over 800 short texts in 20 languages, as queries and as passages, in steps
-# of 1/1,250. A change here needs a new _VERSION.
+# All vectors of this model have a large common part, so the cosines of unrelated texts are 0.7 to
+# 0.85. The embedder subtracts the common part from each vector. The file means.npy has the common
+# part of queries and that of stored texts, as multiples of _STEP: the means over 800 short texts in
+# 20 languages. A change here needs a new _VERSION.
 _VERSION = 1
 _STEP = 0.0008
 _MEANS = Path(__file__).with_name("means.npy")
@@ -101,11 +101,11 @@ class _Process:
             await self.vectors(["begin"])
 
     async def vectors(self, texts: Sequence[str]) -> Vectors:
-        """Return vectors without the model's common part. Requests have a few texts each."""
+        """Return the vectors of texts, after subtraction of the part that all vectors share."""
         found = [np.empty((0, DIMENSION), np.float32)]
         for start in range(0, len(texts), _BATCH):
             await self._turn.acquire()
-            # A separate task reads the answer to its end, even if the caller is cancelled.
+            # A separate task reads the whole answer, even if the caller is cancelled.
             answer = asyncio.create_task(self._answer(texts[start : start + _BATCH]))
             answer.add_done_callback(self._done)
             found.append(await asyncio.shield(answer))

@@ -96,7 +96,7 @@ class OpenAIEmbedder:
         self._sleep = sleep
         self._random_unit = random_unit
         self._known: OrderedDict[bytes, Vectors] = OrderedDict()
-        # The key contains the account, so that texts fail only for an account that is exhausted.
+        # The key contains the account: an exhausted account must not fail the texts of others.
         self._under_way: dict[
             tuple[ModelAccount, bytes], asyncio.Task[Mapping[bytes, Vectors]]
         ] = {}
@@ -143,7 +143,7 @@ class OpenAIEmbedder:
         call.
 
         Raises:
-            ModelError: the last try failed, so that no text has a vector.
+            ModelError: the last try failed; then no text gets a vector.
             BudgetExhaustedError: the account has too little money or too few tokens left.
         """
         asked = {_digest(text): text for text in map(_prepared, texts)}
@@ -168,8 +168,7 @@ class OpenAIEmbedder:
             )
         calls |= {self._begin(account, batch) for batch in _batches(unknown)}
         for call in calls:
-            # The call is shielded, because other callers may wait for the call and its vectors are
-            # cached.
+            # The call continues after a cancellation: other callers or the cache need its vectors.
             found |= await asyncio.shield(call)
         if not texts:
             return np.empty((0, self._dimension), np.float32)
@@ -207,8 +206,7 @@ class OpenAIEmbedder:
         self, account: ModelAccount, texts: Sequence[str], characters: int
     ) -> Vectors:
         cut = [text[:characters] for text in texts]
-        # The call takes a slot after the reservation, so that other accounts do not wait for this
-        # account.
+        # First the reservation, which may wait, and then the slot, which all accounts share.
         async with account.call(_tokens_in(cut), None, 0) as charge, self._slots:
             answer = await self._tried(charge, cut)
         if not isinstance(answer, ModelError):

@@ -159,8 +159,8 @@ class ModelClient:
         """
         url = URL(self._prefix + path, encoded=True)
         try:
-            # The request has the headers, because aiohttp sends a session's headers, with the key,
-            # also to a proxy.
+            # The headers, which contain the key, are the request's and not the session's, because
+            # aiohttp sends a session's headers also to a proxy.
             return await (await self._session()).post(
                 url,
                 data=_Body(body, request),
@@ -201,9 +201,9 @@ class ModelClient:
     async def _open(
         self, loop: asyncio.AbstractEventLoop
     ) -> AsyncGenerator[aiohttp.ClientSession, None]:
-        """Yield the loop's session each time, and close the session when the generator closes.
+        """Yield the same session at each step; close the session when the generator is closed.
 
-        An event loop closes open generators when it shuts down.
+        An event loop closes open generators when the loop shuts down.
         """
         try:
             session = open_session(
@@ -266,7 +266,7 @@ def headers_of(spec: ServerSpec, login: bytes = b"") -> dict[str, str]:
 
 
 def _proxy(url: httpx2.URL) -> str | None:
-    """Return the environment's proxy for a server; ``None``: no proxy, as on this machine."""
+    """Return the environment's proxy for a server; ``None``: no proxy, as for loopback."""
     proxies = getproxies()
     direct = (name.strip() for name in proxies.get("no", "").split(","))
     if url.host in LOOPBACK or any(_is_named(url, name) for name in direct):
@@ -287,7 +287,7 @@ def _is_named(url: httpx2.URL, name: str) -> bool:
 
 
 def _decoded(body: bytes | bytearray) -> object:
-    """Decode a body as JSON, even if its end is missing. Otherwise return the body's text."""
+    """Decode JSON, even if its end is missing; return a body that is not JSON as text."""
     try:
         return from_json(body, allow_partial="trailing-strings")
     except ValueError:
@@ -363,7 +363,7 @@ class ModelProvider:
         self._report = self._client.report
         sent = (spec.api_key or "", *spec.hidden)
         self._secrets = Redactor(each for each in sent if not is_vocabulary(each))
-        self._dialect(model)  # made now, so that wrong fields of the spec raise an error now
+        self._dialect(model)  # raises an error now if fields of the spec are wrong
 
     def __repr__(self) -> str:
         return (

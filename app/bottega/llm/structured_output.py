@@ -18,7 +18,7 @@ from bottega.agents.provider import LLMProvider, ModelOptions, ToolSchema
 from bottega.errors import ModelError
 
 ANALYST_PATIENCE_S = 3.0
-"""Seconds that the analyst's provider waits for a server that is down. Then the run continues
+"""Seconds during which the analyst's provider retries a failed call. Then the run continues
 without an analysis."""
 
 _Line = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2000)]
@@ -165,7 +165,7 @@ class ModelAnalyst(_StructuredModel):
 
 
 class Judge(_StructuredModel):
-    may_talk = False  # text around the JSON might quote JSON of the result that is judged
+    may_talk = False  # other text might quote a false verdict from the judged result
 
     async def judge(
         self, run: RunKey, criteria: str, result: Mapping[str, Any]

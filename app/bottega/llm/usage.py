@@ -52,7 +52,7 @@ class Reported:
         """Return the usage. Estimates replace missing numbers.
 
         ``cached`` and ``written`` count as 0 if the input is an estimate, or if both together
-        exceed the input, because they would lower the price.
+        exceed the input, because wrong values would lower the price.
 
         Args:
             sent: function that returns the request's size, in bytes of text.
@@ -295,7 +295,7 @@ def prices_of(model: str, address: str, own: OwnPrices | None = None) -> ModelPr
     if own and (prices := own.get(model)):
         return prices
     if urlsplit(address).hostname in LOOPBACK:
-        return None  # checked before the lists, so that the lists are not loaded
+        return None  # returned early, because loading the lists is slow
     return _listed(model, address)
 
 

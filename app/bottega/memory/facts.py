@@ -57,7 +57,7 @@ WHERE tenant_id = $1 AND user_id = $2 AND id = $3 AND (kind <> 'person' OR $4) R
 _HARMLESS = frozenset(
     ("set_plan", "calculator", "current_time", "ask_user", REMEMBER_FACT, FORGET_FACT)
 )
-"""Tools whose results contain only the user's own words, or no text of anybody."""
+"""Tools whose results contain no words except those of the user or of this service."""
 
 
 def fact_text(text: str) -> str:
@@ -84,7 +84,7 @@ async def page(
     descending: bool,
     limit: int,
 ) -> PageItems[Any]:
-    """Return a page of a user's facts by age, including facts that are not confirmed."""
+    """Return a page of a user's facts, sorted by age, including unconfirmed facts."""
     of = tenant_id, user, after
     return await fetch_rows(connection, _PAGE, *of, limit=limit, descending=descending)
 
@@ -98,7 +98,7 @@ async def add(
     run_id: UUID | None = None,
     confirmed: bool = True,
 ) -> asyncpg.Record:
-    """Store a fact, and return it; a fact with the same text is returned, and not stored again.
+    """Store a fact, unless the user has a fact with the same text; return the stored fact.
 
     Args:
         run_id: the run that sets the fact; ``None``: a person sets the fact.
@@ -168,7 +168,7 @@ class UserFacts:
         self.shown: Sequence[str] = ()
 
     async def recalled(self) -> dict[str, Any] | None:
-        """Return the confirmed facts as data of ``context.recalled``; ``None``: there are none.
+        """Return the data of a ``context.recalled`` event with the confirmed facts; ``None``: none.
 
         The text has a numbered line for each fact, newest first. If the facts have more than
         :data:`_MOST_TOKENS` tokens, the text omits the oldest facts.
@@ -241,7 +241,7 @@ def fact_tools(facts: UserFacts) -> Sequence[ToolBase]:
 def _has_read_outside(query: Query) -> bool:
     """Return true if a query may have read words that neither its user nor its agent wrote.
 
-    Such words are in memory of other runs, and in results of tools that are not in _HARMLESS.
+    These words are in memory of other runs, and in results of tools that are not in _HARMLESS.
     """
     agent = query.agent
     memory = agent.memory

@@ -67,8 +67,8 @@ class Conversation:
     Attributes:
         system: the system messages.
         context: the pieces of context before the query.
-        asked: the current query, without the note that says which part of the task this agent has.
-        part: the agent's part according to the note; empty: the query has no note.
+        asked: the current query, without the note ``(your part: …)`` at its end.
+        part: the agent's part of the task, from the note; empty: the query has no note.
         is_task: true if the query belongs to an asynchronous task.
         later: messages that users or the service sent after the query.
         outcomes: (name of the tool, text) of each result after the query, oldest first.
@@ -171,7 +171,7 @@ def text_of(message: dict[str, Any]) -> str:
 
 
 def _tool_calls(conversation: Conversation) -> tuple[DemoCall, ...]:
-    """Return calls of the tools that are no agents: one for each message that requests the tool."""
+    """Return one call of a tool for each message that names the tool. Omit agents."""
     texts = (conversation.asked, *conversation.later)
     called = Counter(name for name, _ in conversation.outcomes)
     return tuple(
@@ -240,8 +240,8 @@ def _value(schema: Any, text: str, root: dict[str, Any], depth: int = 0) -> Any:
 def _order(conversation: Conversation) -> list[str]:
     """Return the agents in the recommended order, followed by the other agents.
 
-    A coordinator that may choose uses the order of a recalled pattern. Without a pattern, the order
-    depends only on the request.
+    If the coordinator may choose the order, a recalled pattern determines the order. Without a
+    pattern, the order depends only on the query.
     """
     tools = conversation.tools
     names = [name for name, parameters in tools.items() if _is_agent(parameters)]
@@ -294,10 +294,9 @@ def _next_step_of_tasks(conversation: Conversation) -> Answer:
 
 
 def _parts(conversation: Conversation) -> dict[str, dict[str, Any]]:
-    """Return, by title, the arguments of each task that is dispatched, except the prompt.
+    """Return the arguments of each task to dispatch, except the prompt, by the task's title.
 
-    Each agent in the tool's description gets a task. More tasks follow, up to the number that the
-    query names.
+    Each agent that the tool accepts gets a task. More tasks follow, up to the number in the query.
     """
     names = conversation.tools["dispatch_subagent"]["properties"].get("agent", {}).get("enum", ())
     count = _COUNT.search(conversation.asked)
@@ -356,7 +355,7 @@ def _own_text(conversation: Conversation) -> str:
 
 
 def usage(answer: Answer, request: dict[str, Any]) -> dict[str, int]:
-    """Estimate input and output tokens. The input consists of the texts."""
+    """Estimate input and output tokens. Only texts of messages count as input."""
     prompt = tokens_in(sum(len(text_of(message)) for message in request["messages"]))
     output = tokens_in(len(answer.text) + sum(len(to_json(call)) for call in answer.calls))
     return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}

@@ -1,4 +1,4 @@
-"""Assembly of a streamed answer, as far as all dialects share it.
+"""Assembly of a streamed answer: the part that is the same for all dialects.
 
 A message's state has a list of the answer's blocks, in the order in which the server sent them. The
 entries are ``{"type": "text", "length": N}``, ``{"type": "call", "id": ID}`` and ``{"type":
@@ -6,8 +6,8 @@ entries are ``{"type": "text", "length": N}``, ``{"type": "call", "id": ID}`` an
 Texts and calls are only in the message itself, where hooks may change them.
 
 Most chunks of an answer repeat the same bytes around a few letters. Decoding each chunk as JSON
-costs more than all other work of a model call. So the module recognises chunks that differ only in
-their text by the bytes around the text.
+costs more than all other work of a model call. So the module learns these bytes from one chunk, and
+reads the text of each chunk with the same bytes without decoding the chunk.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ _PROBE = "probe"
 
 
 class TextChunks:
-    """Recogniser of chunks that contain only text, by the bytes around the text.
+    """Reader of chunks that contain only text; it recognises them by the bytes around the text.
 
     Args:
         only_text: returns the text of a decoded chunk, or ``None`` if the chunk has other fields.
@@ -55,11 +55,11 @@ class TextChunks:
         self._before = self._after = b""
 
     def leading(self, chunks: Sequence[bytes], start: int) -> tuple[int, str | None]:
-        """Read the chunks of the learned form from ``start``.
+        """Read the chunks of the learned form that begin at index ``start``.
 
         Returns:
-            The number of the chunks, and their text; text ``None``: decode the chunks as JSON. If
-            the returned text is ``None``, the caller must decode the chunks as JSON.
+            The number of these chunks, and their text; ``None``: the caller must decode them as
+            JSON.
         """
         before, after = self._before, self._after
         if not before:
@@ -79,7 +79,7 @@ class TextChunks:
         return len(texts), "".join(decoded) if len(decoded) == len(texts) else None
 
     def learn(self, chunk: bytes, text: str) -> None:
-        """Learn the form of a decoded chunk with this text, if the chunk has no other field."""
+        """Learn the form of a decoded chunk if the chunk has only the field with this text."""
         if self._before or not self._tries or not text:
             return
         self._tries -= 1
@@ -129,10 +129,10 @@ class AnswerBuilder(ABC):
 
     Args:
         report: factory of the errors.
-        text_chunks: recogniser of events that have only text.
+        text_chunks: reader of events that have only text.
 
     Attributes:
-        complete: true if no event follows, so that the client may ignore the rest of the stream.
+        complete: true if no event follows, so the client may ignore the rest of the stream.
     """
 
     complete = False
@@ -303,7 +303,7 @@ class AnswerBuilder(ABC):
         )
 
     def _refuse_excess(self, text: str) -> None:
-        """Refuse an oversized answer: the run would store it and send it in every call."""
+        """Refuse an oversized answer, because each later call of the run would send it again."""
         calls = list(self._partial_calls())
         length = len(text) + sum(
             len(call.id) + len(call.name) + sum(map(len, call.arguments)) for call in calls
@@ -332,7 +332,7 @@ class AnswerBuilder(ABC):
         return 0
 
     def _end(self, word: str) -> None:
-        """Set the finish reason from a vendor's word. The first one that is not a stop counts."""
+        """Set the finish reason from a vendor's word. A later word can replace only ``STOP``."""
         reason = finish_reason(word)
         if reason == REFUSED:
             self._refused = True
@@ -359,7 +359,7 @@ class AnswerBuilder(ABC):
 
     @abstractmethod
     def _state(self, calls: Sequence[ToolCall]) -> dict[str, Any]:
-        """Return the fields to send back with the message; see :mod:`.opaque`."""
+        """Return the fields that later requests send back to the server; see :mod:`.opaque`."""
 
     def _tool_calls(self, new_id: Callable[[], str]) -> tuple[ToolCall, ...]:
         calls = []
@@ -500,10 +500,11 @@ _USUAL = b"data: "
 
 
 class SSESplitter:
-    """Reader of the ``data`` of events from pieces of a stream, which may be cut anywhere.
+    """Splitter of a stream into events. The pieces of the stream may end anywhere.
 
-    Lines may end in LF, CRLF or CR. The reader joins several ``data`` lines of one event with LF.
-    The reader drops comments, other fields (``event``, ``id``, ``retry``) and events without data.
+    The result of an event is its ``data``; several ``data`` lines are joined with LF. Lines may end
+    in LF, CRLF or CR. Comments, other fields (``event``, ``id``, ``retry``) and events without data
+    are dropped.
     """
 
     def __init__(self) -> None:
@@ -515,7 +516,7 @@ class SSESplitter:
         if not piece:
             return []
         if b"\n" not in piece and b"\r" not in piece and not self._ends_in_cr():
-            self._tail.append(piece)  # pieces are joined at the line's end, in linear time
+            self._tail.append(piece)  # joined only when the line is complete, in linear time
             return []
         text = b"".join([*self._tail, piece]) if self._tail else piece
         self._tail = []
@@ -537,13 +538,13 @@ class SSESplitter:
         return events
 
     def finish(self) -> list[bytes]:
-        """Return the last event if the stream ended without a blank line after the event."""
+        """Return the last event if no blank line followed it before the end of the stream."""
         event = self._event(b"".join(self._tail).rstrip(b"\r"))
         self._tail = []
         return [event] if event else []
 
     def _single_lines(self, text: bytes, blocks: list[bytes]) -> list[bytes] | None:
-        """Return the events if each event has one line of data, as usual, or ``None``."""
+        """Return the events; ``None``: an event does not have exactly one line of data."""
         if self._data or text.count(b"\n") != 2 * len(blocks) or not text.startswith(_USUAL):
             return None
         events = [block[6:] for block in blocks if block[:6] == _USUAL]
@@ -649,7 +650,7 @@ async def _read_all(
 
 
 def _collect(response: "aiohttp.ClientResponse", asked_at: float) -> None:
-    """Pause for a moment, so that one read gets more data. Each read costs the same."""
+    """Pause reading for a moment, so that the next read gets more data and fewer reads follow."""
     transport = response.connection and response.connection.transport
     if not transport or transport.is_closing():
         return
@@ -664,10 +665,10 @@ def pause_of(now: float, took_s: float, turn: int) -> float:
     """Return the seconds until the next read of an answer.
 
     The pause is at most half of the time since the request. The pause is also at most about
-    ``_COLLECT_S``, because clients get live text no more often. Longer answers are read at
-    ``_TURNS`` fixed times per ``_COLLECT_S``. So one wake-up serves many answers, and the steps
-    that end with these answers are stored together. If all answers had the same time, they would
-    block the event loop for too long.
+    ``_COLLECT_S``, because clients get live text no more often. Each period of ``_COLLECT_S`` has
+    ``_TURNS`` fixed times; each longer answer is read at one of these times. So one wake-up serves
+    many answers, and the steps that end with these answers are stored together. If all answers had
+    the same time, they would block the event loop for too long.
 
     Args:
         now: time of the event loop's clock, whose resolution may be a millisecond.
@@ -675,7 +676,7 @@ def pause_of(now: float, took_s: float, turn: int) -> float:
         turn: number of the answer's fixed time; from 0 to ``_TURNS`` - 1.
     """
     wait_s = _COLLECT_S - (now - turn * _COLLECT_S / _TURNS) % _COLLECT_S
-    if wait_s < _COLLECT_S / 10:  # a coarse clock may still show the time of this turn
+    if wait_s < _COLLECT_S / 10:  # the answer was read just now, but the clock is coarse
         wait_s += _COLLECT_S
     return min(wait_s, took_s / 2)
 
@@ -689,7 +690,7 @@ async def _drain(response: "aiohttp.ClientResponse") -> None:
     """Read the rest of a complete answer, so that the pool can reuse the connection."""
     if response.content.at_eof():
         return
-    # The code uses call_later, because it costs a tenth of asyncio.timeout.
+    # call_later costs a tenth of asyncio.timeout.
     limit = asyncio.get_running_loop().call_later(0.1, response.close)
     left = 256 * 1024
     try:

@@ -42,7 +42,7 @@ class _Block:
     """A block of the answer that arrives in pieces.
 
     Attributes:
-        body: the block as the event has it that began the block.
+        body: the block's fields from the event that began the block.
         text: pieces of the block's text, thinking or signature, by field.
     """
 
@@ -76,8 +76,7 @@ class AnthropicAnswer(AnswerBuilder):
         self._spoken: _Block | None = None
 
     def _take_text(self, text: str) -> None:
-        # The learned form contains the block's number, so that this text belongs to the first text
-        # block.
+        # All chunks of the learned form contain the index of the first text block.
         assert self._spoken is not None
         self._spoken.text["text"].append(text)
         self._text.append(text)

@@ -288,14 +288,14 @@ def _only_text(event: Any) -> str | None:
 
 
 def _begins_another(call: PartialCall, call_id: Any, name: Any) -> bool:
-    """Return true if a piece with a name begins a new call, even if ``call`` has its index."""
+    """Return true if a piece with a name and the index of ``call`` begins a different call."""
     if call_id and call.id and call_id != call.id:
         return not _is_open(call) or name != call.name
     return bool(call.name and call.arguments) and not _is_open(call)
 
 
 def _is_open(call: PartialCall) -> bool:
-    # The check reads all pieces of the call, so that it is skipped for calls with many pieces.
+    # The check reads all pieces of the call, so the function skips it for calls with many pieces.
     if len(call.arguments) > 100:
         return True
     return bool(call.arguments) and not _is_object("".join(call.arguments))

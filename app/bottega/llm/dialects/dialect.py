@@ -14,7 +14,7 @@ Parts that each dialect accepts:
 All dialects send a text file as text.
 
 This module also arranges a history's messages into turns that every chat template accepts.
-Templates and APIs differ, so that a request must satisfy the strictest rules:
+Templates and APIs differ, so a request must satisfy the strictest rules:
 
 - The only system message is at the start: Qwen 3.5 and later on vLLM and llama.cpp ("System message
   must be at the beginning", github.com/vllm-project/vllm/issues/41114).
@@ -27,9 +27,9 @@ Templates and APIs differ, so that a request must satisfy the strictest rules:
   ai.google.dev/gemini-api/docs/function-calling).
 
 The history itself does not change. Instructions at the start of the history form the system
-message. Context changes with each query, so that the module puts it into the query's turn, before
-the query. So prompts have a common prefix, and prompt caches hit. All other text, except the
-model's text, becomes the user's text.
+message. Context changes with each query, so the module puts the context into the query's turn,
+before the query. Therefore prompts have a common prefix, which servers can cache. All other text,
+except the model's text, becomes the user's text.
 """
 
 import re
@@ -69,7 +69,7 @@ class Piece(NamedTuple):
     """A message in the form of an API.
 
     Attributes:
-        items: the items of an answer or of results; empty: there is nothing to send.
+        items: the items of a model's answer or of tools' results; empty: there is nothing to send.
         said: the text or blocks of an instruction, context or a user's message. For results, the
             blocks that the API accepts only in a user's turn. ``said`` may be empty.
     """
@@ -84,10 +84,10 @@ class Form:
     """The form that an API's turns have.
 
     Attributes:
-        opening: returns the fields for instructions (or an empty text) and turns.
+        opening: returns a request's fields, from the instructions (may be empty) and the turns.
         user: returns a user's turn with a text or with blocks.
         text: returns a block of text.
-        bridge: a model's turn that is put between results and the user's text; ``None``: the text
+        bridge: the model's turn to send between results and the user's text; ``None``: the text
             follows the results in the same turn.
         results_are_blocks: true if results are blocks of a user's turn, false if results are items.
     """
@@ -128,10 +128,10 @@ class Form:
 def arranged(
     pieces: Sequence[Piece], asked: Piece | None, form: Form, demand: str = ""
 ) -> dict[str, Any]:
-    """Return the fields for instructions and turns.
+    """Return a request's fields for instructions and turns.
 
     Args:
-        asked: the piece that follows the inserted context; by default the user's last piece.
+        asked: the query, before which the context is inserted; by default the user's last piece.
         demand: an instruction that follows all other instructions.
     """
     head = next((i for i, piece in enumerate(pieces) if piece.kind > CONTEXT), len(pieces))
@@ -305,7 +305,7 @@ class Dialect:
         write_schema: returns the fields for an output's schema.
         new_answer: makes the builder of an answer, from a flag that is true if the request ends
             with results of tools.
-        fit: removes fields of a request that contradict each other.
+        fit: changes fields of a request that contradict each other.
         list_tools: returns the value of the field ``tools``.
     """
 

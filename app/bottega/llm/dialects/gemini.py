@@ -39,9 +39,9 @@ class GeminiAnswer(AnswerBuilder):
 
     ``{"order": …}`` in the message's state is the order of the answer's blocks; see :mod:`.answer`.
     A part with a signature stays a separate part, even if its text is empty. The state omits the
-    model's thoughts, because the signatures of thoughts are on other parts. Each answer of this
-    model that has calls has a state. So a message without a state comes from a different model, and
-    the message's calls have no signature.
+    model's thoughts, because the signatures of thoughts are on other parts. If this model's answer
+    has calls, it also has a state. So a message that has calls but no state comes from a different
+    model, and the message's calls have no signature.
 
     Args:
         origin: id of the server and model that answer; see :func:`.opaque.origin_of`.
@@ -213,7 +213,7 @@ def _declarations(tools: list[Item]) -> list[Item]:
 
 
 def write_tool(tool: ToolSchema) -> Item:
-    """Write a tool. Omit the schema of a tool without parameters, because the API refuses it."""
+    """Write a tool. Omit a schema without parameters, because the API refuses empty schemas."""
     found: Item = {"name": _name(tool.name), "description": tool.description}
     if tool.parameters.get("properties"):
         found["parametersJsonSchema"] = fitted(tool.parameters, "gemini")

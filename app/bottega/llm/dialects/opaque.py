@@ -20,7 +20,7 @@ from bottega.llm.dialects.wire import encodable, encode_json
 # joined.
 _REPLACED = frozenset({"type", "id", "index", "format", "name", "signature", "thought_signature"})
 
-_OPEN = 16  # number of a list's newest items that a later piece may continue
+_OPEN = 16  # number of a list's newest items; a piece of the stream continues no older item
 
 Fields = dict[str, Any]
 
@@ -92,7 +92,7 @@ class _Object(dict[str, Any]):
 
 
 class _Items(list[Any]):
-    """A list that was merged from several pieces. A later piece may continue newest items."""
+    """A list that was merged from several pieces. A later piece may continue the newest items."""
 
     def __init__(self, items: list[Any]) -> None:
         super().__init__(items)
@@ -124,7 +124,8 @@ class _Items(list[Any]):
     def _last(self, item: Any) -> int | None:
         """Return the index of the last item if ``item`` continues the last item.
 
-        An item without an index continues one of the same type if its id is the same or missing.
+        An item continues the last item if both have no index, the types are equal, and the new id
+        is equal or missing.
         """
         last = self[-1] if self else None
         if not (isinstance(last, dict) and isinstance(item, dict)) or "index" in last:
@@ -144,8 +145,8 @@ def _key(item: Any) -> tuple[Any, Any] | None:
 def _merged(name: str, old: Any, new: Any) -> Any:
     """Return ``old`` merged with ``new``.
 
-    A value that arrived in one piece stays unchanged. The function does not look into such a value,
-    because later pieces continue few values.
+    The function stores the first piece of a value unchanged, and examines the value only when a
+    second piece arrives, because most values have only one piece.
     """
     if old is None or new is None:
         return old if new is None else new

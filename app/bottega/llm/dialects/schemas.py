@@ -60,9 +60,9 @@ class Output:
     """The form of a schema in a request.
 
     Attributes:
-        schema: schema for the server's own structured output.
-        tools: a tool. The model answers by a call of this tool.
-        demand: instruction to the model.
+        schema: schema for the server's own structured output; ``None``: the form is different.
+        tools: the tool by which the model answers; empty: the form is different.
+        demand: instruction to the model; may be empty.
     """
 
     schema: Schema | None = None
@@ -149,7 +149,7 @@ def fitted(schema: Schema, dialect: DialectName) -> dict[str, Any]:
 
 
 def json_in(text: str) -> str:
-    """Return the JSON in an answer without the text around it; if there is none, the whole text."""
+    """Return the JSON in an answer without the text around it; without JSON, the whole text."""
     if _is_json(text):
         return text
     for opening, closing in ("{}", "[]"):

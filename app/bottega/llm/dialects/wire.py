@@ -130,8 +130,8 @@ def tool_outputs(message: ToolMessage) -> list[ToolOutput]:
     results = message.tool_results
     if not results:
         raise HistoryError("a tool message without tool_results answers no call")
-    # The model reads the content. If a message has several results, the content does not assign the
-    # texts to the results.
+    # The content is what the model reads, but it does not show which text belongs to which of
+    # several results.
     if len(results) == 1 and message.content:
         texts = [message.content]
     else:

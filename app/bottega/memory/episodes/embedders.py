@@ -33,7 +33,7 @@ CROSS JOIN LATERAL (
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedQuery:
-    """A query's vector, its embedder and the minimum relevant cosines, all ``None`` if missing.
+    """A query's vector, the name of its embedder, and the minimum relevant cosines; or nothing.
 
     Attributes:
         compared: what a search compares: only ``words``, or with a vector also ``spelling`` or
@@ -68,8 +68,8 @@ class Embedders:
         return self.load_current()
 
     def named(self, name: str | None) -> "Embedder | None":
-        """Return the embedder with a name if this process has it; ``None``: the current
-        embedder."""
+        """Return the embedder with this name (``None``: the current embedder), or ``None`` if this
+        process does not have it."""
         current = self.load_current()
         return current if name is None or name == current.name else self.load_named(name)
 
@@ -148,7 +148,7 @@ class Patience:
             raise UnavailableError("the embedder is starting")
         if self._timeouts >= 3 and self.clock() < self._next_at:
             raise UnavailableError("the embedder did not answer the last queries in time")
-        self._next_at = self.clock() + 10  # for 10 s, no second query tests the embedder
+        self._next_at = self.clock() + 10  # while the breaker is open, one query in 10 s
         try:
             async with asyncio.timeout(deadline_s):
                 vectors = await embed_queries(embedder, [query])

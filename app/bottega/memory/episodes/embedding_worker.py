@@ -1,10 +1,9 @@
 """Background worker that embeds episodes.
 
 A transaction that stores an episode also enqueues the episode for embedding. To claim some
-episodes, a worker moves the time of the episodes' next try into the future. The worker embeds the
-summaries outside of any transaction. Then one transaction stores the vectors and removes the
-episodes from the queue. If the worker dies, a different worker embeds the episodes at the time of
-the next try.
+episodes, a worker moves the time of their next try into the future. The worker embeds the summaries
+outside of any transaction. Then one transaction stores the vectors and removes the episodes from
+the queue. If the worker dies, a different worker embeds the episodes at the time of the next try.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +26,7 @@ if TYPE_CHECKING:  # loads numpy, which takes 11 MB
     from bottega.memory.text.embeddings import Embedder, Vectors
 
 _FIRST_POSTPONED_S = 15.0
-_GIVEN_UP = 6  # tries after which a switch of embedders does not wait for the episode
+_GIVEN_UP = 6  # number of failed tries after which the change of embedders ignores an episode
 
 _OF_THE_TEXT = frozenset(
     {*("model_bad_request", "model_context_too_long", "model_filtered"), "model_bad_response"}
@@ -118,7 +117,7 @@ DELETE FROM episode_vectors WHERE tenant_id = $1 AND ctid = ANY (ARRAY(
     ORDER BY episode_id LIMIT $3 FOR UPDATE SKIP LOCKED))
 RETURNING episode_id
 """
-# Checks that no old vectors are left, because a different worker may fail to delete the last ones.
+# Checks that no old vectors exist, because another worker may have failed to delete some of them.
 _CLEARED = """
 UPDATE tenant_memory SET leftovers = false WHERE tenant_id = $1
   AND NOT EXISTS (SELECT FROM episode_vectors WHERE tenant_id = $1 AND embedder <> $2)
@@ -130,7 +129,7 @@ UPDATE tenant_memory SET leftovers = false WHERE tenant_id = $1
 # relevant.
 
 GROWN = (20, 100, 1_000)
-"""Numbers of episodes with vectors; when a tenant reaches one, the worker measures the
+"""Numbers of episodes with vectors. When a tenant reaches such a number, the worker measures the
 background."""
 
 _COUNT = """
@@ -167,8 +166,8 @@ WHERE tenant_id = $1
 class EmbeddingWorker:
     """Worker that makes episodes' vectors; any number of processes may run such a worker.
 
-    A public method does the work that is due, returns the seconds until the next work is due, and
-    raises ``ModelError`` or ``UnavailableError`` if the embedder is down.
+    :attr:`work` embeds new episodes, :meth:`change_over` embeds old episodes with a new embedder.
+    The methods raise ``ModelError`` or ``UnavailableError`` if the embedder is down.
     """
 
     def __init__(
@@ -247,7 +246,7 @@ class EmbeddingWorker:
                 await self._measure(tenant_id, name, before)
 
     async def measure(self, tenant_id: UUID) -> None:
-        """Measure the frequent words of a tenant's texts, and the background, for searches.
+        """Measure a tenant's frequent words and background, which searches need.
 
         Raises:
             ModelError, UnavailableError: the embedder failed.
@@ -259,15 +258,15 @@ class EmbeddingWorker:
             await self._measure(tenant_id, name)
 
     async def _measure(self, tenant_id: UUID, name: str, before: int = -1) -> None:
-        """Measure and store the background of a tenant's queries, and the common words.
+        """Measure and store a tenant's background and frequent words.
 
         The method does nothing if fewer than 20 episodes have vectors of the embedder, or if this
         process does not have the embedder.
 
         Args:
             name: name of the embedder.
-            before: number of episodes at the last measurement, or -1. The method does nothing until
-                the number of episodes reaches the next number in :data:`GROWN`.
+            before: number of episodes at the last measurement; the method does nothing until the
+                number of episodes reaches the next number in :data:`GROWN`. -1: measure again.
 
         Raises:
             ModelError, UnavailableError: the embedder failed.
@@ -301,8 +300,7 @@ class EmbeddingWorker:
     ) -> "Mapping[str, Vectors]":
         name, vectors = await self._made(self._embedders.paid_by(tenant_id), found)
         made = {name: vectors}
-        # Until the switch, queries use the older embedder, with which they must also find new
-        # episodes.
+        # Until the switch, queries use the older embedder, so new episodes also need its vectors.
         other = None if of_queries in (None, name) else self._embedders.named(of_queries)
         if other is not None:
             try:
@@ -318,10 +316,10 @@ class EmbeddingWorker:
         return embedder.name, vectors.reshape(len(found), 3, embedder.dimension)
 
     async def change_over(self) -> float:
-        """Embed all searchable episodes with the current embedder, one page per call.
+        """Embed the episodes of tenants that use another embedder, one page per tenant and call.
 
         After the last page, switch the tenant's queries to the current embedder, and delete the
-        vectors of other embedders."""
+        vectors of other embedders. Return the seconds until the next call."""
         tenants = await self._pool.fetch(_OTHERS, "")
         if not tenants:
             return float("inf")  # without vectors, the embedder need not be loaded
@@ -350,7 +348,7 @@ class EmbeddingWorker:
                 log.info("embedder.changed", tenant_id=str(tenant_id), embedder=name)
 
     async def _order(self, connection: asyncpg.Connection, tenant_id: UUID, name: str) -> bool:
-        """Enqueue a page of episodes without vectors of an embedder; false: no page is left."""
+        """Enqueue a page of the episodes that lack vectors of an embedder; false: there is none."""
         reached = self._reached.get(tenant_id, _FIRST_ID)
         while rows := await connection.fetch(_LACKING, tenant_id, name, _PAGE, reached):
             reached = self._reached[tenant_id] = rows[-1]["episode_id"]
@@ -362,8 +360,8 @@ class EmbeddingWorker:
     async def _clear(self, connection: asyncpg.Connection, tenant_id: UUID, name: str) -> None:
         """Delete the vectors of all embedders except this worker's embedder.
 
-        The method first enqueues the episodes without a vector of this worker's embedder, because a
-        worker with a different embedder may have embedded some episodes.
+        At the end, the method enqueues the episodes that lack a vector of this worker's embedder,
+        because a worker with a different embedder may have embedded some episodes.
         """
         place = self._cleared.pop(tenant_id, _FIRST_ID)
         rows = await connection.fetch(_CLEAR, tenant_id, name, 2 * _PAGE, place)

@@ -28,7 +28,7 @@ class Outcome(StrEnum):
     - UNKNOWN: the run completed, and neither a person nor a check has judged the run.
     - SUCCESS, PARTIAL: feedback or checks judged the run as a success, or as a partial success.
     - FAILURE: feedback or checks judged the run as a failure, or the run failed or timed out.
-    - CANCELLED: the run was cancelled, so its work was not judged.
+    - CANCELLED: the run was cancelled.
     """
 
     UNKNOWN = "UNKNOWN"

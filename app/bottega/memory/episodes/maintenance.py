@@ -2,13 +2,13 @@
 
 Concurrent calls do no harm, and a later call completes the work of an interrupted call. A step
 reads a page of episodes without locks, stores objects, and then changes the page in one
-transaction, which checks again which rows are due. Rows that a different transaction has locked are
-left to a later call.
+transaction, which checks again which rows are due. A step skips rows that a different transaction
+has locked; a later call changes these rows.
 
-A mature episode waits (``episode_state.task_key`` is set) until all episodes within a time window
-after the episode are mature. Then the step compares the waiting episode once with the episodes of
-equal ``task_key`` in the window. So a group of episodes is complete when it is consolidated, and a
-second call changes nothing.
+Before consolidation, a mature episode waits (``episode_state.task_key`` is set) until all episodes
+of the following week are mature. Then the step compares the waiting episode once with the episodes
+of this week that have an equal ``task_key``. So a group of episodes is complete when it is
+consolidated, and a second call changes nothing.
 """
 
 import asyncio
@@ -99,16 +99,16 @@ _READY = """
 SELECT least($2, (SELECT min(at) FROM episode_state
                   WHERE tenant_id = $1 AND state = 'active')) - $3::interval
 """
-# This step is first, because most episodes have a unique task.
+# This step is the first step of consolidation, because most episodes have a unique task.
 _DISMISS_LONELY = "SELECT dismiss_lonely_episodes($1, $2, $3)"
 _ALIKE = """
 ROW(x.outcome, x.domain, x.task_type, x.failure_signature, x.trust, x.user_id, x.session_id,
     x.agent)
 """
 # The query reads the next waiting episode, and later episodes that may be similar to this episode.
-# All vectors are from one embedder: if the waiting episode has vectors of the embedder of searches,
-# from this embedder. The query reads each row by its key, because a join may compare all of the
-# tenant's rows with each other.
+# All vectors are from one embedder of the waiting episode, if possible from the embedder that
+# searches use. The query reads each row by its key, because a join may compare all of the tenant's
+# rows with each other.
 _NEXT = f"""
 WITH first AS (
     SELECT s.episode_id, s.at, s.task_key, x.outcome, {_ALIKE} AS kind, (
@@ -155,8 +155,8 @@ class EpisodeMaintenance:
     maintenance at the same time.
 
     Attributes:
-        most: maximum number of episodes (or groups) that a step handles in one call, so that all
-            tenants get their turn. Later calls handle the remaining episodes.
+        most: maximum number of episodes (or groups) that a step handles in one call. Later calls
+            handle the other episodes. So no tenant waits long for another tenant.
         most_compared: maximum number of episodes that are compared with each other.
     """
 
@@ -237,7 +237,7 @@ class EpisodeMaintenance:
             async with acting_as(self.pool, tenant_id) as connection:
                 page = await connection.fetchval(_AGE, ids, stage, before, moved)
             moved_on += page
-            if not page:  # no episode is left that is not locked by other transactions
+            if not page:  # all other due episodes are locked by other transactions
                 break
         return moved_on
 
@@ -427,8 +427,8 @@ def groups(
 ) -> list[list[int]]:
     """Return groups of two or more episodes, as indexes; each pair in a group is close.
 
-    The function uses complete linkage: it joins the two closest groups as long as even the two
-    least similar members of both groups are close.
+    The function uses complete linkage: it repeatedly joins the two closest groups. Two groups are
+    as close as their two least similar members.
 
     Args:
         vectors: vectors of the episodes, each of length 1; shape (n, d).
@@ -469,13 +469,13 @@ def as_one(
 
     The ``metadata["consolidated"]`` of the new episode has ``representative_id``, ``instances``,
     ``structure`` (the values that all members have in common, by JSON pointer), ``variations`` and
-    ``statistics``. A variation has the id of a member, and in ``diff`` at most 20 values,
-    shortened, in which the member differs.
+    ``statistics``. A variation has the id of a member, and in ``diff`` at most 20 shortened values
+    that only this member has.
 
     Args:
         members: two or more episodes of one user, session and agent, oldest first.
         representative: the member that is most similar to all others.
-        outcome: the outcome that all members have (with feedback and checks).
+        outcome: the outcome that all members have, after feedback and checks.
     """
     durations = [each.execution.get("duration_s") for each in members]
     known = [each for each in durations if each is not None]
@@ -494,7 +494,7 @@ def as_one(
     failures = dict.fromkeys(known for each in members for known in each.failure_signatures)
     return replace(
         representative,
-        # The new id is derived from the members' ids, so that concurrent workers make the same id.
+        # The new id is derived from the members' ids, so concurrent workers make the same id.
         id=derived_id(" ".join(["consolidated", *sorted(str(each.id) for each in members)])),
         kind="consolidated",
         run_id=None,

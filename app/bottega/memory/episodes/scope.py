@@ -1,4 +1,4 @@
-"""Scopes, which say which episodes a reader may see, and options of retrieval and learning.
+"""Scopes (the episodes that a reader may see), and options of retrieval and learning.
 
 Every search and every read of episodes needs a scope. The SQL function ``episode_scope`` converts a
 scope to conditions.
@@ -40,7 +40,7 @@ class Reach(StrEnum):
     - RUN: no episode of any other run.
     - SESSION: episodes of one session.
     - USER: episodes of one user.
-    - UNNAMED: episodes without a user, and episodes of the scope's own user.
+    - UNNAMED: episodes without a user and, if the scope has a user, this user's episodes.
     - EVERYTHING: all episodes of the tenant.
     """
 
@@ -121,7 +121,7 @@ _USED = {Reach.RUN: "none (memory_scope)", Reach.UNNAMED: "tenant"}
 
 
 def memory_used(scope: Scope, *, user: str | None, session_id: str | None) -> str:
-    """Return a short text for people that says whose earlier runs a run may read."""
+    """Describe, in a short text for people, whose earlier runs a run may read."""
     if scope.reach is Reach.RUN and user is None and identity_of(session_id) is None:
         return NO_USER
     return _USED.get(scope.reach, scope.reach.value)

@@ -1,8 +1,9 @@
 """Scores of the episodes that a query found.
 
-The ranges of cosines and full-text ranks depend on the embedder and the query. So this module first
-scales the candidates' cosines and ranks to the range 0 to 1, and then scales the sum of both.
-Otherwise, terms with a fixed range, especially recency, would outweigh similarity.
+A score is the sum of weighted terms: similarity (of vectors and words), recency, success, accesses
+and domain. The ranges of cosines and full-text ranks depend on the embedder and the query. So this
+module first scales the candidates' cosines and ranks to the range 0 to 1, and then scales the sum
+of both. Otherwise the other terms, especially recency, would outweigh similarity.
 """
 
 from collections.abc import Sequence
@@ -49,11 +50,10 @@ class ScoringOptions:
     """Weights of a score's terms, and the method of normalisation.
 
     Attributes:
-        normalisation: method for cosines and ranks. ``added``: a cosine is scaled so that the
-            lowest cosine becomes 0 and 1 stays 1; a rank is divided by :data:`_ALL_WORDS`; the
-            similarity is the sum of both, scaled so that the twentieth candidate gets 0 and the
-            best candidate gets 1. ``raw``: the similarity is the unscaled cosine, or if there is no
-            cosine, the rank.
+        normalisation: method for cosines and ranks. ``added``: cosines from the lowest to 1 are
+            scaled to 0 to 1; ranks are divided by :data:`_ALL_WORDS`; the similarity is the sum of
+            both, scaled to 0 for the twentieth candidate and 1 for the best candidate. ``raw``: the
+            similarity is the unscaled cosine or, without a cosine, the rank.
     """
 
     similarity: float = 0.5
@@ -111,11 +111,10 @@ def is_relevant(
 def score(
     candidates: Sequence[Candidate], options: ScoringOptions, now: datetime, domain: str | None
 ) -> list[tuple[Candidate, Parts]]:
-    """Return the candidates with their terms, highest score first, and then by id.
+    """Return each candidate and the terms of its score, sorted by score (highest first), then id.
 
     Args:
-        domain: domain of the current task; ``None``: the task's domain differs from every
-            episode's.
+        domain: domain of the current task; ``None``: unknown, and equal to no episode's domain.
     """
     cosines = [_finite(each.cosine) for each in candidates]
     ranks = [_finite(each.lexical) for each in candidates]
@@ -157,7 +156,7 @@ def _within(value: float | None) -> float:
 
 
 def _above_lowest(cosines: Sequence[float | None]) -> list[float]:
-    """Scale cosines so that the lowest cosine, whose value depends on the embedder, becomes 0."""
+    """Scale cosines: the lowest, which depends on the embedder, becomes 0, and 1 stays 1."""
     lowest = min((each for each in cosines if each is not None), default=0.0)
     return [
         (each - lowest) / (1.0 - lowest) if each is not None and lowest < 1 else 0.0
@@ -168,7 +167,7 @@ def _above_lowest(cosines: Sequence[float | None]) -> list[float]:
 def _stretched(sums: Sequence[float]) -> list[float]:
     """Scale the 20 best sums (or the better half) to the range 0 to 1; the other sums become 0.
 
-    If all the scaled sums are equal, all become 1."""
+    If the sums to scale are equal, all of them become 1."""
     better = sorted(sums, reverse=True)[: max(20, len(sums) // 2)]
     if not better or better[0] == better[-1]:
         return [float(each == better[0]) for each in sums]

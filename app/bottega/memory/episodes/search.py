@@ -1,7 +1,7 @@
 """Rows of episodes, and searches for episodes by meaning and words, by fields, and by time.
 
-A function needs a transaction of the tenant (:func:`bottega.db.engine.acting_as`), or the tenant's
-id as an argument.
+Each function needs a transaction of the tenant (:func:`bottega.db.engine.acting_as`), or the
+tenant's id as an argument.
 """
 
 from collections.abc import Mapping, Sequence
@@ -140,8 +140,8 @@ async def candidates(
         embedder: name of the vector's embedder; the search ignores vectors of all other embedders.
         aged_before: the search finds an episode that ended before this time only if the cosine is
             at least 0.8.
-        by: the text of an episode whose cosine is in the result. The search itself compares the
-            vector of the episode's task.
+        by: the text of each episode for :attr:`Candidate.cosine`. To find candidates, the search
+            always compares the vectors of tasks.
         tenant_id: the tenant; ``None``: the transaction's tenant.
     """
     found = await connection.fetch(

@@ -119,8 +119,8 @@ WHERE tenant_id = $1 AND episode_id = $2
 class AccessCounter:
     """Numbers of episode accesses, collected in memory and written in one transaction per tenant.
 
-    So a search writes nothing, and the row of a frequently read episode is written at most once a
-    second. If a process dies, the counts that the process has not written are lost.
+    So a search writes nothing, and the row of a frequently read episode changes at most once a
+    second. If a process dies, it loses the counts of the last second.
     """
 
     pool: asyncpg.Pool
@@ -194,7 +194,7 @@ class EpisodicMemory:
     async def get(
         self, tenant_id: UUID, scope: Scope, episode_id: UUID, *, bodies: bool = True
     ) -> Episode:
-        """Return an episode within the scope, and count an access.
+        """Return an episode within the scope, and count the access.
 
         Args:
             bodies: true: also read the bodies, from the database or the object store.
