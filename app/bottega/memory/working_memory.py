@@ -1,8 +1,8 @@
 """Working memory of one run: the current knowledge of the run's root agent.
 
-Each section has a budget of tokens. If a section exceeds its budget, entries move unchanged to the
-archive, and a summary with a reference replaces each of them. Pure, without model and clock: equal
-operations give equal memories. The root agent has tools for this memory.
+Each section has a budget of tokens. If a section exceeds its budget, prompts contain a summary with
+a reference in place of an entry; the memory keeps the whole entry. Pure, without model and clock:
+equal operations give equal memories. The root agent has tools for this memory.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
@@ -24,11 +24,11 @@ from bottega.memory.text.identities import without_identities
 from bottega.memory.text.summaries import TokenCounter, cut, summary_of
 
 GIST_TOKENS = 48
-"""Maximum tokens of an archived entry with its reference, or of a shortened tool result."""
+"""Maximum tokens of a shortened entry with its reference, or of a shortened tool result."""
 LABEL_BYTES = 48
 
 RECENT = 5
-"""Number of subtasks for which a result stays warm; older results are the first to be archived."""
+"""Number of subtasks for which a result stays warm; older results are shortened first."""
 MEMORY_LIMIT = "memory_limit"
 
 NotifyListener = Callable[[str, str], None]
@@ -86,8 +86,8 @@ class Entry:
     """An entry of a section.
 
     Attributes:
-        reference: reference with which a model recalls the text after the entry was shortened.
-        whole: tokens of the whole line, counted when the entry was added.
+        reference: reference with which a model recalls the whole text; empty: never shortened yet.
+        whole: number of tokens of the whole line.
         turn: number of the subtask that added the entry; 0: the entry is not a result.
         pruned: true: prompts contain a summary, even if the section has room.
         accessed: true after the entry was read.
@@ -180,7 +180,7 @@ class WorkingMemory:
         self.budgets = budgets or Budgets()
         self.count = count
         self._listener = listener
-        self._gist = lru_cache(1_024)(summary_of)  # so that prompts repeat no work
+        self._gist = lru_cache(1_024)(summary_of)  # prompts show the same summaries again
         self._empty()
 
     def _empty(self) -> None:
@@ -216,8 +216,7 @@ class WorkingMemory:
 
         Args:
             criteria: criteria for success.
-            plan: steps of the plan. The plan's entry is not hot, but all other entries of the task
-                are hot.
+            plan: steps of the plan. The plan's entry is warm; all other entries are hot (``Heat``).
             by: the source of criteria and plan, which the titles in prompts name.
         """
         self._note(Area.TASK, _DESCRIPTION[-1], task)
@@ -328,14 +327,14 @@ class WorkingMemory:
         return reference
 
     def skip(self, results: int) -> None:
-        """Skip as many numbers of results as a different memory has stored results."""
+        """Skip the numbers of results that a different memory has stored."""
         self._turn += results
         self._skipped += results
 
     def retrieve_from_episodic(self, found: Iterable[Retrieved]) -> None:
         """Store retrieved episodes, best first, each shortened to an equal share of the section.
 
-        Earlier episodes are removed to make room, and first the episodes that no prompt contained.
+        Earlier episodes are removed to make room; those that no prompt contained are removed first.
         """
         entries = self._entries[Area.RETRIEVED]
         items, room = list(found), self.budgets.retrieved - self._frame
@@ -358,7 +357,7 @@ class WorkingMemory:
     # Output
 
     def recall(self, reference: str) -> str | None:
-        """Return an entry's whole text; ``None``: the reference is unknown, or the entry is gone.
+        """Return an entry's whole text; ``None``: no entry has this reference.
 
         The references of results are ``m1``, ``m2`` …; of other shortened entries, ``v1``, ``v2`` …
         """
@@ -384,11 +383,11 @@ class WorkingMemory:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens of all sections, which is never more than ``budgets.total``."""
+        """Number of tokens of all sections together, at most ``budgets.total``."""
         return sum(map(self.tokens_of, Area))
 
     def tokens_of(self, part: Area) -> int:
-        """Return a section's number of tokens, which is never more than the section's budget."""
+        """Return a section's number of tokens, at most the section's budget."""
         text = self._rendered(part)
         return self.count(text) + 2 if text else 0  # two tokens separate sections
 
@@ -558,7 +557,7 @@ def _rendered(kind: VariableKind, value: Any) -> str:
 
 
 def _jsonable(value: Any) -> Any:
-    """Convert a value to JSON types, or if this fails to the value's ``repr``; never raise."""
+    """Convert a value to JSON types or, if this fails, to a text with its type; never raise."""
     if type(value) in (str, bool, type(None)):
         return value
     try:

@@ -68,8 +68,8 @@ class Embedders:
         return self.load_current()
 
     def named(self, name: str | None) -> "Embedder | None":
-        """Return the embedder with this name (``None``: the current embedder), or ``None`` if this
-        process does not have it."""
+        """Return the embedder with this name. Name ``None``: the current embedder. Result ``None``:
+        this process does not have the embedder."""
         current = self.load_current()
         return current if name is None or name == current.name else self.load_named(name)
 

@@ -126,11 +126,11 @@ class Episode:
         failure_signature: signature of the first failure (:mod:`bottega.memory.text.signature`).
         failure_signatures: signatures of all failures in order, without duplicates.
         trust: 3 for an own run, 2 for an own run that read external text, 1 for an import.
-        origin: ``principal``, ``run``, ``tool``.
-        task: ``original_input``, ``goals``, ``constraints``, ``context``, ``complexity``.
-        execution: ``plan``, ``adaptations``, ``duration_s``, ``resources``.
-        result: ``output``, ``error``, ``side_effects``, ``quality``.
-        metadata: ``tools_used``, ``strategies_applied``, ``agents``.
+        origin: keys ``principal``, ``run``, ``tool``.
+        task: keys ``original_input``, ``goals``, ``constraints``, ``context``, ``complexity``.
+        execution: keys ``plan``, ``adaptations``, ``duration_s``, ``resources``.
+        result: keys ``output``, ``error``, ``side_effects``, ``quality``.
+        metadata: keys ``tools_used``, ``strategies_applied``, ``agents``.
         trace: the steps, in order.
         input, output: the full values, if they are too long for ``task`` and ``result``.
         parts: work of nodes and sub-agents, in order; results of searches and lists omit this

@@ -469,8 +469,8 @@ def as_one(
 
     The ``metadata["consolidated"]`` of the new episode has ``representative_id``, ``instances``,
     ``structure`` (the values that all members have in common, by JSON pointer), ``variations`` and
-    ``statistics``. A variation has the id of a member, and in ``diff`` at most 20 shortened values
-    that only this member has.
+    ``statistics``. A variation has the id of a member, and in ``diff`` at most 20 of the member's
+    values, shortened, that are not in ``structure``.
 
     Args:
         members: two or more episodes of one user, session and agent, oldest first.

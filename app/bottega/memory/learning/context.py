@@ -127,7 +127,7 @@ async def learn_from_episode(
     *,
     principal: str,
 ) -> Learned:
-    """Learn from a client's report about an episode, in a transaction of the tenant; idempotent.
+    """Learn from a client's report about an episode, in a transaction of the tenant. Idempotent.
 
     Lessons become candidate patterns of the lowest trust, which the experiment validates in other
     runs. If the episode has a user or session, only the episode's reflection gets the lessons,
@@ -135,7 +135,7 @@ async def learn_from_episode(
 
     A reported outcome is evidence unless the episode was imported, cancelled or quarantined, or the
     pattern was found in the episode. If the experiment assigned the run to an arm of the pattern,
-    the run's own result and feedback are the evidence, not the report.
+    the evidence is the result and feedback of the run, not the report.
 
     Args:
         episode: an episode to store, or the id of a stored episode.

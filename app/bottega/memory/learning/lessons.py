@@ -129,7 +129,7 @@ async def change(
 
 
 async def remove(connection: asyncpg.Connection, tenant_id: UUID, lesson_id: UUID) -> bool:
-    """Remove a lesson, and return false if the lesson was removed before.
+    """Remove a lesson; return false if the lesson was removed already.
 
     Raises:
         NotFoundError: the lesson does not exist.
@@ -160,7 +160,7 @@ async def get(
 async def pinned_for(
     pool: asyncpg.Pool, tenant_id: UUID, scope: Scope, agent: str | None
 ) -> list[Lesson]:
-    """Return the lessons that a run gets whatever its task is.
+    """Return the lessons that a run gets for any task.
 
     The result has the pinned lessons within the run's scope, and the lessons for all runs of the
     run's agent. Each lesson has ``id``, ``text``, ``episode_id`` and ``pinned``.

@@ -1,10 +1,10 @@
 """Maintenance of a tenant's memory, each night and on demand.
 
-A job is a row, for which a worker executes six stages in order. A worker claims the job with a
-lease, and each stage renews the lease. The number of the claim (``tries``) is the fence: a worker
-that has lost the job can no longer write to the row. If a worker dies, the next worker continues
-after the last finished stage. Each stage is idempotent, even after a partial or a concurrent
-execution, so a stage need not store how far it got.
+A job is a row of ``memory_jobs``. A worker executes the job's six stages in order. A worker claims
+the job with a lease, and each stage renews the lease. The number of the claim (``tries``) is the
+fence: a worker that has lost the job can no longer write to the row. If a worker dies, the next
+worker continues after the last finished stage. Each stage is idempotent, even after a partial or a
+concurrent execution, so an interrupted stage begins again.
 """
 
 import asyncio
@@ -108,7 +108,7 @@ async def order(
     cause: str = "demand",
     tick: datetime | None = None,
 ) -> tuple[UUID, bool]:
-    """Enqueue a job unless a job of the tenant is open; return the id, and true for a new job.
+    """Enqueue a job, unless the tenant has an open job; return the job's id, and true if it is new.
 
     For a job on demand, the function also enqueues the runs whose learning failed after all tries.
 
@@ -197,7 +197,7 @@ class Maintenance:
         return max(0.0, (then - now).total_seconds())
 
     def leased(self) -> LeasedWork:
-        """Return the work on jobs: a worker executes one job at a time, longest due first."""
+        """Return the background work on jobs. A worker executes one job at a time."""
         return LeasedWork(
             pool=self.pool,
             name="maintain",
@@ -253,10 +253,10 @@ class Maintenance:
         """Store the state of a claimed job; at its end, delete the oldest jobs above the limit.
 
         Args:
-            error: text of the last error, if no later try succeeded.
-            changes: ``stage``; ``progress`` of one stage by the stage's name; ``wait_s``, the
-                seconds until the job is due again (the worker's lease); ``status`` and ``report``
-                at the job's end.
+            error: text of the last error; ``None``: no error, or a later try succeeded.
+            changes: ``stage``; ``progress``, the counts of one stage by the stage's name;
+                ``wait_s``, the seconds until a worker may claim the job again; at the job's end
+                ``status`` and ``report``.
 
         Returns:
             False if a different worker has claimed the job.
@@ -304,8 +304,8 @@ async def discover(
     """Mine a tenant's newest episodes for patterns, and store the findings as candidates.
 
     Returns:
-        Counts: ``read`` episodes, skipped traces in the object store (``away``), ``found``
-        patterns, ``new`` patterns among the found ones, and ``mined`` patterns by category.
+        Numbers of: ``read`` episodes; traces in the object store that were not read (``away``);
+        ``found`` patterns; ``new`` patterns; ``mined`` patterns by category.
 
     Raises:
         UnavailableError: the object store cannot be reached.
@@ -324,7 +324,7 @@ async def discover(
         except InvalidInputError as error:
             log.warning("pattern.not_kept", name=pattern.name, error=error.detail)
             continue
-        # skip a pattern that equals a stored pattern
+        # a pattern is not new if it equals a stored pattern
         if pattern.fingerprint not in known and kept.fingerprint == pattern.fingerprint:
             new += kept.state is PatternState.CANDIDATE
     mined = Counter(each.category.value for each in found)
@@ -335,7 +335,7 @@ async def discover(
 async def _seen(
     pool: asyncpg.Pool, objects: Objects, tenant_id: UUID
 ) -> tuple[list[Observed], int, int]:
-    """Return the newest episodes to mine, and the numbers of read episodes and skipped traces.
+    """Return the newest episodes to mine, and the numbers of read episodes and unread traces.
 
     The function reads at most 500 traces from the object store.
     """
@@ -413,7 +413,7 @@ async def refine(cache: PatternCache, tenant_id: UUID) -> dict[str, Any]:
 
 
 async def _review(store: PatternStore, pattern_id: UUID) -> str | None:
-    """End a pattern's review: narrow the pattern's applicability if this helps; or deprecate it."""
+    """End a pattern's review: narrow its applicability if this helps, otherwise deprecate it."""
     was = (await store.get_many([pattern_id], lock=True))[pattern_id]
     if was.state is not PatternState.IN_REVIEW:
         return None

@@ -1,9 +1,9 @@
 """Mining: search, without a model, for behaviour that successful runs have in common.
 
-Mining finds orders of sub-agents, and calls that helped after an error. A finding is only a guess,
-because the runs that succeeded more often with this behaviour chose the behaviour themselves. So
-the finding becomes a candidate, which the experiment tests in other runs. Mining searches for
-neither sequences of calls nor choices of a tool, because such advice helped no run in the
+Mining finds the order in which runs called sub-agents, and calls that helped after an error. A
+finding is only a guess, because the runs that succeeded more often with this behaviour chose the
+behaviour themselves. So the finding becomes a candidate, which the experiment tests in other runs.
+Mining does not learn the order or the choice of tools, because this advice helped no run in the
 benchmarks of learning.
 
 First, mining removes texts (a domain, a task type, a failure's message) that occur in the runs of
@@ -335,7 +335,7 @@ def _found(subject: _Subject, items: Sequence[_Item]) -> list[_Finding]:
         if gain >= max(0.1, 1.5 * sqrt(with_it.variance + without.variance)):
             supporters = tuple(each.episode.episode_id for each in having[uses] if each.good)
             affects: Names = ()
-            # calls of runs without the pattern count, too
+            # also the calls that other runs often made instead, to judge runs without the pattern
             if subject.category is Category.RECOVERY:
                 instead = [each for each in often if each != uses][: _MOST_NAMES - 1]
                 affects = tuple(sorted({*uses, *chain.from_iterable(instead)}))

@@ -1,7 +1,7 @@
 """Reflection: the lessons of one finished run.
 
-Rules or a model write the insights, which are texts, and no evidence about patterns. The evidence
-is in the episode, which contains the applications of patterns.
+Rules or a model write the insights. Insights are only texts. The evidence about patterns is in the
+episode, which contains the applications of patterns.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,7 +53,7 @@ author ``by``: ``rules``, or a model."""
 
 
 def reflect(episode: Episode) -> Reflection:
-    """Reflect on an episode by rules, which use the episode's trace only if loaded."""
+    """Reflect on an episode by rules; use the episode's trace only if the trace is loaded."""
     calls = calls_of(episode)
     failures = [
         {

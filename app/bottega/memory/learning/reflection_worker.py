@@ -143,7 +143,7 @@ class ReflectionWorker:
             try:
                 about = asked_of(episodes[each], asked[each])
                 said = await analyst.reflect((tenant_id, row["run_id"]), about)
-            except BudgetExhaustedError:  # of the day: the reflection by rules is enough
+            except BudgetExhaustedError:  # no retry, because the reflection by rules is enough
                 written[each] = asked[each]
                 ended = _done(row, "rules", count[each])
             except (ModelError, UnavailableError) as error:

@@ -49,10 +49,9 @@ class _Shown:
 
 
 class Adherence:
-    """Observer of a run's events that finds adherence to, and success of, each pattern.
+    """Observer of a run's events that measures the adherence to each pattern, and its success.
 
-    The observer gets the events in order. It also observes patterns that were withheld from the
-    run.
+    The observer gets the events in order, and also measures patterns withheld from the run.
 
     - A pattern is *followed* if the pattern's tools and agents began in the pattern's order after
       the pattern was shown.
@@ -63,7 +62,7 @@ class Adherence:
     def __init__(self) -> None:
         self._shown: dict[tuple[str, int], _Shown] = {}
         self._begun = 0
-        self._open: dict[Any, int] = {}  # number of each open call and task by key, from 1
+        self._open: dict[Any, int] = {}  # the open calls and tasks, each with its number, from 1
         self._asked: Counter[str] = Counter()
         self._tasks: set[UUID] = set()
 

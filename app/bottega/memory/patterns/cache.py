@@ -129,7 +129,7 @@ class PatternCache:
         self.forget(tenant_id)
 
     def store(self, connection: asyncpg.Connection, tenant_id: UUID) -> PatternStore:
-        """Return a tenant's patterns in a transaction; the caller then calls :meth:`forget`."""
+        """Return a tenant's patterns in a transaction; the caller calls :meth:`forget` after it."""
         return PatternStore(connection, tenant_id, self.clock())
 
     def forget(self, tenant_id: UUID) -> None:
@@ -173,8 +173,8 @@ class PatternCache:
     ) -> list[Match]:
         """Return the candidates that apply to a task, the most promising first.
 
-        The candidates are sorted by the success that the last validation expects of the next
-        application, and candidates with equal expectation by ``draw``.
+        The candidates are sorted by the success rate that their evidence lets expect, and
+        candidates with equal rates by ``draw``.
 
         Args:
             draw: a function that returns a random number from 0 to 1 for a pattern; the pattern
@@ -251,7 +251,7 @@ class PatternCache:
         return best
 
     async def prune_low_value(self, tenant_id: UUID) -> list[UUID]:
-        """Deprecate candidates that do harm, have no effect or hardly ever apply; return ids."""
+        """Deprecate candidates that do harm, have no effect or rarely apply; return their ids."""
         pruned: list[UUID] = []
         async for page in self.pages(tenant_id, [PatternState.CANDIDATE]):
             async with self.changing(tenant_id) as store:

@@ -88,11 +88,11 @@ class Comparison(NamedTuple):
 
     given: Tally = Tally()
     without: Tally = Tally()  # runs without the pattern, assigned by the experiment or reported
-    known_rate: float | None = None  # reported success rate without the pattern, if all have one
+    known_rate: float | None = None  # success rate without the pattern that clients reported
 
     @property
     def baseline(self) -> Baseline:
-        """Success rate without the pattern: measured, or if unknown reported, or if unknown 0.5."""
+        """Success rate without the pattern: the measured rate, else the reported rate, else 0.5."""
         if self.without.n:
             return Baseline("without", self.without.rate, self.without.n)
         if self.known_rate is not None:
@@ -140,14 +140,14 @@ class Comparison(NamedTuple):
 
 
 def pooled_difference(pairs: Sequence[tuple[Tally, Tally]]) -> tuple[float, float, float]:
-    """Return the difference of the success rates with and without something, and its 95 % interval.
+    """Return the difference of the success rates of two groups of runs, and its 95 % interval.
 
     The function weights the pairs' differences as Mantel and Haenszel (1959) do. For the interval,
-    each tally gets one more success and one more failure (Agresti and Caffo, 2000), so that the
-    interval is wide for few runs.
+    each tally gets one more success and one more failure (Agresti and Caffo, 2000), so the interval
+    is wide for few runs.
 
     Args:
-        pairs: pairs of tallies, with and without; no tally may be empty.
+        pairs: pairs of tallies, such as with and without a pattern; no tally may be empty.
 
     Returns:
         The difference, and the lower and upper ends of the interval.
@@ -205,8 +205,8 @@ def _sum(logarithms: Iterable[float]) -> float:
 def uniform(salt: UUID, run: UUID, pattern_id: UUID, version: int, kind: str) -> float:
     """Return a uniformly distributed number in [0, 1); numbers of different kinds are independent.
 
-    The number is a hash of the arguments, so that a resumed or retried run keeps its arm. The
-    secret salt prevents the author of a task from choosing the arm.
+    The number is a hash of the arguments, so a resumed run keeps its arm. The secret salt prevents
+    the author of a task from choosing the arm.
     """
     said = b"".join((salt.bytes, run.bytes, pattern_id.bytes, f"{version} {kind}".encode()))
     # Use 53 bits: a float has no more bits, and further bits could round the number up to 1.
@@ -235,9 +235,9 @@ def arm_of(
 class Side(NamedTuple):
     """One side of the comparison for a version: runs with, or runs without, the pattern."""
 
-    lately: Tally = Tally()  # runs in the period that counts for the verdict
+    lately: Tally = Tally()  # runs of the last EVIDENCE_DAYS days
     since: Tally = Tally()  # runs in the current series of looks
-    known_rate: float | None = None  # mean reported success rate, if each application has one
+    known_rate: float | None = None  # mean reported baseline, if each application has a baseline
     seconds: float | None = None  # mean known duration
     tokens: float | None = None  # mean known number of tokens
 
@@ -252,7 +252,7 @@ def _saved(given: float | None, without: float | None) -> float | None:
 
 
 class Validation(NamedTuple):
-    """A pattern before and after a validation, and the applications that count for its verdict."""
+    """A pattern before and after a validation, and the comparison that gave the verdict."""
 
     was: Pattern
     now: Pattern
@@ -260,7 +260,7 @@ class Validation(NamedTuple):
 
 
 def validated(was: Pattern, sides: Sides, now: datetime) -> Validation:
-    """Return a pattern with its current evidence and, after a look that was due, its new state.
+    """Validate a pattern: update its evidence and, if a look (interim test) is due, its state.
 
     If no evidence changed, the pattern keeps the old evidence and the time of its validation. With
     too few applications, confidence and p-value keep their old values.
@@ -289,10 +289,10 @@ def validated(was: Pattern, sides: Sides, now: datetime) -> Validation:
 
 
 def looked_at(pattern: Pattern, found: Comparison, now: datetime) -> Pattern:
-    """Make the look (interim test) that is due: validate a candidate, or set a pattern in review.
+    """Make the look (interim test) that is due. It may change the pattern's state.
 
     Args:
-        found: the applications of the current series of looks.
+        found: comparison of the runs in the current series of looks.
     """
     number = max((each for each in LOOKS if each <= found.given.n), default=0)
     state, life = pattern.state, pattern.lifecycle

@@ -36,8 +36,8 @@ class Match(NamedTuple):
     Attributes:
         score: from 0 to 1: 0.4 confidence + 0.3 success rate + 0.15 min(ln(1 + uses)/10, 1) + 0.1
             exp(-days since validation/90) (0 without a validation) + 0.05 quality.
-        quality: share of the task's known features that the pattern names, from 0 to 1, among the
-            features that the pattern names or that are in :data:`ALWAYS`; 0 if there are none.
+        quality: from 0 to 1: number of the task's known features that the pattern names, divided by
+            this number plus the number of its other known features in :data:`ALWAYS`.
     """
 
     pattern: Pattern
@@ -66,7 +66,7 @@ class Rule:
         return True
 
     def match(self, known: Set[str], now: datetime) -> Match:
-        """Return the match of the pattern with a task to which the pattern applies.
+        """Match the pattern with a task to which the pattern applies.
 
         Args:
             known: names of the task's known features.
@@ -122,7 +122,7 @@ def _test(feature: str, op: str, value: object) -> Condition:
 
 
 class Matcher:
-    """An index of VALIDATED and CANDIDATE patterns, which ignores all other patterns."""
+    """An index of the VALIDATED and CANDIDATE patterns among some patterns."""
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
         self._files: defaultdict[tuple[PatternState, Place], list[Rule]] = defaultdict(list)

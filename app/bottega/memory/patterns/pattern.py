@@ -142,10 +142,10 @@ class Baseline:
 class Evidence:
     """Evidence for a pattern; ``None`` means unknown."""
 
-    mined_from: tuple[UUID, ...] = ()  # episodes in which the pattern was found, no evidence
+    mined_from: tuple[UUID, ...] = ()  # episodes in which the pattern was found; no applications
     supporting: tuple[UUID, ...] = ()  # the latest episodes that applied the pattern with success
     contrary: tuple[UUID, ...] = ()  # the latest episodes that applied the pattern without success
-    applications: int = 0  # number of applications of this version in the period that counts
+    applications: int = 0  # number of applications of this version in the last 90 days
     success_rate: float | None = None  # share of successes among these applications
     time_saved_s: float | None = None  # mean, compared with runs without the pattern
     tokens_saved: float | None = None
@@ -214,7 +214,7 @@ class Pattern:
 
     @property
     def key(self) -> UUID:
-        """The id of the pattern, which must be stored."""
+        """The id of a stored pattern."""
         assert self.id is not None, "it is not stored yet"
         return self.id
 
@@ -233,7 +233,7 @@ class Pattern:
 
     @property
     def document(self) -> dict[str, Any]:
-        """JSON of the fields that a client or mining wrote; all other fields have columns."""
+        """JSON of the fields that have no separate column in the database."""
         return {name: getattr(self, name) for name in DOCUMENT}
 
 
@@ -288,10 +288,9 @@ _OPERATORS = {
 def pattern_text(pattern: Pattern, alternatives: Sequence[str] = ()) -> str:
     """Render the parts of a pattern that help a model to act, in at most about 1,200 bytes.
 
-    Models may trust the first line. The lines of the pattern's own texts are indented, so that no
-    line can imitate the first line. A field whose text an earlier line contains is omitted. The
-    advice itself is omitted only if it equals an earlier line, or an earlier line's text after the
-    colon.
+    Models may trust the first line. All lines with texts of the pattern are indented, so no line
+    can imitate the first line. A field is omitted if an earlier line contains its text. But the
+    advice is omitted only if it equals an earlier line, or an earlier line's text after the colon.
 
     Args:
         alternatives: names of the patterns that may be used instead of this pattern.

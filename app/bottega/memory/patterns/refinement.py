@@ -32,7 +32,7 @@ from bottega.memory.text.summaries import cut
 
 @dataclass(frozen=True, slots=True)
 class Narrowing:
-    """A value of a feature with which a pattern fails, so that it becomes an anti-condition."""
+    """A condition under which a pattern fails, and which therefore becomes an anti-condition."""
 
     condition: Condition
     inside: Tally  # tasks to which the pattern still applies
@@ -65,8 +65,9 @@ class Applied(NamedTuple):
 def narrowing(applications: Sequence[Applied]) -> Narrowing | None:
     """Return the value of a feature that best separates failed from successful applications.
 
-    The difference must be significant (p < 0.01), with at least five tasks on each side; otherwise
-    the result is ``None``. Runs of all users read a pattern, so a text needs three owners.
+    The difference must be significant (p < 0.01), and at least five tasks must have the value and
+    five must not; otherwise the result is ``None``. Runs of all users read a pattern, so a text
+    that is no public name must occur in tasks of at least three owners.
     """
     everything = Tally.of(each.good for each in applications)
     having: defaultdict[tuple[str, str, Any], list[Applied]] = defaultdict(list)
@@ -152,7 +153,7 @@ def as_text(value: Any) -> str:
 
 
 def tally_of(evidence: Evidence) -> Tally:
-    """Return the tally of the applications that count."""
+    """Return the numbers of applications and of successes in the evidence."""
     n = evidence.applications
     return Tally(round(n * (evidence.success_rate or 0.0)), n)
 
@@ -160,8 +161,8 @@ def tally_of(evidence: Evidence) -> Tally:
 def of_low_value(pattern: Pattern, now: datetime) -> str | None:
     """Return the reason to deprecate a candidate; ``None``: there is no reason.
 
-    A candidate is deprecated if it does harm, has no effect after the last interim test, or hardly
-    ever applies.
+    Reasons are: the candidate does harm, has no effect after the last interim test, or was not used
+    for a long time.
     """
     if pattern.state is not PatternState.CANDIDATE:
         return None
@@ -204,8 +205,8 @@ T = TypeVar("T")
 def merged(patterns: Sequence[Pattern]) -> Pattern:
     """Merge patterns of one category into a pattern that applies to all tasks of these patterns.
 
-    The result has the advice of the pattern with the highest confidence. The result's only evidence
-    is ``mined_from``.
+    The result has the advice of the pattern with the highest confidence, and no evidence except
+    ``mined_from``.
     """
     best = max(
         patterns,

@@ -139,7 +139,7 @@ def row_of(pattern: Pattern, at: datetime) -> str:
 
 
 _SAID = "arm, at, episode_id, baseline_rate, followed, good, features, duration_s, tokens"
-# The query locks the episodes, so that a concurrent erasure waits, and skips erased episodes.
+# The query locks the episodes, because a concurrent erasure must wait, and skips erased episodes.
 _STAY = """
 SELECT FROM (SELECT DISTINCT id FROM unnest($2::uuid[]) AS u(id) ORDER BY id) AS n
 CROSS JOIN LATERAL (
@@ -261,8 +261,8 @@ makes the evidence invalid."""
 MOST_GIVEN = 20_000
 """Maximum number of a tenant's patterns that were not mined."""
 
-# Transactions that add patterns of a tenant wait for one another, so that two equal patterns that
-# are added at the same time are stored only once.
+# Only one transaction at a time adds patterns of a tenant. Otherwise concurrent transactions could
+# store equal patterns.
 _ALONE = "SELECT pg_advisory_xact_lock(hashtextextended('patterns ' || $1::uuid, 0))"
 _KNOWN = """
 SELECT id FROM (
@@ -315,10 +315,11 @@ class PatternStore:
     async def add(self, pattern: Pattern) -> Pattern:
         """Store a new pattern as a candidate of version 1, or return an existing equal pattern.
 
-        An existing pattern with the same fingerprint does not change. But if maintenance has
-        deprecated that pattern, the pattern gets a new version if enough of the sources ended after
-        the deprecation. A twin (a pattern in use with equal category, trust, applicability and
-        content) gets the new pattern's sources.
+        A stored pattern with the same fingerprint does not change, with one exception: if
+        maintenance has deprecated it, and at least ``LEAST_APPLICATIONS`` of the new pattern's
+        sources (the episodes in which it was found) ended later, the stored pattern gets a new
+        version. A stored twin (a pattern in use with equal category, trust, applicability and
+        content) gets the sources.
 
         Raises:
             InvalidInputError: a condition is invalid; the error's pointer locates the condition.
@@ -363,7 +364,8 @@ class PatternStore:
     ) -> Pattern:
         """Store changes of a pattern as a new version; if no field changes, store nothing.
 
-        If the advice or its wording changes, the new version is a candidate without evidence.
+        If the advice, its wording or the applicability changes, the new version is a candidate
+        without evidence.
 
         Args:
             version: the version on which the changes are based.
@@ -400,11 +402,11 @@ class PatternStore:
         replaced_by: UUID | None = None,
         by: str | None = None,
     ) -> Pattern:
-        """Deprecate a pattern, so that it remains stored, but no run gets it any more.
+        """Deprecate a pattern: the pattern remains stored, but no run gets it any more.
 
         Args:
-            by: person or key that deprecates the pattern. If ``by`` is given, mining never uses the
-                pattern again.
+            by: person or key that deprecates the pattern; mining then never revives the pattern.
+                ``None``: maintenance deprecates the pattern.
 
         Raises:
             NotFoundError: the tenant does not have the pattern or the replacement.
@@ -445,7 +447,7 @@ class PatternStore:
                 f"2 to {MOST_MERGED} different patterns can be merged", pointer="/ids"
             )
         await self.get_many(ids, lock=True)
-        held = await self.get_many(ids)  # again: sources may have come before the lock
+        held = await self.get_many(ids)  # again, because sources may be new since the first query
         if len({each.category for each in held.values()}) > 1:
             raise InvalidInputError("only patterns of one category can be merged", pointer="/ids")
         for each in held.values():
@@ -573,8 +575,8 @@ class PatternStore:
 def _owner(row: asyncpg.Record, trust: int) -> str | None:
     """Return the owner of the texts in an application's features; ``None``: the texts are public.
 
-    If a client wrote the pattern, the features that the client reports are public. For any other
-    pattern, reported features count as texts of a single owner, whatever episodes the client names.
+    Texts without an episode are public. But if no client wrote the pattern, all texts that clients
+    report have the same owner, because a client may name any episode.
     """
     if trust > IMPORTED and row["arm"] in (Arm.REPORTED, Arm.REPORTED_WITHOUT):
         return owner_of(None, None)

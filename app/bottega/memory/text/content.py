@@ -108,7 +108,7 @@ def content_words(text: str) -> ContentWords:
             found.setdefault(_folded(word.text), word)
     if not found:
         found = {part: ContentWord(part, 0) for part in parts}
-    # Identifiers show the topic best, and after identifiers long words.
+    # Identifiers show the topic best; long words show it better than short words.
     most = sorted(found.values(), key=lambda word: (-word.counts, -len(word.text)))[:MOST_WORDS]
     kept = set(most)
     return ContentWords([word for word in found.values() if word in kept])
@@ -151,10 +151,9 @@ def _folded(text: str) -> str:
 def _ignored(words: Collection[str]) -> frozenset[str]:
     """Return the folded words that are not content words in the text's language.
 
-    The text's language is the language that has the most of the words as stop words; if several
-    languages have equally many, the text has all these languages. If only one of several words is a
-    stop word, and this word is long, the word must be a stop word of English: *todo* is a stop word
-    of Spanish only, but occurs in English texts.
+    The text's language is the language to which most of the stop words belong; if several languages
+    have equally many, all of them count. If no language has two of several words, a long word must
+    be a stop word of English: *todo* is a stop word of Spanish only, but occurs in English texts.
     """
     by_language: dict[str, set[str]] = {}
     for word in words:
@@ -214,7 +213,7 @@ def _language(text: str) -> str:
 
 @cache
 def _cuts(language: str) -> frozenset[str]:
-    """Return words that divide a text without spaces; only Bottega's list adds single letters."""
+    """Return words that divide a text without spaces; single letters only from courtesy.txt."""
     import stopwordsiso
 
     long = {word for word in stopwordsiso.stopwords(language) if len(word) > 1}

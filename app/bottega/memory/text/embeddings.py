@@ -37,14 +37,14 @@ class Embedder(Protocol):
 
 
 class Chance(NamedTuple):
-    """Heights of an embedder's cosines of texts that have nothing in common.
+    """Limits of one embedder's cosines that separate relevant texts from unrelated texts.
 
     Attributes:
         floor: minimum cosine that counts as relevant while no background of the tenant's texts is
             measured.
         tail: cosines of unrelated texts are at most this number of deviations above the median.
-        alike: maximum of all minimum cosines. A text with at least this cosine may help even if
-            most of the tenant's texts are similar.
+        alike: upper limit of a measured minimum cosine. A text with at least this cosine may help
+            even if most of the tenant's texts are similar.
     """
 
     floor: float
@@ -55,9 +55,9 @@ class Chance(NamedTuple):
 class Background(NamedTuple):
     """Measured cosines of a tenant's unrelated texts.
 
-    Texts of the same kind and language are similar, so a query's cosine with any of a tenant's
-    texts is about as high as with the mean of these texts. A text has the query's topic only if its
-    cosine with the query is higher.
+    Texts of the same kind and language are similar, so a query's cosine with an unrelated text of
+    the tenant is about as high as with the mean of the tenant's texts. A text has the query's topic
+    only if its cosine with the query is higher.
 
     Attributes:
         mean: mean of the vectors, shape (d,).
@@ -119,8 +119,7 @@ def measured_background(queries: Vectors, stored: Vectors, others: NDArray[np.bo
     Args:
         queries: vectors of some of the texts, which were embedded as queries; shape (m, d).
         stored: vectors of the texts; shape (n, d), at least two rows.
-        others: array that is false where a query and a stored vector belong to the same text; shape
-            (m, n).
+        others: true for each pair of a query and a stored vector of different texts; shape (m, n).
     """
     means = others @ stored / others.sum(axis=1, keepdims=True)
     cosines = queries @ stored.T - (queries * means).sum(axis=1, keepdims=True)

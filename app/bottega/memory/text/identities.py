@@ -1,7 +1,7 @@
 """Removal of ids and server addresses from texts of earlier runs that a model reads.
 
-An id of an earlier run has no meaning in a later run. A model that polls a task, or calls a server,
-of an earlier run does harm or loses time. Events keep the ids.
+An id of an earlier run has no meaning in a later run. A model that uses an earlier run's task or
+server does harm or loses time. Events keep the ids.
 """
 
 import re

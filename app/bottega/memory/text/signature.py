@@ -1,9 +1,8 @@
 """Failure signatures, which are equal for errors of the same kind.
 
 Errors of the same kind differ in numbers, ids, paths, hosts and long quoted texts. A placeholder
-replaces each of these details, so that the signatures are equal. A signature keeps what
-distinguishes kinds of errors: the type, the tool, the status and short quoted names, such as a
-code.
+replaces each of these details, so the signatures are equal. A signature keeps the details in which
+kinds of errors differ: the type, the tool, the status and short quoted names, such as a code.
 """
 
 import re
@@ -24,7 +23,7 @@ _UNITS = (  # noqa: SIM905 (a list has a line per word)
     "hour hours d day days millisecondi secondo secondi minuto minuti ora ore giorno giorni"
 ).split()
 # Matches a text in quotes; an apostrophe within a word is not a quote. A match ends at the next
-# quote of the same kind, so that no text is scanned twice.
+# quote of the same kind, so no text is scanned twice.
 _QUOTED = re.compile(
     r"(?<!\w)'[^']*'(?!\w)"
     r'|"[^"]*"|`[^`]*`|«[^«»]*»'
@@ -50,8 +49,7 @@ def failure_signature(
 
     Messages that differ only in numbers, ids, dates, durations, paths, hosts or long quoted texts
     have equal signatures. If a message contains JSON, the signature uses only keys and short texts
-    of the JSON. The signature uses at most 4,000 characters of the message, and takes a time linear
-    in its length.
+    of the JSON. The function reads at most 4,000 characters of the message, in linear time.
 
     Args:
         error_type: a class's name (dotted or not), or a code.
@@ -59,7 +57,7 @@ def failure_signature(
         status: HTTP status; by default the status that the message contains, if any.
 
     Returns:
-        The signature, which has at most 200 printable characters in lower case, and at least one.
+        The signature: 1 to 200 printable characters in lower case.
     """
     kind = _named(error_type) or "error"
     message = _plain(message[:_LONGEST_MESSAGE])

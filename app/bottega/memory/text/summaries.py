@@ -2,8 +2,8 @@
 
 The pieces of a summary are unchanged and in the order of the text. The summary contains the first
 and the last piece, then as many lines as fit: lines about errors before lines with numbers or
-identifiers, and early lines before later lines. Equal texts have equal summaries, so that a resumed
-run has the same prompts.
+identifiers, and early lines before later lines. Equal texts have equal summaries, so a resumed run
+has the same prompts.
 """
 
 import re
@@ -21,7 +21,7 @@ EARLIER = "earlier run"
 """Beginning of each prompt line from another run. Such a line is never split."""
 GAP = "…"
 _GAP_BYTES = len(GAP.encode())
-_JOINT_BYTES = _GAP_BYTES + 2  # maximum number of bytes of a gap's line between pieces
+_JOINT_BYTES = _GAP_BYTES + 2  # maximum number of bytes between two pieces: line end, gap, line end
 _PIECE = 200
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 _ERROR_WORDS = (  # noqa: SIM905 (a list has a line per word)
@@ -39,7 +39,7 @@ def summary_of(
     The function reads at most :data:`MAX_READ` characters, half of them from each end of the text.
 
     Args:
-        whole_lines: true: split no line except the first and the last line.
+        whole_lines: true: shorten no line except the first and the last line.
     """
     if count(text) <= tokens:
         return text
