@@ -205,8 +205,8 @@ def _sum(logarithms: Iterable[float]) -> float:
 def uniform(salt: UUID, run: UUID, pattern_id: UUID, version: int, kind: str) -> float:
     """Return a uniformly distributed number in [0, 1); numbers of different kinds are independent.
 
-    The number is a hash of the arguments, so a resumed run keeps its arm. The secret salt prevents
-    the author of a task from choosing the arm.
+    The number is a hash of the arguments, so a resumed run keeps its arm; a retry keeps it because
+    ``run`` is then the first run. The secret salt prevents a task's author from choosing the arm.
     """
     said = b"".join((salt.bytes, run.bytes, pattern_id.bytes, f"{version} {kind}".encode()))
     # Use 53 bits: a float has no more bits, and further bits could round the number up to 1.
