@@ -50,7 +50,7 @@ WHERE a.tenant_id = $1 AND a.name = $2 AND a.deleted_at IS NULL AND v.definition
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """A sub-agent, or an agent from which sub-agents are searched.
+    """An agent of a team: a root, or a sub-agent at any depth.
 
     Attributes:
         version: the current version of the agent.
@@ -78,7 +78,7 @@ async def reachable(
 
 
 async def hold_sub_agents(connection: AsyncConnection, tenant_id: UUID) -> None:
-    """Lock which agents have which sub-agents, until the end of this transaction.
+    """Lock the lists of sub-agents of all agents until the end of this transaction.
 
     A transaction must call this function before it locks the row of an agent.
     """
@@ -148,13 +148,13 @@ OVERRIDABLE = ("system_message", "model", "max_iterations")
 
 
 def overridden(definition: Mapping[str, Any], changed: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an agent's definition with the changes of a run, or the same object if no change."""
+    """Return an agent's definition with a run's changes; without changes, the same object."""
     fields = {name: changed[name] for name in OVERRIDABLE if name in changed}
     return {**definition, **fields} if fields else definition
 
 
 def with_default(definition: Mapping[str, Any], model: str | None) -> Mapping[str, Any]:
-    """Return an agent's definition; if no model is named, add the run's default model."""
+    """Return an agent's definition; if it names no model, add the run's default model."""
     return definition if model is None or definition["model"] else {**definition, "model": model}
 
 
@@ -181,7 +181,7 @@ class ModelName(NamedTuple):
 
 
 class KnownProvider(NamedTuple):
-    """The fields of a provider on which references depend.
+    """The fields of a provider that decide to which models references may refer.
 
     Attributes:
         version: version of the tenant's provider; ``None``: the provider belongs to the operator.

@@ -120,7 +120,7 @@ class GraphSize(NamedTuple):
 
 
 def excess_subgraph(size: GraphSize, inner: Mapping[GraphRef, GraphSize]) -> int | None:
-    """Return the index of the sub-graph with which a graph exceeds ``MOST_NODES_IN_ALL`` nodes.
+    """Return the index of the first sub-graph that does not fit into ``MOST_NODES_IN_ALL`` nodes.
 
     Args:
         inner: sizes of the sub-graphs at all levels.
@@ -265,7 +265,7 @@ def normalised(
     if content.get("success_check"):
         stored["success_check"] = content["success_check"]
     if _has_cycle(pairs):
-        to_graph(stored)  # a slower check, which raises the error with the cycle
+        to_graph(stored)  # raises the error that names the nodes of the cycle
     if not is_plain(stored):
         _Checks(GraphRules.of(stored), nodes, schemas, graphs).refuse_wrong(edges)
     return stored
@@ -491,7 +491,7 @@ class _Checks:
 def _answer_schema(
     node: Mapping[str, Any], rules: GraphRules, schemas: Schemas, graphs: Graphs
 ) -> Mapping[str, Any] | None:
-    """Return the schema of a node's output (for one list element); ``None``: a text."""
+    """Return the schema of a node's output (of one element's output); ``None``: a text."""
     rule = rules.nodes[name_of_node(node)]
     if rule.is_router:
         return route_schema([edge.target for edge in rules.outgoing[rule.name]])

@@ -61,7 +61,7 @@ def pins_of(tenant_id: UUID, pinned: Mapping[str, Any]) -> Iterator[Pin]:
 
 
 def draft_of(pinned: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the agent's definition that the run of a draft contains, by the agent's name."""
+    """Return {agent's name: definition} from the run of a draft; ``{}`` for other runs."""
     draft = pinned.get("draft")
     return {} if draft is None else {draft["agent"]: draft["definition"]}
 

@@ -55,7 +55,7 @@ class DefinitionKind:
 
     @property
     def path(self) -> str:
-        """Path of the API at which definitions of this kind are."""
+        """Path of this kind's definitions in the API."""
         return f"/v1/{self.word.replace('_', '-')}s"
 
     @property
@@ -494,7 +494,7 @@ async def _store_version(
 async def _refuse_excess(
     connection: AsyncConnection, kind: DefinitionKind, tenant_id: UUID
 ) -> None:
-    """Refuse a name above the limit; deleted names count, because runs may use their versions."""
+    """Refuse more than ``MOST_NAMES`` names, including deleted names, which runs may still use."""
     names = select(func.count()).where(kind.table.c.tenant_id == tenant_id)
     if (await connection.scalar(names) or 0) > MOST_NAMES:
         raise ConflictError(
@@ -510,7 +510,7 @@ def missing(wanted: Sequence[str], found: Sequence[str]) -> list[str]:
 
 
 async def forget_source(connection: AsyncConnection, tenant_id: UUID, kind: str, name: str) -> None:
-    """Delete the record of the source of a deleted definition; a new definition has its own."""
+    """Delete the record of the source that deployed a definition, which is now deleted."""
     row = applied_definitions.c
     mine = and_(row.tenant_id == tenant_id, row.kind == kind, row.name == name)
     await connection.execute(sqlalchemy.delete(applied_definitions).where(mine))

@@ -49,7 +49,7 @@ class BuiltTeam:
     warnings: Sequence[tuple[str, str]]
 
     def let_route(self, rules: GraphRules) -> None:
-        """Give each router's agent the schema of its answer, which names one of its targets."""
+        """Set the output schema of each router's agent: an answer names one target."""
         for name, rule in rules.nodes.items():
             if rule.is_router:
                 targets = [edge.target for edge in rules.outgoing[name]]

@@ -68,7 +68,7 @@ async def request_cancel(
 async def request_task_cancel(
     database: Database, tenant_id: UUID, run_id: UUID, task_id: UUID, actor: str
 ) -> dict[UUID, bool]:
-    """Cancel a task and its sub-tasks. Return, by task id, true if the task was already over.
+    """Cancel a task and its sub-tasks. Return {id of a task: true if it was already over}.
 
     Raises:
         NotFoundError: the tenant's run has no such task.
@@ -97,14 +97,14 @@ class RunsHere(Protocol):
         """Deliver new messages and decisions to runs. Return the ids of runs that accept them."""
 
     def child_ended(self, run_id: UUID) -> None:
-        """Tell the parent run that a child run has ended. Idempotent."""
+        """Tell the parent run that this child run has ended. Idempotent."""
 
 
 class WorkerInbox:
     """A worker's inbox of cancellations, messages, decisions and ends of child runs.
 
-    A row stays in the inbox until its run accepts the row. A cancellation's row stays until the run
-    ends.
+    A message or decision stays in the inbox until its run accepts the message or decision. A
+    cancellation stays until its run ends.
     """
 
     def __init__(self, pool: asyncpg.Pool, worker_id: UUID, runs: RunsHere) -> None:
@@ -112,7 +112,7 @@ class WorkerInbox:
         self._read: list[int] = []
 
     async def run(self) -> None:
-        """Read the inbox several times a second while runs are under way, until cancelled."""
+        """Until cancelled, read the inbox several times a second while this worker has runs."""
         while True:
             if self._read or self._runs.under_way():
                 await self._read_inbox()
@@ -151,7 +151,7 @@ class SentMessage(NamedTuple):
 
     Attributes:
         content: a text or parts.
-        made_files: ids of the files that contain the message's data. They are deleted with the run.
+        made_files: ids of files with the message's data. These files are deleted with the run.
     """
 
     content: Any

@@ -29,7 +29,7 @@ SELECT id, status, agent, graph, mode, created_at, started_at, ended_at, usage,
 FROM runs WHERE tenant_id = :tenant AND id = ANY(:runs)
 """).bindparams(bindparam("runs", type_=ARRAY(Uuid)))
 
-# The list of events is materialized, so that the data of an event are parsed only once.
+# With MATERIALIZED, PostgreSQL parses the data of each event only once.
 _AGENTS = text("""
 WITH events AS MATERIALIZED (
     SELECT run_id, step, seq, type, agent, task_id, at, data FROM run_events
@@ -109,10 +109,10 @@ async def compare(
     descending: bool,
     limit: int,
 ) -> tuple[dict[str, Any], dict[str, Any], PageItems[tuple[str, Side, Side]]]:
-    """Return two runs, and a page of the runs' agents, sorted by name, with the agents' rows.
+    """Return both runs, and a page of their agents: (name, row in ``before``, row in ``after``).
 
     Args:
-        place: name of the last agent of the previous page.
+        place: name of the last agent of the previous page. Pages are sorted by name.
 
     Raises:
         NotFoundError: one of the two runs is unknown.

@@ -1,8 +1,8 @@
 """Evals: the same cases for several agents or versions, judged by each case's checks.
 
 An eval is a batch with a name. Each item of the batch runs a case with a target (a version of an
-agent), and the case's checks decide the item's outcome as an agent's success checks would. Nothing
-else is stored: the report is made from the items and their outcomes.
+agent), and the case's checks decide the outcome of the item's run. The report is not stored: each
+request for the report computes it from the items and their outcomes.
 """
 
 from collections import defaultdict
@@ -39,7 +39,7 @@ SELECT id, created_at, ended_at IS NOT NULL AS is_ended,
        jsonb_path_query_array(batch, '$.targets[*].version') AS versions
 FROM runs WHERE tenant_id = :tenant AND eval = :name
 """).bindparams(bindparam("tenant", type_=Uuid), bindparam("name", type_=Text))
-# A cancelled batch has items without a run.
+# LEFT JOIN, because items of a cancelled batch may have no run.
 RUNS = text(f"""
 SELECT i.number, r.id AS run_id, o.is_over, o.outcome, r.usage,
        coalesce(j.reason, c.error, r.error ->> 'message', i.error ->> 'message',
@@ -59,7 +59,7 @@ CROSS JOIN LATERAL (SELECT
         AND c.status IS DISTINCT FROM 'pending' AS is_over) AS o
 WHERE i.tenant_id = :tenant AND i.run_id = :batch ORDER BY i.number
 """).bindparams(*(bindparam(name, type_=Uuid) for name in ("tenant", "batch")))  # noqa: S608
-"""The runs of an eval's batch, in the order of their items, and what is known of each."""
+"""The items of an eval's batch, sorted by number, each with the outcome of its run."""
 
 
 # --- Report -----------------------------------------------------------------------------------
@@ -67,10 +67,10 @@ WHERE i.tenant_id = :tenant AND i.run_id = :batch ORDER BY i.number
 
 @dataclass(frozen=True, slots=True)
 class EvalRun:
-    """A run of a case with a target, or its place if the run has not begun.
+    """An item of an eval: a target executes a case. Without a run, ``run_id`` is ``None``.
 
     Attributes:
-        case, target: indexes of the run's case and target.
+        case, target: indexes of the item's case and target.
         is_over: true if the run and its checks are over.
         duration_ms: duration of a completed run; ``None`` for other runs.
     """
@@ -92,7 +92,7 @@ class EvalRun:
 
 
 def target_report(runs: Sequence[EvalRun]) -> dict[str, Any]:
-    """Return the results of a target's runs. Runs without a known outcome do not count."""
+    """Return a target's results. The pass rate excludes runs whose outcome is not known."""
     tally = Tally.of(each.passed for each in runs if each.passed is not None)
     durations = [each.duration_ms for each in runs if each.duration_ms is not None]
     failed = [each for each in runs if each.is_over and not each.passed]
@@ -110,10 +110,10 @@ def target_report(runs: Sequence[EvalRun]) -> dict[str, Any]:
 
 
 def compare(a: Sequence[EvalRun], b: Sequence[EvalRun]) -> dict[str, Any]:
-    """Compare two targets by cases: in a win, more of the case's runs passed with ``a``.
+    """Compare two targets: ``wins`` counts the cases of which more runs passed with ``a``.
 
-    A case with a run whose outcome is not known does not count. The p-value is that of the exact
-    two-sided sign test, because the repeats of a case are not independent of each other.
+    A case does not count if the outcome of one of its runs is not known. ``p`` is the p-value of an
+    exact two-sided sign test over cases, because repeats of one case are not independent.
     """
     passed = [_passed_by_case(each) for each in (a, b)]
     pairs = [(passed[0][case], passed[1][case]) for case in passed[0].keys() & passed[1].keys()]
@@ -165,7 +165,7 @@ class NewEval:
     Attributes:
         cases: input and checks of each case.
         targets: agent and version of each target; ``None``: the current version.
-        judges: versions of the providers of the checks' models; ``None``: an operator's provider.
+        judges: versions of the providers whose models judge, by name; ``None``: an operator's.
     """
 
     name: str
@@ -187,7 +187,7 @@ async def start_eval(
     """Store an eval and all its items, and queue the first items.
 
     Args:
-        new: the eval's batch, without an agent.
+        new: the request for the eval's batch; it names no agent.
 
     Raises:
         ConflictError: ``exists``; see also :func:`bottega.runs.submit.accept`.
@@ -247,7 +247,7 @@ async def _checked_target(
     version: int | None,
     limits: StoredLimits,
 ) -> tuple[Mapping[str, Any], UUID | None]:
-    pins.forget(tenant_id, agent, None, version)  # the targets' pins must be of one epoch
+    pins.forget(tenant_id, agent, None, version)  # all targets need pins of the same epoch
     target = replace(new, agent=agent, version=version)
     try:
         return await checked_values(driver, pins, tenant_id, target, limits)
@@ -258,7 +258,7 @@ async def _checked_target(
 
 
 def _target(values: Mapping[str, Any], judges: Mapping[str, int | None]) -> dict[str, Any]:
-    """Return a target as the batch stores it. Its pins have the providers of the judges."""
+    """Return a target as the batch stores it; add the judges' providers to the target's pins."""
     pinned, agent = values["pinned"], values["agent"]
     own = {name: version for name, version in judges.items() if version is not None}
     operators = {*pinned["operators"], *(judges.keys() - own.keys())}
@@ -281,7 +281,7 @@ def _refuse_twice(versions: Sequence[tuple[str, int]]) -> None:
 
 
 def _items(wanted: NewEval, versions: Sequence[tuple[str, int]]) -> Iterator[dict[str, Any]]:
-    """Yield the items of a batch: case by case, so that all targets get on at the same rate."""
+    """Yield the items of a batch, sorted by case, so that all targets progress equally fast."""
     for case, (asked, _) in enumerate(wanted.cases):
         for repeat in range(wanted.repeats):
             for target, (agent, version) in enumerate(versions):
@@ -320,5 +320,5 @@ async def get_eval(tx: AsyncConnection, tenant_id: UUID, name: str) -> dict[str,
     ]
     about = {"name": name, "batch_id": found.id, "created_at": found.created_at}
     made = about | report(targets, runs)
-    # The batch ends a moment after its last run; only then it can be retried.
+    # Until the batch ends, a moment after its last run, no client can retry the batch.
     return made if found.is_ended else made | {"status": "running"}

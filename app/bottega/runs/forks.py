@@ -3,7 +3,7 @@
 A fork begins at a node or after an event. If a fork begins at a node, the new run executes the node
 again, or publishes a text from the request as the node's output. Then the new run executes all
 nodes that follow. If a fork begins after an event, the new run executes all steps after the event
-again. The copied steps cost no second call of a model or tool: the new run replays their events.
+again. The copied steps call no model or tool again: the new run replays their events.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class Fork:
         agent: new values, by field, for the definition of the node's agent or, without a node, of
             the run's agent.
         input: a message to the run's agent; in a graph, the question to the repeated nodes.
-        session_id: session of the new run. The new run joins no conversation. ``None``: no session.
+        session_id: session of the new run, which continues no conversation; ``None``: no session.
     """
 
     node: str | None = None
@@ -80,12 +80,12 @@ async def fork(
     limits: StoredLimits = NO_LIMITS,
     may_give: Callable[[Mapping[str, Any], str | None], None],
 ) -> dict[str, Any]:
-    """Submit a run that repeats an old run from a point on, with the same pinned versions.
+    """Submit a run that repeats an old run from a node or event on, with the same pinned versions.
 
     Args:
-        memory: the server's memory mode; the new run has the stricter of this and the old mode.
-            principal: the API key or user that starts the new run. limits: limits of the API key.
-        may_give: raises for (node, user of the old run) if the caller may not answer for the node.
+        memory: the server's memory mode. The new run has this mode or, if stricter, the old run's.
+        principal: the API key or user that starts the new run.
+        may_give: takes (node, user of the old run), and raises if the caller may not answer for it.
 
     Raises:
         NotFoundError: the tenant has no such run.
@@ -136,7 +136,7 @@ def _refuse_node(
     """Check that a run's graph has the named node, and that the run did not skip the node."""
     if nodes is None:
         raise ConflictError(
-            f"no graph decides the course of run {old['id']} (its mode is '{old['mode']}'): "
+            f"run {old['id']} does not execute a graph (its mode is '{old['mode']}'): "
             "give 'at_seq'",
             code="no_graph",
         )
@@ -173,9 +173,9 @@ def _done_again(
 ) -> set[str]:
     """Return the nodes that a fork executes again: the fork's node, and all later nodes.
 
-    A node that asks people is also executed again, with all nodes that follow it, in two cases: the
-    fork changes the question that people saw, or nodes that are executed again depend on people's
-    answer and the caller may not answer for these people.
+    The fork also executes a node that asks people again, and all nodes after it, in two cases: the
+    fork changes the question that the people saw; or the fork executes nodes again that depend on
+    the people's answer, and the caller may not answer for these people.
 
     Args:
         may_answer: returns true if the caller may answer for a node that asks people.
@@ -240,7 +240,7 @@ async def _schema_of(
 
 
 def _given(before: Mapping[str, str], wanted: Fork, again: Collection[str]) -> dict[str, str]:
-    """Return, by node, the texts that nodes publish instead of being executed."""
+    """Return, by node, the text that the new run publishes instead of executing the node."""
     kept = {name: text for name, text in before.items() if name not in again}
     if wanted.node is not None and wanted.publication is not None:
         kept[wanted.node] = wanted.publication

@@ -1,4 +1,4 @@
-"""The graph of a run in the API, with the states that the run's nodes had at an event of the log.
+"""The graph of a run in the API, with the states of the run's nodes after an event of the log.
 
 A node may contain inner nodes: the node's elements, the turns of the node's loop, or the nodes of
 the node's sub-graph. An inner node has the name that it has in the log: ``pages/0`` is an element
@@ -68,7 +68,7 @@ _STATES_OF_TASKS = {
 async def definition_of(
     connection: AsyncConnection, tenant_id: UUID, run: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the definition of a run's pinned graph, which includes the definitions of sub-graphs.
+    """Return the definition of a run's pinned graph, including the definitions of its sub-graphs.
 
     Raises:
         NotFoundError: ``no_graph``.
@@ -108,7 +108,7 @@ class _Level(NamedTuple):
 
     @classmethod
     def inside(cls, name: str, node: _Node, steps: Collection[str]) -> Self:
-        """Return a node's inner nodes. ``steps``: begun inner nodes, by their last name segment."""
+        """Return a node's inner nodes. ``steps``: last name segments of those that have begun."""
         for each in ("for_each", "loop"):
             if each in node:
                 part = _without(each, node)
@@ -206,7 +206,7 @@ async def _publications(
     seq: int,
     names: Sequence[str],
 ) -> dict[str, Any]:
-    """Return each node's last publication up to an event, or from earlier runs of the session."""
+    """Return each node's last publication up to ``seq``, or else that of the session before."""
     rows: dict[str, Any] = {
         item["agent"]: {**item, "task_id": None, "metadata": item["details"].get("metadata") or {}}
         for item in run["session_base"] or ()
@@ -257,7 +257,7 @@ class _NodeStates:
 
     Attributes:
         parts: states of elements, and of nodes that have begun or were skipped.
-        steps: by a node's name: the node's begun inner nodes, by the last segment of their names.
+        steps: last name segments of a node's inner nodes that have begun, by the node's name.
         reasons: the reason of each skipped node, by name.
         ends: ``seq`` of the last event of each node that has ended, by name.
     """
@@ -341,8 +341,8 @@ async def _node_states(
     ends = {name: node.seq for name, node in replay.nodes.items() if node.status != "running"}
     reasons = {name: why for name, node in replay.nodes.items() if (why := node.reason)}
     states = _NodeStates(replay, ends, reasons)
-    # In the replay, the nodes of a sub-graph follow the node that contains the sub-graph. The names
-    # of inner nodes begin with the name of the outer node.
+    # A running node waits if an inner node waits. Begin with the last nodes, because inner nodes
+    # come after their outer node in the replay.
     waiting_below: set[str] = set()
     for name, node in reversed(replay.nodes.items()):
         status = node.status

@@ -130,7 +130,7 @@ async def of_client(
 async def started_with(
     connection: AsyncConnection, tenant_id: UUID, run_id: UUID
 ) -> Mapping[str, Any]:
-    """Return a run's ``agent``, ``principal``, ``user`` and ``metadata``; ``{}`` if no run."""
+    """Return a run's ``agent``, ``principal``, ``user`` and ``metadata``; ``{}``: unknown run."""
     shown = runs.c.agent, runs.c.principal, runs.c.user_id.label("user"), runs.c.metadata
     query = select(*shown).where(runs.c.tenant_id == tenant_id, runs.c.id == run_id)
     row = (await connection.execute(query)).mappings().one_or_none()
@@ -200,7 +200,7 @@ async def _check_approval(schema: Any, said: Mapping[str, Any]) -> None:
     try:
         known = await asyncio.to_thread(argument_schema, json.dumps(schema))
     except InvalidInputError:
-        return  # for such a schema, the MCP server or the client checks the arguments
+        return  # an invalid schema: only the MCP server or the client checks the arguments
     try:
         await asyncio.to_thread(known.check, said["arguments"])
     except InvalidInputError as error:

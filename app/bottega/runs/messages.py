@@ -184,7 +184,7 @@ async def _page(
     descending: bool,
     limit: int,
 ) -> PageItems[dict[str, Any]]:
-    """List the messages in those of the run's events that ``which`` and ``types`` select.
+    """List the messages of the run's events that meet the condition ``which`` and have a type.
 
     Args:
         first: event type; the question is listed before the first event of this type.
@@ -219,7 +219,7 @@ def _listed(
     *,
     descending: bool,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the messages in some of a run's events, with each message's position and agent."""
+    """Yield the messages of the events in ``rows``, each with its position and agent."""
     events = events_of_rows(run_id, rows)
     references = zip(rows, events, strict=True)
     texts = {event.data.get("answer_seq") or 0: row["output"] for row, event in references}
@@ -239,7 +239,7 @@ def _listed(
 
 
 def events_of_rows(run_id: UUID, rows: Sequence[Mapping[str, Any]]) -> list[Event]:
-    """Return the events of rows. Read ``body``, because the jsonb column ``data`` sorts keys."""
+    """Build events from rows. The column ``body`` keeps the order of keys; ``data`` does not."""
     return [
         Event(
             run_id=run_id,
@@ -281,7 +281,7 @@ def _beyond(after: tuple[int, int] | None, descending: bool) -> ColumnElement[bo
 
 
 def fitting(found: list[dict[str, Any]], limit: int, *, more: bool) -> PageItems[dict[str, Any]]:
-    """Cut messages to a page's size. The query does not limit the messages of an input."""
+    """Cut messages to a page's size, because one input may have more messages than a page."""
     size = 0
     for number, message in enumerate(found):
         size += len((message["content"] or "").encode(errors="replace"))
@@ -305,9 +305,10 @@ def _conversation(
 
 
 def _heard() -> ColumnElement[Any]:
-    """Select the text that the model read as a tool's result, from the next model call's start.
+    """Select the text that the model read as a tool's result.
 
-    NULL: the model read the text that the result's event has, or no model call followed.
+    The next ``llm.started`` event has this text. NULL: the model read the text of the result's
+    event, or no model call followed.
     """
     own, later = run_events.c, run_events.alias("later").c
     told = later.data["results"].op("->>")(own.data["tool_call_id"].astext)
@@ -406,8 +407,8 @@ async def _asked(
         for index, tool_call in enumerate(made or ()):
             if task_id_at(namespace, ((call, index),)) != task_id:
                 continue
-            # Read the arguments of the executed call. A hook may have changed the arguments of the
-            # model.
+            # Read the arguments of the executed call, because a hook may have changed the
+            # arguments in the model's message.
             started = select(run_events.c.data["arguments"]).where(
                 *calls,
                 run_events.c.type == EventType.TOOL_STARTED,

@@ -241,18 +241,17 @@ class Pins:
     """The versions of definitions that a run uses to its end.
 
     Attributes:
-        epoch: epoch of the tenant's definitions; ``None``: the tenant has none. The versions are
-            current until the epoch changes.
+        epoch: id that each change of the tenant's definitions replaces, so the pins are current
+            while the id stays the same; ``None``: the tenant has no definitions.
         pinned: ``{"agents": {name: version}, "graph": {"name", "version"} or None, "providers":
             {name: version}, "operators": [name], "mcp_servers": {name: version}}``. ``providers``
             has the tenant's providers that the agents use. ``operators`` has the operator's
-            providers that the agents use. If the
-            graph contains graphs, ``graph`` has ``below: {name: [the current version, other
-            versions]}``. ``default_model`` is the tenant's default model for agents without a
-            model, if the tenant has chosen one.
+            providers that the agents use. If the graph has sub-graphs, ``graph`` also has
+            ``below: {name of a sub-graph: [the current version, other versions]}``. If the tenant
+            has chosen a model for agents without a model, ``default_model`` is this model.
         first: the agents that start the run. Each of these agents gets the run's input.
         memory: memory mode of the root agent; in a DAG, the least strict mode of the nodes.
-        memory_scope: memory scope of the root agent; None: the agent has none, or the run is a DAG.
+        memory_scope: memory scope of the root agent; None: the agent sets none, or a DAG run.
         params: the parameters of each agent.
         tools: names of the tools and sub-agents of each agent.
         dialects: dialects of each agent's models.
@@ -276,7 +275,7 @@ class PinCache:
     """Cache of pins by tenant, agent and graph. Pins may be stale, so each use compares epochs.
 
     Args:
-        operators: the operator's providers. A tenant's provider replaces one of the same name.
+        operators: the operator's providers. A tenant's provider of the same name has precedence.
         default_model: name of the model for providers that list no models.
         shared: true if the operator lets agents read the memory of all sessions.
     """
@@ -571,11 +570,11 @@ def _models(
 
 
 def _refuse_unknown(named_by: dict[str, str], agents: Mapping[str, Reached]) -> None:
-    """Refuse a name in the request for which there is no agent.
+    """Refuse a run if an agent that the request or an agent names does not exist.
 
     Args:
-        named_by: pointer to a field of ``POST /v1/runs``, by the agent's name in this field. The
-            error's text has no pointer, because other APIs have other field names.
+        named_by: JSON Pointer to the field of ``POST /v1/runs`` that names an agent, by the agent's
+            name. The error's text omits the pointer, because fields of other APIs differ.
         agents: existing agents, with their sub-agents.
     """
     for name, agent in agents.items():

@@ -97,7 +97,7 @@ def composed(
         own: the agent's system message.
         order: the message that says in which order the agent must call its sub-agents.
         opening: the question, the shared context and the memory, in the log's order.
-        said: the conversation, the newest message first.
+        said: the messages of the conversation, sorted from new to old.
         before: ``seq`` of the event that starts the model call.
     """
     yield {"role": "system", "origin": "agent", "content": own}

@@ -280,7 +280,7 @@ def _version(run: Any) -> ColumnElement[int]:
 
 
 def _runs(*but: str) -> Select[Any]:
-    """Select runs, joined to their rows in other tables. ``but``: columns that are not selected."""
+    """Select runs, joined to their rows in other tables. ``but``: columns to leave out."""
     reported = case((runs.c.mode == "batch", runs.c.last_seq), else_=0)
     ends = lateral_rows(webhooks, _of_run(webhooks) & (webhooks.c.seq == reported), *_OF_WEBHOOK)
     learning = lateral_rows(run_learning, _of_run(run_learning), "status")
@@ -396,7 +396,7 @@ class RunSearch:
             :func:`shown` determines the outcome.
         judged_by: who judged the run. outcome_reason: text that the outcome's reason must contain.
             Case and accents are ignored.
-        memory_draw: whether a random draw gave the run a pattern, or withheld all that applied.
+        memory_draw: a random draw gave the run a pattern, or withheld all patterns that applied.
         text: text that the run's question must contain. Case and accents are ignored.
         error_code: code of the run's error.
         longer_than_s: minimum number of seconds from the run's start to its end or, before its end,
@@ -614,7 +614,7 @@ def _search_conditions(run: Any, wanted: RunSearch) -> Iterator[ColumnElement[bo
 
 
 def _judgement_condition(wanted: RunSearch) -> Any:
-    """Return the condition on the judgement of a run ``r``; ``None``: there is none."""
+    """Return the condition on the judgement of a run ``r``; ``None``: no condition."""
     conditions, values = [], []
     if wanted.outcomes:
         conditions.append("j.value = ANY (:outcomes)")
@@ -632,7 +632,7 @@ def _judgement_condition(wanted: RunSearch) -> Any:
 
 
 def _own(run: Any, table: Table, column: ColumnElement[Any]) -> Select[Any]:
-    """Select a column of the row that a different table has for the run."""
+    """Select a column of the run's row in ``table``."""
     return select(column).where(table.c.tenant_id == run.tenant_id, table.c.run_id == run.id)
 
 
@@ -646,7 +646,7 @@ async def _with_metadata(
     """Return the ids of a page of runs with the wanted metadata."""
     first = [] if after is None or descending else [after]
     last = [after] if after is not None and descending else []
-    if wanted.created_after is not None:  # as in _conditions; no run has exactly this id
+    if wanted.created_after is not None:  # `>` below is right: no run has exactly this id
         first.append(first_id(wanted.created_after))
     if wanted.created_before is not None:
         last.append(first_id(wanted.created_before + MOST_SKEW))
@@ -748,7 +748,7 @@ async def tasks_page(
 
 @cache
 def _tasks(*, by_status: bool, on: bool, descending: bool) -> Select[Any]:
-    """Select a run's tasks. ``on``: condition that selects only the tasks after a position."""
+    """Select a run's tasks. ``on``: true: select only the tasks after a position."""
     data = event_data(tasks, tasks.c.answer_seq).label("data")
     answer = select(data).correlate(tasks).lateral().c
     is_whole = tasks.c.status == RunStatus.COMPLETED
@@ -820,7 +820,7 @@ def event_data(of: FromClause, seq: ColumnElement[Any]) -> ColumnElement[Any]:
 
 
 def answer_in(of: FromClause, data: ColumnElement[Any]) -> ColumnElement[Any]:
-    """Select the answer's text from an event, or from the event to which the event refers."""
+    """Select an answer's text from an event's data, or from the event to which the data refer."""
     return func.answer_in(of.c.tenant_id, of.c.run_id, data, type_=Text)
 
 
@@ -884,7 +884,7 @@ async def deliveries_page(
     descending: bool,
     limit: int,
 ) -> PageItems[dict[str, Any]]:
-    """List a page of deliveries. ``url`` has no query, because a query may contain a secret.
+    """List a page of webhook deliveries. Omit the URL's query, which may contain a secret.
 
     Args:
         filters: required values of ``status`` and ``run_id``; ``None``: any value.
@@ -927,7 +927,7 @@ class UsageFilter:
         agent, model: the model call's agent and model.
         user, session: the run's user and session.
         metadata: (key, value) pairs that a run's metadata must have.
-        key: for the grouping ``metadata``: the metadata key by whose values the usage is grouped.
+        key: the metadata key by whose values the usage is grouped, if it is grouped by metadata.
     """
 
     agent: str | None = None
@@ -952,8 +952,8 @@ async def usage_page(
 ) -> PageItems[dict[str, object]]:
     """List the summed usage of ended runs that were created from ``since`` to ``until``.
 
-    Each sum has the group's name in a field that is named like the grouping. The sums are sorted by
-    this name. The group ``None`` has the runs without a value, such as runs without a session.
+    Each sum has the name of its group in the field ``by``, for example ``agent``. The sums are
+    sorted by this name. The group ``None`` has runs without a value, such as no session.
 
     Args:
         by: what the usage is grouped by: one of `USAGE_BY`, or ``metadata``.

@@ -95,7 +95,7 @@ async def retry(
     Args:
         from_last_step: copy the finished steps of the old run into the new run's log. The new run
             then repeats no model call and no tool call of these steps.
-        memory: the server's memory mode; the new run has the stricter of this and the old mode.
+        memory: the server's memory mode. The new run has this mode or, if stricter, the old run's.
         principal: the API key or user that starts the new run.
         limits: limits of the principal's API key.
 
@@ -187,7 +187,7 @@ def task_root_of(old: Mapping[str, Any]) -> UUID:
 
 
 def same_tasks(old: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values with which a new run has the session memory and the task ids of the old run."""
+    """Return the values that give a new run the session memory and task ids of the old run."""
     return {"session_base": old["session_base"], "task_root": task_root_of(old)}
 
 
@@ -221,7 +221,7 @@ class NodeTasks(NamedTuple):
         return {**found[name], "name": name}
 
     def human_nodes(self) -> dict[str, list[Mapping[str, Any]]]:
-        """Return the nodes that ask people, by the run's node that is or contains them."""
+        """Return, by node: the nodes that ask people, among this node and its inner nodes."""
         asking = {name_of_node(node): list(_asking(node)) for node in self.definition["nodes"]}
         return {name: found for name, found in asking.items() if found}
 
@@ -231,7 +231,7 @@ class NodeTasks(NamedTuple):
 
 
 def _asking(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield those nodes that ask people, among a node and the nodes of its sub-graphs."""
+    """Yield a node and the nodes of its sub-graphs, but only nodes that ask people."""
     if node.get("type") == "human":
         yield node
     for inner in node.get("definition", {}).get("nodes", ()):
@@ -297,7 +297,7 @@ def carry_over(
         and not (
             event.type in _ASKS
             and _call_of(event) not in ended
-            and event.task_id not in settled  # a node that asks people has no tool call that ends
+            and event.task_id not in settled  # the answer to such a node ends no tool call
         )
         and not (
             event.type == EventType.MESSAGE_RECEIVED and event.data["message_id"] not in delivered
@@ -534,7 +534,7 @@ def _is_failure(event: Event) -> bool:
 
 
 def _is_of_attempt(event: Event) -> bool:
-    """Check if an event belongs to one execution of an asynchronous task."""
+    """Check if an event is void once its asynchronous task is executed again."""
     return event.type.startswith("subagent.") and event.type not in (
         EventType.SUBAGENT_DISPATCHED,
         EventType.SUBAGENT_MESSAGE_SENT,
@@ -622,7 +622,7 @@ def _row(
 
 
 def _tasks(events: Sequence[Event], rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows of the events' tasks. ``rows``: the events as the new run's rows."""
+    """Return the rows of the events' tasks. ``rows``: the events' rows in the new run's log."""
     tasks: dict[UUID, dict[str, Any]] = {}
     for seq, (event, row) in enumerate(zip(events, rows, strict=True), start=2):
         if event.task_id is None:

@@ -267,7 +267,7 @@ async def hold_user(connection: AsyncConnection, tenant_id: UUID, user: str | No
 async def hold_owner(
     connection: AsyncConnection, tenant_id: UUID, session_id: str | None, user: str | None
 ) -> None:
-    """Check that a session, if it exists, belongs to this user. Call :func:`hold_user`.
+    """Check that a session, if it exists, belongs to this user. Then call :func:`hold_user`.
 
     Raises:
         ConflictError: ``session_user``.
@@ -288,8 +288,8 @@ class SessionFilter:
     Attributes:
         metadata: see :class:`bottega.runs.read.RunFilter`.
         text: words to find. The session's title, a question, the user's name or the shown part of
-            the last message must contain each word. Case and accents are ignored. The text after
-            word ``MOST_WORDS`` counts as a part of this word.
+            the last message must contain each word. Case and accents are ignored. The last of
+            ``MOST_WORDS`` words includes all text after it.
         agent: name of an agent or graph that a run of the session has.
         state: state of the session, as the schema of a session describes it.
         active_after, active_before: period in which at least one run of the session was created.
@@ -348,7 +348,7 @@ async def page(
         recent = _recent_sessions(tenant_id, wanted).subquery("recent")
         query = query.join(recent, recent.c.session_id == sessions.c.id)
         query = query.where(*_matches(query, recent.c, wanted))
-        if by_time:  # a session may have later runs than the last run of the period
+        if by_time:  # with `active_before`, the session's last run may be after the period
             is_last = wanted.active_before is None
             place = recent.c.last_run if is_last else query.selected_columns.last_run_id
     query = paged(query, place, after=after, descending=descending)

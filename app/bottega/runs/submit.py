@@ -125,9 +125,10 @@ class RunRequest:
         traceparent, tracestate: trace context of the request; ``None``: the request has none.
         version: version of the agent (without an agent: of the graph); ``None``: the current
             version.
-        way: the request's façade, which must offer the agent; ``None``: the service's own API.
-        made_files: ids of the files that contain the input's data. They are deleted with the run.
-        batch: ``concurrency``, ``on_error`` and ``total`` of a batch, and the parts of an eval.
+        way: the API that got the request. If the agent has ``expose``, ``expose`` must name this
+            API. ``None``: the API under ``/v1``, which offers all agents.
+        made_files: ids of files with the input's data. These files are deleted with the run.
+        batch: ``concurrency``, ``on_error`` and ``total`` of a batch, and the fields of an eval.
         draft: a draft's unstored definition; see :meth:`bottega.runs.pins.PinCache.of_draft`.
     """
 
@@ -222,11 +223,11 @@ async def submit(
     If an earlier run got the input as a message, return the earlier run, with ``message_id``.
 
     Args:
-        pool: a pool, or a connection without an open transaction, so that the run is committed.
+        pool: a pool, or a connection without an open transaction. The function commits the run.
         once: idempotency key. For a repeated request with this key, the function returns the run of
             the first request.
         limits: limits of the API key that starts the run.
-        check: replacement of :func:`checked_values`.
+        check: function that is called instead of :func:`checked_values`.
 
     Raises:
         UnknownAgentError: an agent that the run needs does not exist.

@@ -257,7 +257,7 @@ async def working_memory(
 
 
 def _about_memory(run: Mapping[str, Any]) -> tuple[ColumnElement[bool], ...]:
-    """Return conditions for the events of recalled memory, the last plan and the last call."""
+    """Return conditions that select recalled memory, the last plan and the last model call."""
     of_root = _e.tenant_id == run["tenant_id"], _e.run_id == run["id"], _e.task_id.is_(None)
 
     def last(*where: ColumnElement[bool]) -> ColumnElement[bool]:
