@@ -56,7 +56,7 @@ DETAILS = {
     r"(^|[_/])(after|before|at|since|until|from|to): Input should be (greater|less)": (
         "no keyword bounds a time"
     ),
-    r"this is in the future|from since to until": "no keyword bounds a time",
+    r"this time is in the future|from since to until": "no keyword bounds a time",
     r"tool_choice names a tool": "what a field names must be in a list",
     r"the name in the body differs": "a body cannot refer to its path",
     r"output_schema: |/output_schema": "the grammar of JSON Schema is more than a schema can bound",

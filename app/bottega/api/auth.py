@@ -104,7 +104,7 @@ class Principal:
 
     @property
     def identity(self) -> Identity:
-        """Identity of the key, token or person; a revocation ends the caller's streams."""
+        """Identity of the key, token or person. A revocation ends the streams of an identity."""
         if self.token is not None:
             return self.token.identity
         if self.person is not None:
@@ -162,7 +162,7 @@ class Acting:
         return self.principal.tenant_id
 
     def refuse_other(self, owner: str | None, what: str) -> None:
-        """Check that the resource to change belongs to the request's user, if there is a user.
+        """Check that the resource to change belongs to the request's user, if the request has one.
 
         Raises:
             ConflictError: ``session_user``.
@@ -397,8 +397,8 @@ async def _by_token(scope: Scope, key_cache: KeyCache, text: str) -> Principal:
     token = await key_cache.token(text)
     if token.opens is not None:
         raise UnauthenticatedError("a ticket opens a stream only", code="bad_token")
-    # The route checks the scope ``run``. Before the route runs, bottega.api.auth checks which
-    # actions the token allows.
+    # Routes check the scope ``run``. Before a route runs, :func:`refusal` checks if the token
+    # allows the route's action.
     return Principal(
         token.tenant_id, ("run",), token.actor, token.key_id, limits=token.limits, token=token
     )

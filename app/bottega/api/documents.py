@@ -1,8 +1,8 @@
-"""The AsyncAPI document, and FastAPI's OpenAPI document with added problems and keys.
+"""The AsyncAPI document, and FastAPI's OpenAPI document with added errors and security.
 
 Pydantic's schemas do not show rules between a body's fields, because validators check these rules.
 This module replaces the schema of a body with rules by `oneOf`: one complete schema for each valid
-combination of fields. So a client generator makes a class for each combination of fields.
+combination of fields. Therefore, a client generator makes a class for each combination of fields.
 """
 
 import functools
@@ -336,8 +336,8 @@ def openapi_document(app: FastAPI, routes: Sequence[BaseRoute]) -> dict[str, Any
             for operation in operations.values():
                 _describe_parameters(operation)
                 _show_answers(operation)
-                # Before the server routes a request, it refuses the request if it is too slow or
-                # too long. Operations that accept no body also refuse requests that have a body.
+                # The server refuses requests that are too slow or too long before it routes them.
+                # Operations that accept no body also refuse requests that have a body.
                 _add_problems(operation, 408, 414, 422, 431)
         for path, method, scopes in _protected(routes):
             _protect(schema["paths"][path][method], scopes)
@@ -373,7 +373,7 @@ def _describe_parameters(operation: dict[str, Any]) -> None:
 def _name_defaults(document: dict[str, Any]) -> None:
     """Move each ``default`` of a request body to ``x-default`` and into the field's description.
 
-    Type generators would make a field with a ``default`` required, even in requests.
+    Otherwise, type generators would require fields with a ``default`` even in requests.
     """
     schemas = document["components"]["schemas"]
     bodies = [
@@ -449,7 +449,7 @@ _REF = "#/components/schemas/{model}"
 
 
 class LiveText(Answer):
-    """Text of a model call that arrived since the last frame."""
+    """Text that arrived from a model since the last frame."""
 
     call: int
     attempt: int
@@ -532,7 +532,7 @@ class MessageAccepted(MessageSent):
 
 
 class FrameError(Answer):
-    """An error: a client's frame is unknown, or the request in a frame failed."""
+    """An error: the server does not know the client's frame, or the frame's request failed."""
 
     type: Literal["error"]
     code: str
@@ -547,7 +547,7 @@ class Ping(Answer):
 
 
 class Cancel(Answer):
-    """A request to cancel the run, or one task and all tasks below it.
+    """A request to cancel the run, or one task and its sub-tasks.
 
     If the request has a ``user``, the run must belong to this user.
     """

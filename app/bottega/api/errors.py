@@ -102,7 +102,7 @@ class Problem(BaseModel):
 
 
 def title_of(status: int) -> str:
-    """Return a status's name from RFC 9110: names in Python depend on the Python version."""
+    """Return a status's name from RFC 9110, because Python's names depend on its version."""
     return _RENAMED.get(status) or HTTPStatus(status).phrase
 
 
@@ -187,12 +187,11 @@ def database_unavailable() -> Response:
 
 
 def field_problem(error: Mapping[str, Any], body: Any = None) -> FieldProblem:
-    """Convert an error of Pydantic to a problem without the quoted input.
+    """Convert an error of Pydantic to a problem, which does not quote the input.
 
     Args:
-        body: the body as the client sent it. If the error's path has a name that is not in the
-            body, this name is Pydantic's name for a member of a union. The problem's pointer does
-            not contain names of union members.
+        body: the body as the client sent it. A name in the error's path that is not in the body is
+            Pydantic's name for a member of a union; the problem's pointer leaves this name out.
     """
     place, *path = error["loc"]
     if place == "body":

@@ -106,8 +106,8 @@ def _refuse_high_limits(service: Service, body: AgentContent) -> None:
     limits = body.subagents.limits.model_dump()
     for name, most in service.settings.subagent_limits.above(limits):
         raise InvalidInputError(
-            f"{name} is {limits[name]:.15g}, and the operator's limit is {most:.15g}: lower it, or "
-            "leave it out",
+            f"{name} is {limits[name]:.15g}, but the operator's limit is {most:.15g}: send a lower "
+            "value, or none",
             code="limit_above_operator",
             pointer=f"/subagents/limits/{name}",
         )

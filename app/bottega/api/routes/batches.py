@@ -185,7 +185,7 @@ def items_of(data: bytes) -> list[BatchItem]:
             place = "".join(f"/{each}" for each in first["loc"])
             raise _line_refused(number, f"{place}{place and ': '}{first['msg']}") from None
     if not items:
-        raise InvalidInputError("the batch has no items: send one in each line")
+        raise InvalidInputError("the batch has no items: send one item per line")
     return items
 
 
@@ -244,7 +244,7 @@ async def _body_of(
     data = await request.body()
     fields = query.model_dump(exclude_none=True)
     if fields and not is_lines:
-        raise InvalidInputError(f"a body of {_JSON} has all fields: send no query parameters")
+        raise InvalidInputError(f"send all fields in the {_JSON} body, and none in the query")
     try:
         if is_lines:
             return NewBatch.model_validate(fields), items_of(data)

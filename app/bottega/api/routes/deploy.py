@@ -118,7 +118,7 @@ class Applied(Answer):
 
 
 class ApplyWarning(Answer):
-    """A defect of a definition, which the server stores in spite of the defect."""
+    """A defect of a definition. The server stores the definition in spite of the defect."""
 
     pointer: str
     """JSON Pointer of the name in the request."""
@@ -142,9 +142,9 @@ Place = tuple[str, DefinitionKind, str]
 
 
 async def missing(caller: Caller, asked: Apply) -> list[tuple[str, str]]:
-    """Return pointer and error text of each reference to a definition that does not exist.
+    """Return (JSON Pointer, error text) of the first 100 references to missing definitions.
 
-    The server would refuse runs of a definition with a missing reference. Return at most 100.
+    The server refuses runs of a definition that refers to a missing definition.
     """
     names: dict[str, set[str]] = defaultdict(set)
     places = list(_named(asked))
@@ -174,7 +174,7 @@ async def missing(caller: Caller, asked: Apply) -> list[tuple[str, str]]:
 
 
 async def _without_provider(caller: Caller, asked: Apply) -> Iterable[tuple[str, str]]:
-    """Return pointers and error texts for the models of agents whose provider is missing."""
+    """Return (JSON Pointer, error text) of each agent's model whose provider is missing."""
     references = [
         each for number, agent in enumerate(asked.agents) for each in _models(number, agent)
     ]
@@ -264,7 +264,7 @@ def _ends(number: int, graph: NewGraph) -> Iterator[tuple[str, str]]:
 
 
 def _unlisted(asked: Apply) -> Iterator[tuple[str, str]]:
-    """Yield the names in edges that are missing in the graph's list of nodes."""
+    """Yield each name in an edge that is not in the graph's list of nodes."""
     for number, graph in enumerate(asked.graphs):
         nodes = [node if isinstance(node, str) else node.name or "" for node in graph.nodes]
         for pointer, name in _ends(number, graph):
@@ -308,7 +308,7 @@ async def check_patterns(service: Service, tenant: UUID, asked: Apply) -> None:
 
 
 async def store_all(caller: Caller, asked: Apply) -> list[dict[str, Any]]:
-    """Store each definition in a document that differs from the stored definition.
+    """Store each definition of a document, unless the same definition is already stored.
 
     Returns:
         One result for each definition, in the form of :class:`Applied`.
@@ -337,7 +337,7 @@ async def store_all(caller: Caller, asked: Apply) -> list[dict[str, Any]]:
 
 
 def _in_order(section: str, bodies: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-    """Yield a section's definitions with their indexes; a definition comes after the ones it names.
+    """Yield (index, definition) of a section. A definition follows those to which it refers.
 
     Raises:
         InvalidInputError: two definitions have the same name.
@@ -422,7 +422,7 @@ async def _store_schedule(caller: Caller, body: NewSchedule) -> dict[str, Any]:
         before = _of_schedule(current)
         url = current["run"].get("webhook_url")
         if url is not None and run.webhook_url == url.split("?")[0]:
-            # leave out the URL's query: no response shows it, so clients cannot send it
+            # Keep the stored URL, because its query is secret and a client may not know it.
             asked["run"]["webhook_url"] = url
     row, _ = await schedules.put(caller.tx, caller.tenant, asked)
     result = _result(schedules.KIND, body.name, before, _of_schedule(row))
@@ -453,7 +453,7 @@ def _result(
 async def _note_source(
     caller: Caller, source: str, results: Sequence[Mapping[str, Any]], *, prune: bool
 ) -> list[dict[str, Any]]:
-    """Store the definitions' source; with ``prune``, delete definitions that the source dropped."""
+    """Store the definitions' source. ``prune``: delete definitions that left the source."""
     here = [(each["kind"], each["name"]) for each in results]
     mine = and_(_columns.tenant_id == caller.tenant, _columns.source == source)
     deleted = []
@@ -493,7 +493,7 @@ async def _delete(caller: Caller, kind: str, name: str) -> dict[str, Any] | None
 
 
 def _bounded(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    left = 4 * 1024 * 1024  # size of the definitions in bytes; a response has no other limit
+    left = 4 * 1024 * 1024  # bytes of definitions, because no other limit bounds the response
     for each in results:
         left -= len(to_json(each["before"])) + len(to_json(each["after"]))
         if left < 0:

@@ -145,7 +145,7 @@ def imported(
         InvalidInputError: the end time is in the future.
     """
     if body.at is not None and body.at > now + CLOCK_SKEW:
-        raise InvalidInputError("this is in the future: send the episode's end", pointer=pointer)
+        raise InvalidInputError("this time is in the future: send a past time", pointer=pointer)
     given = body.model_dump()
     asked, output, error = body.task.original_input, body.result.output, body.result.error
     trace = given["execution"].pop("trace")

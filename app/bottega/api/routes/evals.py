@@ -1,4 +1,4 @@
-"""Routes of evals: the same cases for several agents or versions, with a report that compares."""
+"""Routes of evals, which run the same cases with several agents or versions and compare these."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -35,7 +35,7 @@ EvalName = Annotated[str, Path(pattern=NAME_PATTERN, description="The eval's nam
 
 
 class EvalCase(Body):
-    """A question, and what a good answer to it must pass."""
+    """A question, and the checks that a good answer must pass."""
 
     input: Annotated[str, Field(min_length=1, max_length=100_000)]
     """The question."""
@@ -44,7 +44,7 @@ class EvalCase(Body):
 
 
 class EvalTarget(Body):
-    """An agent, or a version of it, that answers all cases."""
+    """An agent, or a version of an agent, that answers all cases."""
 
     agent: Name
     """The agent."""
@@ -84,7 +84,7 @@ class NewEval(Body):
 
 
 class EvalFailure(Answer):
-    """A run that did not pass, or whose checks could not be decided."""
+    """A run that did not pass the checks, or for which the checks gave no result."""
 
     case: int
     """Index of the case, from 0."""
@@ -211,7 +211,7 @@ async def create(
 async def _judges(
     tx: AsyncConnection, service: Service, principal: Principal, body: NewEval
 ) -> dict[str, int | None]:
-    """Return the versions of the providers of the checks' models; None: the operator's provider."""
+    """Return, by name, the version of each provider whose model judges; None: an operator's."""
     models = {
         f"/cases/{number}/checks/{place}/model": check.model
         for number, case in enumerate(body.cases)

@@ -63,7 +63,7 @@ class MultipartFile:
         self.media_type: str | None = None
         self._known = known
         self._delimiter = b"\r\n--" + boundary
-        # a delimiter begins with a line break, but the body may begin without one
+        # A delimiter begins with a line break, but the first delimiter of a body may have none.
         self._rest = b"\r\n"
         self._state = "before"
         self._has_file = False
@@ -175,7 +175,7 @@ def _field(line: bytes) -> tuple[bytes, bytes]:
 
 
 def clean_name(name: str) -> str | None:
-    """Return a file name without folders and control characters, cut to 255; ``None`` if empty."""
+    """Return a file name without folders and control characters (at most 255); ``None``: empty."""
     last = name.replace("\\", "/").rpartition("/")[2]
     shown = "".join(each for each in last if each.isprintable()).strip()
     return shown[:255] or None
@@ -393,7 +393,7 @@ async def content(request: Request, service: ServiceDep, tenant: Tenant, file_id
     if part is not None:
         fields["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
     pieces = service.files.read(row, start, end)
-    # read before the response's status is sent, so that an unreachable store means 503
+    # Read the first piece before sending a status, so that an unreachable store leads to 503.
     first = await anext(pieces, b"")
     return StreamingResponse(
         _all(first, pieces), 200 if part is None else 206, fields, _content_type(row)

@@ -610,7 +610,7 @@ async def prepare(caller: Caller, name: str, body: GraphContent) -> dict[str, An
 
 
 async def _subgraphs(caller: Caller, content: Mapping[str, Any]) -> Graphs:
-    """Return all graphs nested in a graph, at any depth; refuse too many nodes in all."""
+    """Return all sub-graphs at any depth; refuse too many nodes in all sub-graphs together."""
     found: dict[GraphRef, Mapping[str, Any]] = {}
     asked: set[GraphRef] = set()
     level = [content]

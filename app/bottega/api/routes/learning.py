@@ -61,7 +61,7 @@ from bottega.tenants import audit
 
 
 class MinedPattern(Answer):
-    """A pattern that was found in the run's episode, which is no evidence for the pattern."""
+    """A pattern found in the run's episode. The episode is no evidence for the pattern."""
 
     id: UUID
     name: str
@@ -74,7 +74,7 @@ class MinedPattern(Answer):
 
 
 class RunApplication(Answer):
-    """The assignment of a pattern to the run, and its result."""
+    """The assignment of a pattern to the run (given or withheld), and the run's result."""
 
     source: str
     """`pattern:` and its id."""
@@ -251,7 +251,7 @@ class NewLesson(Body):
 
 
 class NewOutcome(Body):
-    """The result of a pattern in the episode."""
+    """The result of applying a pattern in the episode."""
 
     pattern_id: Id
     """Id of the applied pattern."""

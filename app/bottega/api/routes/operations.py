@@ -153,7 +153,7 @@ async def ready(service: ServiceDep) -> Readiness | Response:
 
 
 async def readiness(service: Service) -> Readiness | Response:
-    """Return if this process is ready, or a problem that says why the process cannot work."""
+    """Confirm that this process can work, or return a problem that says why it cannot."""
     try:
         async with asyncio.timeout(3.0):
             await require_current(service.database.pool)
@@ -176,7 +176,7 @@ async def readiness(service: Service) -> Readiness | Response:
     if service.wakeups.handed_over:
         return Readiness(
             worker="elsewhere"
-        )  # the worker runs in the process that replaced this one
+        )  # a newer process has replaced this process, and executes runs
     if service.wakeups.closed.is_set() or service.stop_working.is_set():
         return problem_response(503, "stopping", "this process is about to stop")
     if service.working:

@@ -591,7 +591,7 @@ class ApplicationRecorded(Answer):
 
 
 class EvidencePoint(Answer):
-    """The evidence about a pattern after a number of its applications in one state."""
+    """The evidence about a pattern up to one application, in one state of the pattern."""
 
     at: datetime
     """Time of the last application that this point includes."""
@@ -799,7 +799,7 @@ def known_of(features: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _features(body: PatternsWanted) -> dict[str, Any]:
-    """Return the features in the body, and the features that the task's words have."""
+    """Return the features in the body, and the features found in the text of the task."""
     told = body.context if body.features is None else body.features
     known = known_of(told)
     if body.task is not None:
@@ -922,7 +922,7 @@ async def record(
 ) -> Any:
     now = service.patterns.clock()
     if body.at is not None and body.at > now + CLOCK_SKEW:
-        raise InvalidInputError("this is in the future: send a time in the past", pointer="/at")
+        raise InvalidInputError("this time is in the future: send a past time", pointer="/at")
     async with service.database.begin(tenant) as tx:
         driver = await driver_of(tx)
 

@@ -270,7 +270,7 @@ async def check_address_of(service: Service, tenant: UUID, body: ProviderBody) -
             async with asyncio.timeout(3.0):
                 addresses = await look_up(str(tenant), url.host, url.port or 443)
         except (OSError, UnicodeError, TimeoutError):
-            return  # the address of each connection is checked again when the connection is made
+            return  # each connection checks its address again
         for address in addresses:
             check_address(url.host, ip_address(address), allowed)
     except EgressRefusedError as error:
@@ -460,7 +460,7 @@ async def test(
     hosts = outgoing.model_hosts
     described = Described("test", definition, outgoing.secrets, tenant, named, {}, hosts)
     look_up = partial(outgoing.egress.lookups.addresses, str(tenant))
-    # A separate client, so that no tool can reuse a connection to loopback.
+    # Use a separate client, so that no tool can reuse a connection of this test to loopback.
     egress = Egress(await hosts.allowed(), resolve=look_up)
     began = monotonic()
     models: Sequence[str] = ()

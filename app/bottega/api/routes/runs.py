@@ -98,7 +98,7 @@ class StoppedTask(Answer):
 
 
 class StoppedTasks(Answer):
-    """The cancelled task, and all tasks below it."""
+    """The cancelled task, and all its sub-tasks."""
 
     items: list[StoppedTask]
     """The cancelled task, and all tasks below it in the tree."""

@@ -205,7 +205,7 @@ class MetricSeries(Answer):
 
 
 class Total(Answer):
-    """Figures of the runs of one key, or of all runs."""
+    """Figures of one group of runs, which has a `key`, or of all runs."""
 
     key: Annotated[str, Field(examples=["clerk@2"])]
     """Name of the agent, version, model or code, as in a time series."""
@@ -242,7 +242,7 @@ class Totals(Answer):
 
 
 class JudgedRuns(Answer):
-    """Runs of one key whose outcome is from one source."""
+    """Numbers of runs of one group whose outcome is from one source."""
 
     key: Annotated[str, Field(examples=["clerk@2"])]
     """A day (UTC), an agent or graph, its version, or `with` or `without` for memory."""
@@ -277,7 +277,7 @@ class Judged(Answer):
 
 
 class Comparison(Answer):
-    """Comparison of runs that got learned patterns with runs from which they were withheld."""
+    """Comparison of runs that got learned patterns with runs from which patterns were withheld."""
 
     given: Judged
     """Runs that got patterns; the patterns were on trial or validated."""
@@ -624,7 +624,7 @@ def _times(since: datetime, until: datetime, width: timedelta) -> list[datetime]
 def _check_bound(number: int, most: int) -> None:
     if number > most:
         raise InvalidInputError(
-            f"more than {MOST_POINTS} points in all: ask for a longer step, or a shorter time",
+            f"more than {MOST_POINTS} points in all: ask for a longer step, or a shorter period",
             pointer="/step",
         )
 

@@ -338,8 +338,8 @@ class Family:
 
     Args:
         parent: the reader of the run's own events.
-        find: a function that returns those child runs of some runs that have not ended, or began
-            lately.
+        find: a function that takes ids of runs and returns the ids of their child runs; it may
+            leave out child runs that ended some time ago.
     """
 
     streams: RunStreams
@@ -352,7 +352,7 @@ class Family:
     _following: dict[asyncio.Task[None], UUID] = field(default_factory=dict)
     _ended: set[UUID] = field(default_factory=set)
     _places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_AT_ONCE))
-    # The queue has one entry, so that a slow client also slows down the readers of the runs.
+    # The queue holds one entry at most, so that a slow client also slows down the runs' readers.
     _frames: asyncio.Queue[list[Frame] | None] = field(default_factory=lambda: asyncio.Queue(1))
 
     async def frames(self) -> AsyncGenerator[list[Frame]]:

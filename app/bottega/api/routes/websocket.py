@@ -110,7 +110,7 @@ async def watch(socket: WebSocket) -> None:
     A refusal is an HTTP response before the upgrade. The client may send ``{"type": "ping"}``,
     ``{"type": "cancel"}``, ``{"type": "message"}`` and ``{"type": "resolve"}``. The frames
     ``cancel`` and ``message`` need the scope ``run``. A cancellation with a ``task_id`` cancels
-    only this task. The frame ``resolve`` needs the same scopes as over HTTP. The server treats
+    only this task. The frame ``resolve`` needs the same scopes as its HTTP route. The server treats
     every other frame as a ping.
     """
     with contextlib.suppress(

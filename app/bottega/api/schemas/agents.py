@@ -43,7 +43,7 @@ _Text = Annotated[str, StringConstraints(min_length=1, max_length=10_000)]
 
 
 class EqualsCheck(Body):
-    """Check that the answer equals a value; spaces around a text are ignored."""
+    """A success check: the answer must equal a value. Spaces around a text are ignored."""
 
     deep = frozenset({"value"})
     type: Literal["equals"]
@@ -58,7 +58,7 @@ class EqualsCheck(Body):
 
 
 class ContainsCheck(Body):
-    """Check that the answer contains a text."""
+    """A success check: the answer must contain a text."""
 
     type: Literal["contains"]
     value: _Text
@@ -66,7 +66,7 @@ class ContainsCheck(Body):
 
 
 class SchemaCheck(Body):
-    """Check that the answer is JSON that fits a schema."""
+    """A success check: the answer must be JSON that fits a schema."""
 
     deep = frozenset({"schema"})
     model_config = ConfigDict(serialize_by_alias=True)
@@ -77,7 +77,7 @@ class SchemaCheck(Body):
 
 
 class JudgeCheck(Body):
-    """Check in which a model reads the task and the answer, and judges the answer by criteria."""
+    """A success check: a model reads the task and the answer, and judges the answer."""
 
     type: Literal["judge"]
     criteria: Annotated[str, StringConstraints(min_length=1, max_length=10_000)]
@@ -87,7 +87,7 @@ class JudgeCheck(Body):
 
 
 class PythonCheck(Body):
-    """Check that calls the function `check_success` of a plugin."""
+    """A success check: the function `check_success` of a plugin judges the answer."""
 
     type: Literal["python"]
     name: Annotated[str, StringConstraints(min_length=1, max_length=64)]
@@ -212,7 +212,7 @@ class SubAgentLimits(Body):
 
 
 class SubAgentLimitsShown(Answer):
-    """The limits of an agent's tasks: the lower ones of the agent's and the operator's limits."""
+    """The limits of an agent's tasks: the agent's or the operator's limit, whichever is lower."""
 
     shows = SubAgentLimits
 

@@ -179,7 +179,7 @@ def check_storable(value: Any, most_depth: int = 16) -> None:
 def _check_texts(texts: list[str]) -> None:
     _check_text("".join([text for text in texts if len(text) < _SHORT]))
     for text in texts:
-        if len(text) >= _SHORT:  # to join long texts would cost more than to check them
+        if len(text) >= _SHORT:  # joining long texts costs more than checking each text
             _check_text(text)
 
 

@@ -368,7 +368,7 @@ class EpisodeBody(Answer):
 
 
 class EpisodeSummary(Answer):
-    """The texts of an episode that a search compares."""
+    """The texts of an episode that a search compares with the query."""
 
     task: str
     """Text of the task."""

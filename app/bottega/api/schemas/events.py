@@ -238,7 +238,7 @@ class MessageReceivedData(EventData):
 
 
 class MessageDeliveredData(MessageReceivedData):
-    """Data of a user's message that the run's own agent got."""
+    """Data of a user's message that the run's agent got."""
 
     call: int
     """Number of the model call that follows the message."""

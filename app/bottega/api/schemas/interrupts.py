@@ -93,7 +93,7 @@ class NewDecision(Body):
 
     @property
     def said(self) -> dict[str, Any]:
-        """Return the fields that the client sent, without null fields whose null means absent."""
+        """Return the fields that the client sent; leave out nulls that mean an absent field."""
         optional = ("decision", "arguments", "comment", "error")
         told = self.model_fields_set & set(NewDecision.model_fields) - {"user"}
         sent = self.model_dump(include=told)

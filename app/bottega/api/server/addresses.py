@@ -56,7 +56,7 @@ class Addresses:
         address = _address_of(client)
         place = _place(address)
         self._open[place] += 1
-        # a connection without a network address
+        # `None`: a connection without a network address
         is_exempt = address is None or _is_in(address, self.trusted)
         return 0 if is_exempt else max(0, self._open[place] - self.each)
 
@@ -128,7 +128,7 @@ def _parsed(text: str) -> _Address | None:
     except ValueError:
         return None
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-        # an IPv4 address on a socket for both address families has this form
+        # On a socket for both address families, IPv4 addresses have this form.
         return address.ipv4_mapped
     return address
 

@@ -56,8 +56,8 @@ MAX_HEAD_BYTES = 32 * 1024
 MAX_PIPELINED = 16
 SLOW_READER_S = 10.0
 """Seconds after which a client is disconnected if it reads nothing of a response or stream."""
-# Hides uvicorn's warnings about unreadable requests, because anyone could fill the log with
-# warnings.
+# Hide uvicorn's warnings about unreadable requests, because anyone could fill the log with
+# such warnings.
 _LOGGER = logging.getLogger("uvicorn.error.http")
 _LOGGER.setLevel(logging.ERROR)
 
@@ -211,8 +211,8 @@ class HttpProtocol(HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         if (
             self._answering
-            # otherwise two responses would mix, and the first response would not notice the
-            # disconnect
+            # Refuse, because the two responses would mix, and the first response would not notice
+            # a disconnect.
         ):
             detail = "a WebSocket was requested before the previous request was answered"
             self._refuse(problem_response(400, "bad_handshake", detail))
@@ -389,7 +389,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.transport.close()
 
     def handle_cont(self, event: Frame) -> None:
-        """Limit the number of frames of a message: frames may be empty, uvicorn has no limit."""
+        """Limit the number of a message's frames, because uvicorn does not limit empty frames."""
         if self.close_sent:
             return
         if len(self.frames) >= MAX_PIECES:
@@ -452,7 +452,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.close_timer = self.loop.call_later(5.0, self.transport.abort)
 
     def shutdown(self) -> None:
-        """Abort the connection if the client does not read; the application closes the rest."""
+        """Abort the connection if the client does not read; otherwise the application closes it."""
         if not self.writable.is_set():
             self.transport.abort()
         elif self.close_sent or not self.handshake_complete:

@@ -76,7 +76,7 @@ class Document:
 
 
 class LateDocument:
-    """A JSON document that a thread makes at the first request, because this takes long.
+    """A JSON document that a thread makes at the first request, because making it takes long.
 
     Args:
         make: a function that returns the document's bytes.
@@ -105,8 +105,8 @@ class DocumentFolder:
     """ASGI application that answers with the files of a folder; it reads the folder once.
 
     Each file has a second path that begins with ``version``; browsers cache the file at this path
-    for ever. If a page of a different release asks for a path with a different version, it gets the
-    current file, which browsers then do not cache for ever.
+    for ever. A page of a different release asks for a path with a different version. This page gets
+    the current file, which its browser may not cache for ever.
 
     Args:
         pattern: glob pattern of the files; ``**`` matches folders.

@@ -112,12 +112,12 @@ Others = Callable[[Service], Sequence[dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Bodies of GET for a kind of definitions whose list has more than the tenant's own.
+    """Bodies of GET for a kind of definitions that the operator may define, too.
 
     Attributes:
         output: schema of the body of a single definition.
         show: a function that returns the body of a single definition.
-        others: a function that returns those items of the list that the tenant did not define.
+        others: a function that returns the items of the list that the operator defined.
     """
 
     output: type[BaseModel]

@@ -71,7 +71,7 @@ class PageQuery(BaseModel):
                 raise ValueError
             check_storable(value)
             found = TypeAdapter(kind).validate_python(value, strict=False)
-            # the range of integer columns in the database
+            # Integer columns of the database have this range.
             if isinstance(found, int) and not 0 <= found <= 2**31 - 1:
                 raise ValueError
             return found
@@ -91,7 +91,7 @@ class PageQuery(BaseModel):
             ) from None
 
     def window(self, kind: Any) -> Window:
-        """Return which items of a list the request wants.
+        """Return the limits of the page that the request wants.
 
         Raises:
             InvalidInputError: ``invalid_cursor``, see :meth:`place`.

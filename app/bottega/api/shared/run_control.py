@@ -78,7 +78,7 @@ async def send_message(
 
     Raises:
         ConflictError: ``session_user``.
-        NotFoundError, ConflictError, InvalidInputError: see :func:`bottega.runs.inbox.send`.
+        NotFoundError, ConflictError, InvalidInputError: see :func:`bottega.runs.control.send`.
         InvalidInputError, LimitedError: see :func:`bottega.files.inputs.stored_input`;
             ``unsupported_part``.
     """

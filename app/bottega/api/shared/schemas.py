@@ -38,7 +38,7 @@ async def check_schemas(
 
     Args:
         schemas: schemas by JSON Pointer.
-        patterns: further patterns of the same agent; a schema's patterns share a name.
+        patterns: further patterns of the same agent: {group: {JSON Pointer: pattern}}.
 
     Raises:
         InvalidInputError: a schema is invalid, or exceeds a limit; see also
@@ -61,7 +61,7 @@ async def _check_apart(tenant_id: UUID, found: Mapping[str, Patterns]) -> None:
             output = await _processes.output(tenant_id, command(), to_json(found))
         except (TimeoutError, ProcessEndedError):
             raise UnavailableError(
-                "the check of the tools' patterns took too long: try again, or repeat less",
+                "the check of the patterns took too long: try again, or use fewer repetitions",
                 code="patterns_too_slow",
             ) from None
     if error := from_json(output):

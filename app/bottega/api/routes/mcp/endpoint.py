@@ -85,7 +85,7 @@ _INSTRUCTIONS = "Each tool is an agent. A call is a run of the agent, and may ta
 @router.delete("/mcp")
 @router.delete("/mcp/")
 async def not_offered(tenant: ReadTenant) -> Response:
-    """Refuse GET and DELETE: this server has no stream without a call, and no session to end."""
+    """Refuse GET and DELETE, because this server has no stream without a call and no sessions."""
     body = error_body(RpcCode.UNKNOWN_METHOD, "only POST is offered here")
     return JSONResponse(body, 405, {"Allow": "POST"})
 
@@ -173,9 +173,9 @@ async def _call(
 async def _cancel(
     service: Service, principal: Principal, session: str, message: McpMessage
 ) -> None:
-    """Cancel the run of a call if the call has the same session and key, and the run has not ended.
+    """Cancel the unfinished run of the call that ``message`` names.
 
-    The client of a cancelled call expects no answer.
+    The call must be of the same session and key. A client that cancels a call expects no answer.
 
     Raises:
         UserRequiredError: the key requires an end user, but ``_meta`` names no user.
@@ -282,8 +282,8 @@ def _field(schema: Any) -> dict[str, Any] | None:
 def decision(interrupt: Mapping[str, Any], response: Any) -> NewDecision | None:
     """Return the person's decision; ``None``: the caller of this function must cancel the run.
 
-    A person who declines an approval denies the tool call; a person who declines a question or
-    cancels ends the run.
+    If a person declines an approval, the decision denies the tool call. If a person declines a
+    question, or cancels an approval or a question, the result is ``None``.
 
     Raises:
         InvalidInputError: the response does not fit the request.
@@ -323,7 +323,7 @@ _INPUT = {
 
 
 async def listed(tx: AsyncConnection, principal: Principal, message: McpMessage) -> dict[str, Any]:
-    """Return a page of the caller's tools; the cursor is the name of the page's last tool."""
+    """Return a page of the tools that the caller may call; the cursor is the last tool's name."""
     after = message.params.get("cursor")
     if after is not None and not is_id(after):
         raise message.refusal(
@@ -457,10 +457,10 @@ class ToolCall:
         self._paid_at = 0.0
 
     async def response(self, *, may_stream: bool) -> Response:
-        """Return the answer as JSON if it is the first message; otherwise return an event stream.
+        """Return the call's result as JSON, or a stream if other messages come before the result.
 
         Args:
-            may_stream: true: the client accepts a stream; false: the response has only the answer.
+            may_stream: true: the client accepts a stream; false: the response has only the result.
         """
         self._may_ask = may_stream
         messages = self._messages()
@@ -532,7 +532,7 @@ class ToolCall:
         return {"jsonrpc": "2.0", "method": "notifications/progress", "params": params}
 
     def _requests(self, pending: Calls) -> list[dict[str, Any]]:
-        """Return requests to a client with a session, which answers in separate HTTP requests.
+        """Return requests to a client with a session. The client answers in new HTTP requests.
 
         A request's id is the id of the interrupt, so any process can accept the client's answer.
         """
@@ -636,7 +636,7 @@ def call_prefix(session: str) -> str:
 async def _resumed(
     service: Service, principal: Principal, message: McpMessage, agent: str
 ) -> RunFollower:
-    """Continue a run with the client's answers, if the caller's key, tool and user are the same."""
+    """Continue a run with the client's answers, if this key, tool and user started the run."""
     found, answers = run_of(message.params["requestState"]), message.params.get("inputResponses")
     answers = {} if answers is None else answers
     if found is None or not isinstance(answers, dict) or len(answers) > 128:
@@ -663,10 +663,10 @@ async def _resumed(
 
 
 async def taken(service: Service, principal: Principal, message: McpMessage) -> None:
-    """Apply the client's answer to a request of this server for a call of the same session and key.
+    """Apply the client's answer to a question that this server sent during a call.
 
-    If the client's answer does not fit, this function cancels the run, because the run would wait
-    for ever.
+    The call must be of the same session and key. If the answer does not fit the question, this
+    function cancels the run, which would otherwise wait for ever.
 
     Raises:
         UserRequiredError: the key requires an end user, but the result's ``_meta`` names no user.

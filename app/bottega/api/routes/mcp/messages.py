@@ -1,7 +1,7 @@
 """JSON-RPC messages and errors for MCP clients, in both generations of the protocol. Pure.
 
 In versions until 2025-11-25 a client begins with ``initialize``. The session id in the server's
-answer says if the client can ask people, so no process must store the capability. Since version
+answer says if the client can ask people, so no process needs to store this. Since version
 2026-07-28 there are no sessions: each request has the client's capabilities in ``_meta``.
 """
 
@@ -225,7 +225,7 @@ def _answer_of(
 
 
 def _stateless(message: McpMessage, version: str | None, headers: Mapping[str, str]) -> McpMessage:
-    """Check version, capabilities and headers of a request of 2026-07-28; complete the message."""
+    """Check a message of protocol 2026-07-28 (version, capabilities, headers); add its fields."""
     meta = message.meta
     if message.id is None or _VERSION not in meta:
         named = version

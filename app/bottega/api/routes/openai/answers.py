@@ -213,7 +213,7 @@ class Spoken:
         return self._with(self._cut or self._last if last is None else last)
 
     def certain(self, live: str = "") -> str:
-        """Return the beginning of the text that later messages can no longer change.
+        """Return the first part of the text, which later messages can no longer change.
 
         Args:
             live: the first part of the next message.
@@ -335,7 +335,7 @@ def answer_of(run: Mapping[str, Any], part: Round, checks: Checks) -> RoundAnswe
 
 
 def output_text(run: Mapping[str, Any]) -> str:
-    """Return a run's output as text; the text of a DAG's several answers is JSON by agent."""
+    """Return a run's output as text; several answers of a DAG are a JSON object by agent."""
     output = run["output"]
     if output is None or isinstance(output, str):
         return output or ""

@@ -163,7 +163,7 @@ def referred_items(sent: ResponsesRequest) -> dict[int, str]:
 
 
 def read_chat(sent: ChatRequest) -> ModelRequest:
-    """Convert the body of a chat completion to a request.
+    """Convert the body of ``POST /openai/v1/chat/completions`` to a model request.
 
     Raises:
         InvalidInputError: the body has a field that a run does not support (see ``pointer``).
@@ -184,7 +184,7 @@ def read_chat(sent: ChatRequest) -> ModelRequest:
 def read_response_request(
     sent: ResponsesRequest, known: Mapping[int, Mapping[str, Any]]
 ) -> ModelRequest:
-    """Convert the body of a response to a request.
+    """Convert the body of ``POST /openai/v1/responses`` to a model request.
 
     Args:
         known: the items to which the input refers, by their indexes in the input.

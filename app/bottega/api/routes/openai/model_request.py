@@ -358,7 +358,7 @@ def known_by(kind: str, sent: str | None) -> tuple[UUID, int] | None:
 
 
 def interrupt_of(call: str | None) -> UUID | None:
-    """Return the interrupt behind a call's id; ``None``: Bottega did not make this id."""
+    """Return the id of the interrupt to which a call's id refers; ``None``: an unknown form."""
     return (known := known_by("call", call)) and known[0]
 
 
@@ -398,7 +398,7 @@ def _change(request: ModelRequest, names: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _names(tools: Sequence[Tool]) -> dict[str, str]:
-    """Return the names of tools as models see them, by the client's names of the tools.
+    """Return the names of tools that models see, by the names that the client sent.
 
     Raises:
         InvalidInputError: ``duplicate_tool``; or a name is empty, too long, or has a space.
@@ -441,7 +441,7 @@ class _History:
     """A history that model APIs accept: answers follow in the order of the calls, one per call.
 
     Args:
-        names: names of tools as models see them, by the client's names of the tools.
+        names: names of tools that models see, by the names that the client sent.
     """
 
     def __init__(self, names: Mapping[str, str]) -> None:
