@@ -45,7 +45,7 @@ SELECT (v.definition -> 'input_schema')::text AS schema FROM agents a
 JOIN agent_versions v ON v.tenant_id = $1 AND v.name = a.name AND v.version = a.version
 WHERE a.tenant_id = $1 AND a.name = $2 AND a.deleted_at IS NULL AND v.definition -> 'expose' ? $3
 """
-"""Reads the ``input_schema`` of an agent: tenant, name, and the façade that must offer it."""
+"""SQL for an agent's ``input_schema``. Parameters: tenant, name, and a value of ``expose``."""
 
 
 @dataclass(frozen=True, slots=True)

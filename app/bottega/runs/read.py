@@ -911,7 +911,7 @@ async def deliveries_page(
 
 
 USAGE_BY = "agent", "model", "session", "day", "key", "user", "batch"
-"""Groupings of usage. Another grouping is the one by the values of a metadata key."""
+"""Groupings of usage, in addition to the grouping by the values of a metadata key."""
 
 _USUAL = timedelta(days=30)
 _LONGEST = timedelta(days=366)

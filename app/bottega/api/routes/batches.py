@@ -147,7 +147,7 @@ class Batch(Answer):
     usage: AgentUsage | None
     """Usage of the items that have ended; null: no item has ended."""
     seconds_left: float | None
-    """Estimate from the items that have ended; null: no item has ended, or all items have."""
+    """Estimated seconds until the batch ends; null: no item has ended, or all items have ended."""
     created_at: datetime
     ended_at: datetime | None
 

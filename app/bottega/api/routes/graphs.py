@@ -149,7 +149,7 @@ class NodeForEach(Part):
     """If an element fails: `fail` fails the node, `skip` leaves the element out of the output,
     `collect` puts its `error` into the output."""
     spread_above: Annotated[int, Field(ge=0, le=1000), WHOLE] = 50
-    """With more elements than this, each element is a child run, which any worker executes."""
+    """Number of elements above which each element is a child run, which any worker executes."""
 
 
 class NodeLoop(Part):
@@ -253,10 +253,10 @@ class Node(Part):
     )
     """JSON Schema of the person's answer. The answer becomes the node's parsed output."""
     who: Literal["run", "approve", "user"] | None = _Absent
-    """Who may answer: keys with the scope `run` or `approve` (also null), only `approve`, or only
-    the run's own user."""
+    """`run` (also null): keys with the scope `run` or `approve` may answer; `approve`: only keys
+    with the scope `approve`; `user`: only the run's end user."""
     expires_s: ExpiresS | None = _Absent
-    """Number of seconds in which people may answer; after them, the node fails with the code
+    """Number of seconds in which people may answer; then the node fails with the code
     `expired`. Null: a week."""
 
     @model_validator(mode="after")

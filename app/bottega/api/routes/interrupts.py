@@ -94,8 +94,8 @@ async def get(tx: Transaction, tenant: ReviewTenant, interrupt_id: InterruptId) 
     description=(
         "For an approval send `decision`, with `arguments` or a `comment`; this needs the scope "
         "`approve`. For a question send `answer`, for a client's tool `result` or `error`; both "
-        "need `run` or `approve`. The run goes on once all calls of one model message are decided "
-        "on. 409 `resolved`, `expired` or `cancelled`: the decision is too late; `session_user`: "
+        "need `run` or `approve`. The run continues when each call of the model's message has a "
+        "decision. 409 `resolved`, `expired`, `cancelled`: the decision is late; `session_user`: "
         "the run belongs to another user."
     ),
     response_model=InterruptItem,

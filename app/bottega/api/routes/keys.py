@@ -80,8 +80,8 @@ class Key(Answer):
     require_user: bool
     """True: requests with this key must name a `user`."""
     limits: dict[str, JsonValue]
-    """Limits of the key's requests, combined with the limits of the key that made it. An absent
-    field means no limit."""
+    """Limits of the key's requests, combined with the limits of the key that made this key. An
+    absent field means no limit."""
     created_at: datetime
     expires_at: datetime | None
     last_used_at: datetime | None

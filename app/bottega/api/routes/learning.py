@@ -214,12 +214,12 @@ class ContextFound(Answer):
     """Memory found for a task."""
 
     goals: list[str]
-    """The text behind the label `Goal:` in the task; without this label, the task's list items or
+    """The text after the label `Goal:` in the task; without this label, the task's list items or
     its first sentence."""
     constraints: list[str]
-    """The text behind the label `Constraints:` in the task."""
+    """The text after the label `Constraints:` in the task."""
     criteria: list[str]
-    """The text behind the label `Success criteria:` in the task."""
+    """The text after the label `Success criteria:` in the task."""
     features: dict[str, Any]
     """Features for matching patterns; an absent feature is unknown."""
     patterns: list[MatchedPattern]

@@ -102,9 +102,9 @@ def _to_response(row: lessons.Lesson) -> dict[str, Any]:
     operation_id="list_lessons",
     summary="List lessons by age",
     description=(
-        "Lessons are the cures that rules found in a finished run, what a model found in it, and "
-        "the reasons of its judgements. Without `user` and `session_id`: lessons that name "
-        "neither, and those for all runs of their agent."
+        "Lessons are cures that rules found in a finished run, insights that a model found in the "
+        "run, and reasons of the run's judgements. Without `user` and `session_id`: lessons "
+        "without user and session, and lessons for all runs of their agent."
     ),
     response_model=Page[LessonItem],
     responses={**problems(), 200: headers(Link=LINK)},

@@ -81,11 +81,11 @@ class Retention(Answer):
     """Number of days for which data is kept; null: for ever."""
 
     runs: float | None
-    """Days from a run's end; the run's events, tasks and files are kept as long."""
+    """Days after a run's end for which the run, its events, tasks and files are kept."""
     audit: float | None
-    """Days for an entry of the audit log."""
+    """Days for which an entry of the audit log is kept."""
     episodes: float | None
-    """Days from the end of its run for an archived episode."""
+    """Days after the end of its run for which an archived episode is kept."""
 
 
 class Info(Answer):

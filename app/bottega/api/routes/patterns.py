@@ -227,8 +227,8 @@ class PatternRelations(Body):
     generalizes: Ids = Field(default_factory=list)
     """Ids of patterns that are special cases of this pattern."""
     contradicts: Ids = Field(default_factory=list)
-    """Ids of patterns that a run never gets together with this pattern. It is enough if one of the
-    two patterns names the other. It is enough that one of two patterns names the other."""
+    """Ids of patterns that a run never gets together with this pattern. It is enough that one of
+    the two patterns names the other."""
     complements: Ids = Field(default_factory=list)
     """Ids of patterns that are useful together with this pattern."""
 
@@ -597,7 +597,7 @@ class EvidencePoint(Answer):
     """Time of the last application that this point includes."""
     stage: Literal["trial", "validated", "reported"]
     """State of the pattern at the applications that this point includes; `reported`: a client
-    reported them."""
+    reported these applications."""
     given: int
     """Number of applications with the pattern."""
     given_good: int
@@ -614,7 +614,7 @@ class EvidenceHistory(Answer):
     """The growth of the evidence about a pattern."""
 
     points: list[EvidencePoint]
-    """Evidence at points in time, the oldest first; the last one of each stage has all of it."""
+    """Evidence at points in time, oldest first; a stage's last point has all evidence of it."""
     more: bool
     """True: older applications exist; only the newest 500 count."""
 

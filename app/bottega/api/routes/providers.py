@@ -198,7 +198,7 @@ class RecentCalls(Answer):
     duration_p50_ms: int | None
     """Median duration of the answered tries, in milliseconds; null: no try was answered."""
     duration_p95_ms: int | None
-    """95 % of the answered tries took less, in milliseconds; null: no try was answered."""
+    """Milliseconds in which 95 % of the answered tries ended; null: no try was answered."""
 
 
 class ServerHealth(Answer):

@@ -178,7 +178,7 @@ class Point(Answer):
     at: Moment
     """Start of the step."""
     value: float | None
-    """Value of the step; null: nothing to measure, no longer kept, or not known yet."""
+    """Value of the step; null: nothing was measured, or the value was deleted or comes later."""
 
 
 class Series(Answer):
@@ -285,7 +285,7 @@ class Comparison(Answer):
     """Runs from which a random draw withheld patterns."""
     difference: Annotated[float | None, Field(examples=[0.21])]
     """Share of good runs with patterns minus the share without, compared pattern by pattern and
-    weighed as by Mantel and Haenszel; null: nothing to compare."""
+    weighted as by Mantel and Haenszel; null: nothing to compare."""
     low: float | None
     """Lower end of the 95 % interval of `difference`."""
     high: float | None
@@ -469,9 +469,9 @@ async def get_outcomes(
     description=(
         "Learning makes an experiment: a random part of the runs to which a pattern applies goes "
         "without it. Runs are compared within each version of a pattern, and the versions are "
-        "weighed as by Mantel and Haenszel. The interval adds a good and a bad run to each side, "
+        "weighted as by Mantel and Haenszel. The interval adds a good and a bad run to each side, "
         f"so that a few runs do not seem to prove much. Reads the newest {MOST_JUDGED:,} "
-        "applications of this time."
+        "applications of the period."
     ),
     response_model=MemoryEffect,
     responses=problems(),

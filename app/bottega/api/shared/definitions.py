@@ -107,7 +107,7 @@ Check = Callable[[Service, UUID, Any], Awaitable[None]]
 Show = Callable[[Caller, str, Response], Awaitable[dict[str, Any]]]
 """Function (caller, name, response) that returns the body of GET."""
 Others = Callable[[Service], Sequence[dict[str, Any]]]
-"""Function (service) that returns items for each tenant's list; a tenant's own items come first."""
+"""Function (service) that returns the operator's items for the list of every tenant."""
 
 
 @dataclass(frozen=True, slots=True)

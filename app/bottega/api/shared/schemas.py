@@ -16,7 +16,7 @@ from bottega.json_schema.patterns import command, compile_patterns, measure_patt
 Patterns = dict[str, str]
 """Patterns by JSON Pointer."""
 _QUICK_BYTES = 400_000
-"""Compiled size above which another process compiles; it blocks the event loop for 5 ms."""
+"""Compiled bytes above which a separate process compiles: the event loop would stop for 5 ms."""
 _processes = Processes(longest_s=30.0)
 _limit = TenantLimit(2, "checks of costly patterns", "pattern_checks")
 

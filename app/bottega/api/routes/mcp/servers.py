@@ -141,7 +141,7 @@ class McpServer(McpServerSummary):
     tools: list[McpServerTool] | None
     """Tools that the last refresh read; null: there was no refresh yet."""
     warnings: list[str]
-    """Parts of the tools that the server had to change or leave out."""
+    """Parts of the tools that Bottega had to change or leave out."""
 
 
 class McpServerTools(Answer):
@@ -286,8 +286,8 @@ router = DefinitionRoutes(
     operation_id="refresh_mcp_server",
     summary="Read the MCP server's tools",
     description=(
-        "Asks the server for its tools, and stores them; if they changed, as a new version. "
-        "Runs that were accepted before keep the old tools."
+        "Asks the server for its tools, and stores them. If they changed, the definition gets a "
+        "new version. Runs that were accepted before keep the old tools."
     ),
     response_model=McpServerTools,
     responses=problems(404, 409, 429, 502),
