@@ -1,7 +1,7 @@
 """A dry run, from its plan to its answer.
 
-The team is built as for a real run, but its model is the demo model, and a tool that has effects is
-replaced by a tool that does nothing. A :class:`Note` records each task.
+The team is built as for a real run, but its model is the demo model, and tools that use something
+outside the run, or ask people, do nothing. A :class:`Note` records each task.
 """
 
 import asyncio

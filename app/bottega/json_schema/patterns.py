@@ -1,7 +1,7 @@
 r"""Users' regular expressions, with limits of their size. Matching takes linear time.
 
 The engine is Rust's ``regex``, in pydantic-core. While the engine compiles or matches, it holds
-Python's global lock (GIL), so all threads wait. The expanded size of a pattern determines this time,
+Python's global lock (GIL), so all threads wait. The expanded size of a pattern determines the time,
 so the size is limited. An expanded pattern has a copy of the repeated part for each repetition; a
 Unicode class such as ``\w`` adds about 40 KB to the automaton. An expensive pattern is first
 compiled in a separate process (``python -m`` this module), as a test.
