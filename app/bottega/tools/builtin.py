@@ -1,7 +1,7 @@
 """Built-in tools, which an agent's definition may list by name.
 
 The calculator evaluates the syntax tree of an expression, and never executes code. ``build_tool``
-makes tools of all kinds from an agent's definition.
+makes a tool of any type from its definition.
 """
 
 import ast
@@ -47,12 +47,12 @@ MAX_BITS = 4096
 
 
 def evaluate(expression: str) -> Number:
-    """Evaluate an arithmetic expression; results that are whole numbers are exact.
+    """Evaluate an arithmetic expression; a result that is a whole number is exact.
 
-    The expression may have numbers, ``+ - * / // % **``, parentheses, ``FUNCTIONS``, ``pi``, ``e``.
+    Expressions may contain numbers, ``+ - * / // % **``, parentheses, ``FUNCTIONS``, ``pi``, ``e``.
 
     Raises:
-        InvalidInputError: the expression has a part that is not allowed, or has no value.
+        InvalidInputError: the expression contains something else, or has no value.
     """
     text = expression.strip()
     if len(text) > LONGEST_EXPRESSION:
@@ -100,7 +100,7 @@ def _called(name: str, arguments: list[Number]) -> Number:
 
 
 def _bounded(number: Any) -> Number:
-    """Return a number, or raise an error if the number is not real, not finite or too large."""
+    """Return a number; raise an error if the number is complex, infinite or too large."""
     if isinstance(number, int):
         if number.bit_length() > MAX_BITS:
             raise OverflowError
@@ -114,7 +114,7 @@ def _bounded(number: Any) -> Number:
 
 
 def _power(base: Number, exponent: Number) -> Any:
-    # A lower bound of the result's size is enough to refuse a huge power before its computation.
+    # Refuse a huge power before its computation, by a lower bound of the result's bits.
     if (
         isinstance(base, int)
         and isinstance(exponent, int)
@@ -174,8 +174,8 @@ class ToolDeps:
     """Dependencies of the built-in tools.
 
     Attributes:
-        known: function that removes known secrets from a text of a server.
-        tenant: the tenant that sends the requests.
+        known: redactor that removes known secrets from texts of servers.
+        tenant: name of the tenant that sends the requests.
     """
 
     egress: Egress
@@ -185,7 +185,7 @@ class ToolDeps:
 
 
 class _Builtin(FunctionTool):
-    """Tool made from a function; it is idempotent, and its error texts omit class names."""
+    """A tool made from a function; the tool is idempotent, and its errors omit class names."""
 
     async def execute(self, tool_call: ToolCall) -> ToolResult:
         try:
@@ -330,10 +330,10 @@ WITHIN_RUN = frozenset(("current_time", "calculator", "read_shared_memory", "ask
 
 
 def builtin_tool(name: str, deps: ToolDeps) -> ToolBase:
-    """Make a built-in tool by name.
+    """Make the built-in tool that has this name.
 
     Raises:
-        InvalidInputError: the name is unknown (``unknown_tool``); the text lists the known names.
+        InvalidInputError: ``unknown_tool``; the error's text lists the known names.
     """
     make = BUILTIN.get(name)
     if make is None:
@@ -356,12 +356,11 @@ def build_tool(
 
     Args:
         approval: the agent's approval rule, as JSON.
-        secrets_for: returns, for a server's origin, the function that looks up secrets for this
-            server.
+        secrets_for: returns the function that looks up the secrets for the server with this origin.
 
     Raises:
-        InvalidInputError: the definition is outdated (``tool_outdated``) or names no known tool
-            (``unknown_tool``).
+        InvalidInputError: the definition is outdated (``tool_outdated``), or a built-in tool of
+            this name does not exist (``unknown_tool``).
     """
     name: str = definition["name"]
     if definition["type"] == "client":
@@ -388,7 +387,7 @@ def build_tool(
 
 
 def client_tool(definition: Mapping[str, Any], approval: Any) -> ToolBase:
-    """Make a tool that the run's client executes; ``approval`` is the agent's rule in JSON."""
+    """Make a tool that the run's client executes; ``approval``: the agent's approval rule."""
     name, purpose = definition["name"], definition["description"]
     return _approvable(ClientTool(name, purpose, definition["parameters"]), definition, approval)
 
@@ -405,7 +404,7 @@ _HARMLESS = WITHIN_RUN - {"ask_user"}
 
 
 class NotCalled(ToolBase):
-    """Stand-in for a tool: it has the tool's name and schema, but does nothing when called."""
+    """Replacement of a tool, with the tool's name and schema, whose calls do nothing."""
 
     timeout_s = None
     idempotent = True
@@ -428,10 +427,10 @@ def harmless_tools(
     deps: ToolDeps,
     mcp_servers: Mapping[str, Mapping[str, Any]],
 ) -> Iterator[ToolBase]:
-    """Yield a definition's tools; :class:`NotCalled` replaces each tool that has effects.
+    """Yield a definition's tools; calls of tools that leave the run or ask people do nothing.
 
     Args:
-        mcp_servers: definitions of the MCP servers to which the definition may refer.
+        mcp_servers: definitions of the MCP servers to which the tool's definition may refer.
 
     Raises:
         InvalidInputError: the definition of a tool is outdated (``tool_outdated``).

@@ -1,8 +1,8 @@
-"""HTTP client with limits, for requests of tools, of webhooks and to MCP servers.
+"""HTTP client with limits, for the requests that tools, webhooks and MCP connections send.
 
-``tools.guard`` checks the address of each connection. The client ignores redirects, cookies and the
-environment's proxies. Model calls do not use this client: :mod:`bottega.llm.provider` opens its own
-sessions, and guards requests to servers that a tenant chooses in the same way.
+:mod:`bottega.tools.guard` checks the address of each connection. The client ignores redirects,
+cookies, and proxies in environment variables. Model calls do not use this client, but sessions of
+:mod:`bottega.llm.provider`, which has the same checks for servers that a tenant chooses.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class Reply:
 
 
 def checked_url(url: str) -> httpx2.URL:
-    """Parse an http(s) URL, which must have a host and no password; remove the fragment.
+    """Parse an http(s) URL that has a host and no user or password; remove the fragment.
 
     Raises:
         EgressRefusedError: the URL is not valid.
@@ -76,7 +76,7 @@ def checked_url(url: str) -> httpx2.URL:
 def refuse_inside(url: str, allowed: AllowList) -> None:
     """Refuse a URL whose host is a forbidden address.
 
-    The function accepts any host name, because each request checks the addresses of the name.
+    The function accepts all host names: their addresses are checked later, by each request.
 
     Raises:
         EgressRefusedError: the address is forbidden, or :func:`checked_url` refuses the URL.
@@ -89,8 +89,8 @@ def refuse_inside(url: str, allowed: AllowList) -> None:
 class Egress:
     """HTTP client for public addresses, and for other addresses that the operator allows.
 
-    A client belongs to the event loop that uses the client first. All senders of requests share one
-    client, so that requests reuse connections.
+    A client belongs to the event loop of its first request. A process has one client for all
+    requests, because they then share connections.
 
     Args:
         allow: hosts, addresses and CIDR blocks that are allowed although they are not public
@@ -100,7 +100,7 @@ class Egress:
         each: maximum number of concurrent requests per tenant; further requests wait.
 
     Attributes:
-        lookups: resolver of host names, which other code that connects to tenants' hosts also uses.
+        lookups: resolver of host names, also for other connections to tenants' hosts.
 
     Raises:
         InvalidInputError: an entry of ``allow`` is not valid.
@@ -129,7 +129,7 @@ class Egress:
 
         return open_session(
             aiohttp.ClientTimeout(total=None, sock_connect=5.0),
-            most=0,  # no limit: otherwise a tenant's slow servers could use all connections
+            most=0,  # no limit, because a tenant's slow servers could use all connections
             kept_s=10.0,
             most_idle=20,
             tls=self._ssl_context,
@@ -154,12 +154,12 @@ class Egress:
         max_bytes: int,
         tenant: str = "",
     ) -> Reply:
-        """Send one request and read its answer, with any status.
+        """Send one request and return the answer, whatever its status.
 
         Args:
             timeout_s: seconds for the whole call, including the wait for the tenant's semaphore.
-            max_bytes: maximum size in bytes of the decoded body; the client does not read more.
-            tenant: the tenant that sends the request.
+            max_bytes: size in bytes at which the decoded body is cut.
+            tenant: name of the tenant that sends the request.
 
         Raises:
             EgressRefusedError: the URL, or an address of its host, is not allowed.
@@ -188,15 +188,14 @@ class Egress:
             if not limit.expired():
                 raise
             failure = error
-        # Raise the error outside of the ``except`` blocks: inside, its context would be the handled
+        # Raise the error outside of the ``except`` blocks: inside, Python would attach the handled
         # error, which may quote the request.
         raise sending.explained(failure, target.host, timeout_s)
 
     def turn(self, tenant: str) -> asyncio.Semaphore:
         """Return the semaphore that limits a tenant's concurrent requests.
 
-        :meth:`request` acquires the semaphore; the caller of :meth:`stream` must first acquire the
-        semaphore itself.
+        :meth:`request` acquires the semaphore. A caller of :meth:`stream` must acquire it first.
         """
         return self._slots.setdefault(tenant, asyncio.Semaphore(self._each))
 

@@ -1,7 +1,7 @@
 """Checks of outgoing HTTP requests: all addresses of a name, and the address of each socket.
 
-This module resolves a name once, and the connection uses a checked address, so that later DNS
-answers for the name have no effect. ``Host``, SNI and the certificate still use the name.
+The guard resolves a name once, and connects to a checked address. So a later DNS answer for the
+name has no effect. The header ``Host``, SNI and the check of the certificate use the name.
 """
 
 import re
@@ -36,9 +36,9 @@ def _networks(blocks: Iterable[tuple[str, str]]) -> tuple[tuple[Network, str], .
     return tuple((ip_network(block), reason) for block, reason in blocks)
 
 
-# Blocks of IPv4 and of IPv6's global unicast addresses that are not public. Source: the IANA
-# special-purpose address registries. 168.63.129.16 is public, but Azure serves a machine's own
-# secrets at this address.
+# Blocks of addresses that are not public. Source: the IANA special-purpose address registries. Of
+# IPv6, only 2000::/3 can be public. 168.63.129.16 is public, but at this address Azure gives each
+# machine the machine's secrets.
 _REFUSED = _networks(
     (
         ("0.0.0.0/8", "unspecified"),
@@ -65,7 +65,7 @@ _REFUSED = _networks(
         ("ff00::/8", "multicast"),
         ("2001::/23", "reserved"),  # contains Teredo's block
         ("2001:db8::/32", "reserved"),
-        ("2002::/16", "reserved"),  # 6to4, which reaches any IPv4 address
+        ("2002::/16", "reserved"),  # 6to4, which can reach any IPv4 address
         ("3fff::/20", "reserved"),
     )
 )
@@ -74,9 +74,9 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 
 
 def why_refused(address: Address) -> str | None:
-    """Return one or two words that say why an address is not public; ``None``: it is public.
+    """Return the kind of an address that is not public, in words; ``None``: it is public.
 
-    If an IPv6 address embeds an IPv4 address (mapped, NAT64), the function checks the IPv4 address.
+    If an IPv6 address contains an IPv4 address (mapped, NAT64), the IPv4 address is checked.
     """
     if isinstance(address, IPv6Address):
         if address.scope_id is not None:
@@ -88,7 +88,7 @@ def why_refused(address: Address) -> str | None:
             return reason
     if isinstance(address, IPv6Address) and address not in _GLOBAL_IPV6:
         return "reserved"
-    # A newer Python may know blocks of addresses that this module's table does not have.
+    # A newer Python may know blocks that are not in the table above.
     return None if address.is_global else "reserved"
 
 
@@ -105,8 +105,8 @@ def host_address(host: str) -> Address | None:
         host: host of a URL in lower case, without the brackets of an IPv6 address.
 
     Raises:
-        InvalidInputError: ``host`` is neither an address nor a name. Invalid names include
-            spellings of IPv4 that only some resolvers accept (decimal, octal, hexadecimal, short).
+        InvalidInputError: ``host`` is neither an address nor a name. IPv4 addresses in spellings
+            that only some resolvers accept (decimal, octal, hexadecimal, short) are invalid.
     """
     try:
         return ip_address(host)
@@ -115,7 +115,7 @@ def host_address(host: str) -> Address | None:
     name = host.removesuffix(".")
     if _NUMBER.fullmatch(name.rsplit(".", 1)[-1]):
         raise InvalidInputError(f"'{host}' is an unusual spelling of an IP address: write a.b.c.d")
-    # A name in the DNS has at most 253 characters.
+    # DNS names have at most 253 characters.
     if len(name) > 253 or not _NAME.fullmatch(name):
         raise InvalidInputError(f"'{host[:100]}' is not a valid host name")
     return None
@@ -126,8 +126,8 @@ class AllowList:
     """Hosts and networks that are allowed although they are not public.
 
     Attributes:
-        names: host names that are allowed with any address.
-        networks: networks whose addresses are allowed with any host name.
+        names: host names that are allowed, whatever their addresses.
+        networks: networks whose addresses are allowed, whatever the host name.
     """
 
     names: frozenset[str]
@@ -163,7 +163,7 @@ class AllowList:
         return host.removesuffix(".") in self.names
 
     def has_address(self, address: Address) -> bool:
-        """Return true if the address, or its embedded IPv4 address, is in an allowed network."""
+        """Return true if an address, or the IPv4 address in it, is in an allowed network."""
         if any(address in network for network in self.networks):
             return True
         embedded = _embedded(address) if isinstance(address, IPv6Address) else None
@@ -172,7 +172,7 @@ class AllowList:
 
 @dataclass(frozen=True, slots=True)
 class HostGuard:
-    """Check of each connection's address; raises EgressRefusedError for a refused address."""
+    """Function that raises EgressRefusedError if a connection's address is refused."""
 
     host: str
     allowed: AllowList
@@ -188,8 +188,8 @@ _LOOPBACK = ("localhost", "127.0.0.0/8", "::1")
 class ModelHosts:
     """Hosts that are allowed for tenants' model servers although they are not public.
 
-    The operator's list allows hosts. Loopback is also allowed while only the user of this machine
-    can use the service: the database is embedded, and the server listens on loopback without keys.
+    The operator's list is allowed. Loopback is also allowed while only programs of this machine can
+    use the service: the database is embedded, and a server without keys listens on loopback.
 
     Args:
         allow: hosts, addresses and CIDR blocks that the operator allows.
@@ -211,7 +211,7 @@ class ModelHosts:
 
 
 class Asking(NamedTuple):
-    """Tenant and host of a request that may open a connection."""
+    """Tenant and host of a request, for the checks when the request opens a connection."""
 
     tenant: str
     host: str
@@ -221,16 +221,15 @@ asking: ContextVar[Asking] = ContextVar("asking")
 
 
 class EgressRefusedError(InvalidInputError):
-    """Error of a request to an address that outgoing HTTP must not use; a retry does not help."""
+    """A request was for an address that outgoing HTTP must not use; a retry does not help."""
 
     code = "egress_refused"
 
 
 class EgressError(UnavailableError):
-    """Error of a request that got no answer or an invalid answer.
+    """A request got no answer or an invalid answer.
 
-    The error's code is ``egress_unreachable``, ``egress_timeout``, ``egress_tls`` or
-    ``egress_bad_answer``.
+    The code is ``egress_unreachable``, ``egress_timeout``, ``egress_tls`` or ``egress_bad_answer``.
     """
 
     code = "egress_unreachable"
@@ -263,7 +262,7 @@ def check_address(host: str, address: Address, allowed: AllowList) -> None:
 
 
 class AddressGuard:
-    """Guard that permits the request in :data:`asking` only public or allowed addresses."""
+    """Guard that permits only public or allowed addresses for the request in :data:`asking`."""
 
     def __init__(self, allowed: AllowList, lookups: DnsResolver) -> None:
         self._allowed = allowed
@@ -280,10 +279,10 @@ class AddressGuard:
             check_address(host, ip_address(address), self._allowed)
 
     async def look_up(self, host: str, port: int) -> Sequence[str]:
-        """Resolve a name; refuse the name if one of its addresses is forbidden.
+        """Resolve a name, and check all its addresses.
 
         Raises:
-            OSError: the name has no address, or a forbidden address.
+            OSError: the name has no address, or one of its addresses is forbidden.
         """
         try:
             found = await self._lookups.addresses(asking.get().tenant, host, port)

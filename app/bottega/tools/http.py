@@ -1,7 +1,7 @@
 """User-defined tools that send an HTTP request.
 
-A tool has a URL template. A model's arguments replace the template's placeholders, and can change
-nothing else in the URL. The module also converts HTTP answers to texts and media for models.
+A tool has a template of its URL. The arguments of a call replace the template's placeholders, and
+cannot change anything else in the URL. The module also converts HTTP answers for models.
 """
 
 import codecs
@@ -50,7 +50,7 @@ _FIXED_QUERY = re.compile(r"(?:[A-Za-z0-9._~!$'()*+,;=:@/?-]|%[0-9A-Fa-f]{2})*")
 _DOTS = (".", "..")
 
 Pieces = tuple[str, ...]
-"""Fixed texts, which may be empty, and between each two of them the name of a placeholder."""
+"""Fixed text, name of a placeholder, fixed text, and so on; fixed texts may be empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,7 @@ class UrlTemplate:
     Attributes:
         origin: scheme, host and port, without placeholders.
         segments: segments of the path.
-        query: pairs of key and value. The URL omits a pair if a placeholder of the pair has no
-            argument.
+        query: pairs of key and value. The URL omits a pair if an argument of the pair is missing.
     """
 
     origin: str
@@ -101,12 +100,12 @@ class UrlTemplate:
         return frozenset(key for key, _ in self.query)
 
     def fill(self, arguments: Mapping[str, Any], extra: Mapping[str, Any]) -> str:
-        """Return the URL with ``arguments`` in the placeholders and ``extra`` in the query.
+        """Return the URL: ``arguments`` replace the placeholders, and ``extra`` is in the query.
 
         Arguments cannot change scheme, host, port, the number of path segments, or fixed texts.
 
         Raises:
-            InvalidInputError: an argument is not valid at its position in the URL.
+            InvalidInputError: an argument is not allowed in its part of the URL.
         """
         path = "/".join(_segment(pieces, arguments) for pieces in self.segments)
         pairs: list[str] = []
@@ -151,8 +150,7 @@ def _segment(pieces: Pieces, arguments: Mapping[str, Any]) -> str:
         text = _as_text(name, arguments.get(name))
         if not text:
             raise InvalidInputError(f"'{name}' must not be empty: it is a part of the URL's path")
-        # Encoded slashes count as slashes, because some servers decode slashes before they read
-        # "..".
+        # Treat encoded slashes as slashes: some servers decode slashes before they look for "..".
         if any(part in _DOTS for part in re.split(r"[/\\]", text)) or not text.isprintable():
             raise InvalidInputError(f"the value of '{name}' cannot be a part of a URL's path")
     return _filled(pieces, arguments)
@@ -170,7 +168,7 @@ def _filled(pieces: Pieces, arguments: Mapping[str, Any]) -> str:
 
 
 def _repeated(key: str, value: Any) -> list[str]:
-    """Return a value as query pairs: no pair for null, one pair for each item of a list."""
+    """Return a value's query pairs: one for each item of a list, none for null, otherwise one."""
     values = value if isinstance(value, list) else [value]
     return [f"{key}={_quoted(_as_text(key, item))}" for item in values if item is not None]
 
@@ -196,7 +194,7 @@ def _quoted(text: str) -> str:
 _EXCERPT = 1000
 
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?([A-Za-z0-9._:-]{1,40})", re.IGNORECASE)
-# All other codecs of Python are refused: some are very slow, and some do not decode to text.
+# Python's other codecs are not used: some are very slow, and some do not decode to text.
 _TEXT_CODECS = re.compile(
     r"utf-(8|16|32)(-[bl]e)?|ascii|iso8859-\d+|cp\d+|koi8-[ru]|shift_jis|euc_(jp|kr)|gb\w+|big5"
 )
@@ -211,7 +209,7 @@ _TEXT_TYPES = re.compile(r"text/.*|.*[/+](json|xml|javascript|yaml|x-www-form-ur
 
 
 def content_type(reply: Reply) -> str:
-    """Return the header ``Content-Type``, cut to 200 characters; without it, an empty text."""
+    """Return the header ``Content-Type``, cut to 200 characters, or "" if it is missing."""
     return reply.headers.get("content-type", "")[:200]
 
 
@@ -246,7 +244,7 @@ def _codec(header: str) -> str | None:
 
 
 def body_of(reply: Reply) -> Any:
-    """Decode the body as JSON or text by its type; ``None``: the body is empty or not text."""
+    """Decode a body as JSON or text, by its media type; ``None``: it is empty or not text."""
     text = text_of(reply)
     if not text:
         return None
@@ -266,7 +264,7 @@ def _decoded(text: str) -> Any:
 
 
 def media_of(reply: Reply) -> Part | None:
-    """Return an answer's body as a part if the body is a complete image, audio file or PDF."""
+    """Return a body that is a complete image, audio file or PDF as a part of a message."""
     media_type = media_type_of(reply.body[:HEAD_BYTES])
     kind = _KINDS.get(media_type) or _KINDS.get(media_type.partition("/")[0])
     if kind is None or reply.truncated or media_type == _SVG:
@@ -275,7 +273,7 @@ def media_of(reply: Reply) -> Part | None:
 
 
 def failure_of(reply: Reply) -> str | None:
-    """Return an error text that contains the status, or ``None`` if the request succeeded."""
+    """Return an error text that contains the status, or ``None`` if the status is 2xx."""
     if 200 <= reply.status < 300:
         return None
     said = f"the server answered {reply.status} {httpx2.codes.get_reason_phrase(reply.status)}"
@@ -294,7 +292,7 @@ def is_redirect(reply: Reply) -> bool:
 
 
 def redirect_target(reply: Reply, url: str) -> httpx2.URL | None:
-    """Return a redirect's target without user, password and fragment; ``None``: it is invalid."""
+    """Return the target of a redirect, without user, password and fragment; ``None``: invalid."""
     try:
         target = httpx2.URL(url).join(reply.headers["location"]).copy_with(userinfo=b"")
         return checked_url(str(target))
@@ -341,8 +339,8 @@ ToolParameters = Annotated[
 class HttpToolDefinition(Approvable):
     """A tool that sends an HTTP request.
 
-    Arguments replace the placeholders of their names in the URL. Bottega sends all other arguments
-    in the query (GET, DELETE) or, as a JSON object, in the body.
+    An argument replaces the placeholder of the same name in the URL. Bottega sends all other
+    arguments in the query (GET, DELETE), or in the body, as a JSON object.
     """
 
     model_config = ConfigDict(
@@ -350,7 +348,7 @@ class HttpToolDefinition(Approvable):
         extra="forbid",
         strict=True,
         hide_input_in_errors=True,
-        # The JSON form requires ``type``, which selects the class; Python's constructor does not.
+        # In JSON, ``type`` is required, because it selects the class; in Python, it has a default.
         json_schema_extra=lambda schema: schema["required"].append("type"),
     )
 
@@ -408,12 +406,12 @@ class HttpToolDefinition(Approvable):
 
     @property
     def origin(self) -> str:
-        """The URL's scheme, host and port; no argument can change them."""
+        """The URL's scheme, host and port, which arguments cannot change."""
         return UrlTemplate.parse(self.url).origin
 
     @property
     def secrets(self) -> Mapping[str, str]:
-        """Names of the secrets that the tool sends, by the name of the header."""
+        """Names of the secrets that the tool sends, by header."""
         return {
             header: value.secret
             for header, value in self.headers.items()
@@ -478,11 +476,11 @@ class HttpTool(ToolBase):
     """An :class:`HttpToolDefinition` as a tool.
 
     Args:
-        secrets: function that looks up the values of secret headers at each call.
+        secrets: function that returns a secret's value; called in each call of the tool.
         egress: HTTP client that sends the requests.
-        known: function that removes known secrets from answers, in addition to the secrets that the
-            tool sends.
-        tenant: the tenant that sends the requests.
+        known: redactor that removes known secrets from answers. Secrets that the tool sends are
+            always removed.
+        tenant: name of the tenant that sends the requests.
         approval: rule that says which calls a person must approve.
     """
 
@@ -501,7 +499,7 @@ class HttpTool(ToolBase):
         self.definition = definition
         self.name = definition.name
         self.description = definition.description
-        self.timeout_s = definition.timeout_s + 5.0  # the client's own timeout has a clearer error
+        self.timeout_s = definition.timeout_s + 5.0  # the HTTP client's timeout has a better error
         self.idempotent = definition.repeatable
         self._arguments = _schema(definition.parameters)
         wanted = definition.output_schema
@@ -517,7 +515,7 @@ class HttpTool(ToolBase):
 
     @property
     def unchecked(self) -> Sequence[str]:
-        """Positions of the ``pattern`` keywords in the tool's schemas that are not checked."""
+        """JSON Pointers of the patterns in the tool's schemas that checks ignore."""
         output = () if self._output is None else self._output.unchecked
         return [
             *(f"/parameters{place}" for place in self._arguments.unchecked),
@@ -528,9 +526,9 @@ class HttpTool(ToolBase):
         return self._arguments.schema
 
     async def execute(self, tool_call: ToolCall) -> ToolResult:
-        """Send the request; for a status other than 2xx, return an ERROR with the body's start.
+        """Send the request. For a status other than 2xx, return an error with the body's start.
 
-        If the answer is an image, audio or a PDF, the result contains the answer as a part.
+        If the answer is an image, an audio file or a PDF, it is a part of the result.
         """
         clean = self._known.value
         try:
@@ -543,8 +541,8 @@ class HttpTool(ToolBase):
                 headers=headers,
                 content=content,
                 timeout_s=self.definition.timeout_s,
-                # A truncated body could end in the middle of a secret, and redaction finds only
-                # whole secrets.
+                # Read at least 16 KB of the body: redaction finds only whole secrets, and an error
+                # text quotes the body's start.
                 max_bytes=max(self.definition.max_bytes, 16_384),
                 tenant=self._tenant,
             )
@@ -589,7 +587,7 @@ class HttpTool(ToolBase):
         return url, content
 
     async def check_secrets(self) -> None:
-        """Check that the tool may send all its secrets, before a model calls the tool.
+        """Check before calls of the tool that it may send all its secrets.
 
         Raises:
             InvalidInputError: a secret is missing, or must not be sent to the tool's server.
@@ -622,7 +620,7 @@ class HttpTool(ToolBase):
                 "tool's URL has to be the target's URL"
             )
         if (failure := failure_of(reply)) is not None:
-            # Redact before shortening, because redaction finds only whole secrets.
+            # Redact the whole text and then cut it, because redaction finds only whole secrets.
             said = excerpt(clean(text_of(reply) or "").strip())
             return f"{failure}: {said}" if said else failure
         if reply.truncated or len(reply.body) > self.definition.max_bytes:

@@ -1,4 +1,4 @@
-"""MCP servers, and the tools of MCP servers in agents' definitions."""
+"""Types for MCP servers, and checks of agents' definitions that use the servers' tools."""
 
 import re
 from collections import Counter
@@ -31,7 +31,7 @@ class McpToolDefinition(Approvable):
         frozen=True,
         extra="forbid",
         strict=True,
-        # The JSON form requires ``type``, which selects the class; Python's constructor does not.
+        # In JSON, ``type`` is required, because it selects the class; in Python, it has a default.
         json_schema_extra=lambda schema: schema["required"].append("type"),
     )
 
@@ -52,21 +52,21 @@ class McpToolDefinition(Approvable):
 
     @property
     def names(self) -> Sequence[str]:
-        """Names of the tools for the model; empty if ``tools`` is null, which means all tools."""
+        """Names of the tools for the model; empty if ``tools`` is null (all tools)."""
         return [model_name(self.server, name) for name in self.tools or ()]
 
     def may_have(self, name: str) -> bool:
-        """Return true if one of the tools may have this name for the model."""
+        """Return true if the model may see one of the tools under this name."""
         if self.tools is not None:
             return name in self.names
         return name.startswith(f"{self.server}{SEPARATOR}"[: _LONGEST_NAME - _DIGITS - 1])
 
 
 def model_name(server: str, tool: str) -> str:
-    """Return the name of a server's tool for models: ``server__tool``, of at most 64 characters.
+    """Return the name under which models see a server's tool: ``server__tool``.
 
-    Characters that models refuse become ``_``. A name that is too long is shortened and ends with a
-    hash.
+    Characters that model servers refuse become ``_``. A name of more than 64 characters is cut, and
+    ends with a hash.
     """
     name = _FORBIDDEN.sub("_", f"{server}{SEPARATOR}{tool}")
     if len(name) <= _LONGEST_NAME:
@@ -81,7 +81,7 @@ def tools_in(
     """Return the tools of an MCP server that an agent may use.
 
     Args:
-        definition: JSON of the agent's :class:`McpToolDefinition`.
+        definition: the agent's :class:`McpToolDefinition`, as JSON.
         server: definition of the server.
     """
     tools = {tool["name"]: tool for tool in server["tools"] or ()}
@@ -99,8 +99,8 @@ def refuse_unfit(
     Args:
         tools: definitions of all tools of the agent, as JSON.
         others: names of the agent's sub-agents, which no tool may have.
-        servers: ``{"tools": names}`` by the name of an existing server; ``None`` instead of the
-            object before the server's first refresh.
+        servers: ``{"tools": names}`` for each existing server, by the server's name; ``names`` is
+            ``None`` before the server's first refresh.
 
     Raises:
         InvalidInputError: ``unknown_mcp_server``, ``mcp_server_not_refreshed``, ``unknown_tool``,
@@ -172,7 +172,7 @@ def _existing(tool: Mapping[str, Any], servers: Mapping[str, Mapping[str, Any]])
 
 
 class McpError(UnavailableError):
-    """Error of an MCP server that does not answer, or whose answer breaks the protocol."""
+    """An MCP server does not answer, or its answer breaks the protocol."""
 
     code = "mcp_unreachable"
 
@@ -193,7 +193,7 @@ class StdioCommand:
 
 
 class Headers(NamedTuple):
-    """Header fields for a server, and those of their values that are secrets."""
+    """Header fields of requests to a server, and the secret values among them."""
 
     fields: Mapping[str, str]
     secrets: Sequence[str] = ()
@@ -208,13 +208,13 @@ class McpServer:
     """An MCP server, which has either a ``url`` or a ``command``.
 
     Attributes:
-        url: URL of the server, which uses the transport *streamable HTTP*; ``None`` for a program.
-        headers: function that returns the header fields, called for each connection. The client
+        url: URL of the server, whose transport is *streamable HTTP*; ``None`` for a program.
+        headers: function that returns the header fields; called for each connection. The client
             sends these fields only to ``url``.
-        timeout_s: seconds within which the server must answer; the time in which people answer the
-            server's questions does not count.
+        timeout_s: seconds within which the server must answer, without the time in which people
+            answer the server's questions.
         max_bytes: maximum size in bytes of one answer.
-        tenant: the tenant that connects to the server.
+        tenant: name of the tenant that connects to the server.
     """
 
     name: str
@@ -228,11 +228,11 @@ class McpServer:
 
 @dataclass(frozen=True, slots=True)
 class McpToolSchema:
-    """A tool of an MCP server, in the form for models.
+    """A tool of an MCP server, as models see it.
 
     Attributes:
         input_schema: JSON Schema of the tool's arguments, within Bottega's limits.
-        warnings: texts about the changes that made the tool fit Bottega's limits.
+        warnings: texts about changes of the server's tool, made because of Bottega's limits.
     """
 
     name: str

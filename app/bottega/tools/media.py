@@ -63,7 +63,7 @@ def media_type_of(head: bytes, declared: str | None = None) -> str:
 
     Args:
         head: the first ``HEAD_BYTES`` of the file, or the whole file.
-        declared: media type that the client sent, used only to distinguish types of text.
+        declared: media type that the client sent; used only for files that are text.
     """
     for magic, found in _MAGIC:
         if head.startswith(magic):
@@ -75,7 +75,7 @@ def media_type_of(head: bytes, declared: str | None = None) -> str:
 
 
 def is_text(media_type: str) -> bool:
-    """Return true if files of this type are text that a model can read without conversion."""
+    """Return true for a type of text that a model can read without conversion."""
     return _TEXT_TYPE.fullmatch(media_type) is not None
 
 
@@ -102,7 +102,7 @@ def _bitmap(head: bytes) -> str | None:
 
 
 def _mpeg(head: bytes) -> str | None:
-    """Return true for MPEG audio without tags, by the first frame's header (ISO/IEC 11172-3)."""
+    """Return the type of an MPEG audio file without tags, by its first frame (ISO/IEC 11172-3)."""
     if len(head) < 4 or head[0] != 0xFF or head[1] & 0xE0 != 0xE0:
         return None
     if head[1] & 0xF6 == 0xF0:
@@ -127,10 +127,10 @@ def _text(head: bytes, declared: str | None) -> str | None:
 
 
 def pixels_of(head: bytes) -> int | None:
-    """Return an image's width times height in pixels; ``None``: ``head`` does not contain them.
+    """Return an image's width times its height, in pixels; ``None``: they are not in ``head``.
 
     Args:
-        head: the start of the file; width and height of a JPEG may be far from the first byte.
+        head: the start of the file; a JPEG may have its width and height far from the start.
     """
     measure = _MEASURES.get(media_type_of(head[:HEAD_BYTES]))
     try:
@@ -168,7 +168,7 @@ def _webp(head: bytes) -> tuple[int, int] | None:
 
 
 def _jpeg(head: bytes) -> tuple[int, int] | None:
-    """Find a JPEG's frame header, after segments of any length, for the size (T.81, B.2)."""
+    """Return a JPEG's size, which is in its frame header (T.81, B.2)."""
     at = 2
     # Skip the segments before the frame header. A colour profile or a preview may have hundreds of
     # segments.
@@ -193,7 +193,7 @@ _MEASURES: dict[str, Callable[[bytes], tuple[int, int] | None]] = {
 
 
 class PageCount:
-    """Counter of the pages of a PDF that is read in pieces; misses pages in compressed streams."""
+    """Counter of the pages of a PDF in pieces. Pages in compressed streams are not counted."""
 
     _PAGE = re.compile(rb"/Type\s{0,8}/Page(?![A-Za-z])")
     _OVERLAP = 24
@@ -207,7 +207,7 @@ class PageCount:
             return
         seen = self._rest + piece
         ends = [found.end() for found in self._PAGE.finditer(seen)]
-        # A match at the end of a piece may be the start of /Pages, so the next piece decides.
+        # A match at the end of a piece may be the start of "/Pages": wait for the next piece.
         self.pages += sum(end < len(seen) for end in ends)
         last = max((end for end in ends if end < len(seen)), default=0)
         self._rest = seen[max(last, len(seen) - self._OVERLAP) :]

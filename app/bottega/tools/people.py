@@ -58,20 +58,19 @@ ExpiresS = Annotated[
 
 
 class Approvable(DescribedModel):
-    """Fields of the definition of a tool whose calls may need a person's approval."""
+    """Fields in the definitions of tools whose calls may need a person's approval."""
 
     approval: ApprovalField | None = None
     """Calls that a person must approve first: `never`, `always`, `{always: true}`, or `{when:
-    CONDITION}`, as in patterns, with features `arguments.NAME`. An object may have `confirm_above:
-    {arguments.NAME: NUMBER}`: the console asks once more before it approves a larger number. Null
-    means the rule of the agent."""
+    CONDITION}`: a condition as in patterns, whose features are `arguments.NAME`. An object may have
+    `confirm_above: {arguments.NAME: NUMBER}`: if the argument is larger, the console asks the
+    person a second time. Null means the agent's rule."""
     approval_reason: Annotated[str, StringConstraints(min_length=1, max_length=500)] | None = None
     """Reason that the person reads; null means the condition."""
     expires_s: ExpiresS = EXPIRES_S
 
     def rule(self, agents: Any) -> Approval | None:
-        """Return the approval rule for calls of the tool; ``agents``: the agent's rule or
-        ``None``."""
+        """Return the tool's approval rule; if the tool has none, the agent's rule (``agents``)."""
         wanted = agents if self.approval is None else self.approval
         return approval_of(wanted, self.approval_reason)
 
@@ -106,12 +105,12 @@ class _PeoplesTool(ToolBase):
     local = True
 
     async def execute(self, tool_call: ToolCall) -> ToolResult:
-        """Return an error, because only a call that could not be sent to people is executed."""
+        """Return an error: a call is executed here only if it could not be sent to people."""
         return error_result(tool_call, "the call could not be passed on")
 
 
 class AskUser(_PeoplesTool):
-    """A tool with which a model asks the user a question; the answer may take days."""
+    """A tool by which a model asks the user a question; the user may answer days later."""
 
     name = "ask_user"
     description = (

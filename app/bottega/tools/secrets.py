@@ -1,4 +1,4 @@
-"""Tenants' secrets in the operator's environment, and header fields that a tool may send.
+"""Tenants' secrets in the operator's environment variables, and rules for tools' header fields.
 
 Definitions of agents contain only the names of secrets, not the values.
 """
@@ -15,13 +15,13 @@ _HOSTS = f"{PREFIX}HOSTS"
 DEFAULT = "default"
 """The only tenant whose variables do not contain the tenant's name."""
 
-# ``__`` separates tenant and name, so a name may have only single ``_``.
+# ``__`` separates the tenant's name from the secret's name, so neither may contain ``__``.
 _WORDS = "[A-Z](?:_?[A-Z0-9])*"
 _NAMED = re.compile(f"(?:(?P<tenant>{_WORDS})__)?(?P<name>{_WORDS})", re.ASCII)
 
 
 def variable(tenant: str, name: str) -> str:
-    """Return the name of the environment variable of a tenant's secret."""
+    """Return the name of the environment variable that has a tenant's secret."""
     return PREFIX + of_tenant(tenant, name)
 
 
@@ -38,9 +38,8 @@ class TenantSecrets:
     """Secrets in ``BOTTEGA_SECRET_NAME`` (tenant ``default``) and ``BOTTEGA_SECRET_TENANT__NAME``.
 
     Raises:
-        InvalidInputError: a variable's name is not valid, or its value cannot be redacted from
-            texts: the value is too short, or is a word that Bottega's own texts use
-            (``secret_is_vocabulary``).
+        InvalidInputError: a variable's name is not valid. Or its value cannot be redacted, because
+            it is too short, or is a word that Bottega's texts use (``secret_is_vocabulary``).
     """
 
     def __init__(self, environment: Mapping[str, str | None]) -> None:
@@ -50,9 +49,9 @@ class TenantSecrets:
                 self._values[_owner(key)] = _fit_to_be_removed(key, value.strip())
 
     def of(self, tenant: str) -> Callable[[str], str]:
-        """Return the function that looks up a tenant's secret by name.
+        """Return a function from the names of a tenant's secrets to the values.
 
-        The returned function raises InvalidInputError (``unknown_secret``) for an unknown name.
+        The function raises InvalidInputError (``unknown_secret``) for an unknown name.
         """
 
         def secret(name: str) -> str:
@@ -96,10 +95,10 @@ def _fit_to_be_removed(key: str, value: str) -> str:
 
 
 def refuse_vocabulary(name: str, value: str) -> None:
-    """Refuse a secret that is an ordinary word, because its redaction would change many texts.
+    """Refuse a secret that Bottega's texts use as a word: its redaction would change many texts.
 
     Raises:
-        InvalidInputError: the secret is an ordinary word (``secret_is_vocabulary``).
+        InvalidInputError: ``secret_is_vocabulary``: the secret is such a word, a date or a time.
     """
     if is_vocabulary(value):
         raise InvalidInputError(
@@ -113,7 +112,7 @@ _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 _VALUE = re.compile(r"(?:[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)?")
 _LONGEST_VALUE = 8192
 
-# Headers that only the HTTP client sets: target, length and encoding of a message.
+# Only the HTTP client sets these headers: they define a message's target, length and encoding.
 _OURS = frozenset(
     {
         "accept-encoding",
@@ -148,11 +147,10 @@ _IN_QUERIES = frozenset(
 
 
 def check_header(name: str, value: str) -> None:
-    """Refuse a header field that could change the target or framing of a request.
+    """Refuse a header field that is malformed, or that only the HTTP client may set.
 
     Raises:
-        InvalidInputError: the field is refused. The error text contains the field's name, but not
-            its value.
+        InvalidInputError: the field is refused. The error's text does not contain its value.
     """
     if not _NAME.fullmatch(name):
         raise InvalidInputError(f"{name[:100]!r} is not a valid header name")
@@ -171,5 +169,5 @@ def carries_credentials(name: str) -> bool:
 
 
 def is_credential_in_query(key: str) -> bool:
-    """Return true if a fixed value of this key in a URL's query is always a credential."""
+    """Return true if the value of this key in a URL's query is always a credential."""
     return key.lower().replace("_", "-") in _IN_QUERIES

@@ -1,4 +1,4 @@
-"""The part of :mod:`bottega.tools.egress` that needs aiohttp; it loads with the first request."""
+"""Functions of :mod:`bottega.tools.egress` that need aiohttp; the first request imports them."""
 
 import socket
 import ssl
@@ -32,7 +32,7 @@ def fields_of(url: httpx2.URL, headers: Mapping[str, str]) -> Iterable[tuple[str
 
 
 async def read(answer: aiohttp.ClientResponse, max_bytes: int) -> tuple[bytes, bool]:
-    """Return an answer's decompressed body, at most ``max_bytes``, and true if it was cut."""
+    """Return an answer's decompressed body, cut to ``max_bytes``, and true if it was longer."""
     body = bytearray()
     async with aclosing(body_of(answer, reader_of(answer, max_bytes + STEP_BYTES))) as steps:
         async for step in steps:
@@ -64,7 +64,7 @@ def explained(error: Exception, host: str, timeout_s: float) -> EgressError | Eg
 
 
 def _tls_reason(error: BaseException | None) -> str | None:
-    while isinstance(error, aiohttp.ClientError):  # aiohttp's TLS errors also have ssl's types
+    while isinstance(error, aiohttp.ClientError):  # an aiohttp error may be an ssl error, too
         error = error.__cause__ or error.__context__
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not valid ({error.verify_message})"
@@ -72,7 +72,7 @@ def _tls_reason(error: BaseException | None) -> str | None:
 
 
 class Body(httpx2.AsyncByteStream):
-    """The body of an answer; a network error during its reading becomes an EgressError."""
+    """The body of an answer; a network error while it is read becomes an EgressError."""
 
     def __init__(self, answer: aiohttp.ClientResponse, reader: BoundedReader, host: str) -> None:
         self._answer = answer
