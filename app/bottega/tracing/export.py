@@ -21,7 +21,7 @@ _users = 0
 
 
 def is_wanted(environment: Mapping[str, str]) -> bool:
-    """Return true if the environment variables name an exporter or an endpoint for spans."""
+    """Return true if the environment variables set an exporter or an endpoint for spans."""
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
     exporter = environment.get(_EXPORTER, "").strip().lower()
@@ -30,7 +30,7 @@ def is_wanted(environment: Mapping[str, str]) -> bool:
 
 @contextmanager
 def exporting() -> Iterator[None]:
-    """Export this process's spans during the block if :func:`is_wanted` is true."""
+    """Export spans of this process until the end of the block, if :func:`is_wanted` is true."""
     global _users
     if not is_wanted(os.environ):
         yield
@@ -70,4 +70,4 @@ def _open() -> Any:
 def _close(provider: Any) -> None:
     closing = threading.Thread(target=provider.shutdown, name="last-spans", daemon=True)
     closing.start()
-    closing.join(5.0)  # maximum wait for the last spans
+    closing.join(5.0)  # wait at most 5 s for the last spans

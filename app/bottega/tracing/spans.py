@@ -1,4 +1,4 @@
-"""Spans: units of work for tracing backends, with names of OpenTelemetry's GenAI conventions.
+"""Spans, which tell tracing backends about units of work, with OpenTelemetry's GenAI names.
 
 While :data:`tracer` is ``None``, this module makes no spans and does not import OpenTelemetry.
 """
@@ -58,7 +58,7 @@ class Ids(NamedTuple):
     """Ids of a span that are known before the span begins.
 
     Attributes:
-        trace: id of the trace, for a span that has no parent.
+        trace: id of the trace; used only if the span has no parent.
     """
 
     trace: int
@@ -66,11 +66,11 @@ class Ids(NamedTuple):
 
 
 class Recorded(Protocol):
-    """A span in the tracing library.
+    """A span, as the tracer records it.
 
     Attributes:
-        trace: trace context of the span, for spans below this span.
-        is_recorded: false: the trace is not sampled.
+        trace: trace context of the span, which its child spans need.
+        is_recorded: false if the trace is not sampled.
     """
 
     trace: Trace
@@ -83,10 +83,10 @@ class Recorded(Protocol):
 
 
 class Tracer(Protocol):
-    """Makes spans.
+    """Maker of spans.
 
     Attributes:
-        takes_texts: true: prompts, answers, arguments and results are exported, too.
+        takes_texts: true if prompts, answers, arguments and results are exported, too.
     """
 
     takes_texts: bool
@@ -110,7 +110,7 @@ class Span:
     """The span of the current work; spans that begin during this work become its children.
 
     Attributes:
-        takes_texts: true: the span's texts are exported.
+        takes_texts: true if the span's texts are exported.
     """
 
     def __init__(self, recorded: Recorded, takes_texts: bool) -> None:
@@ -128,7 +128,7 @@ class Span:
         self._recorded.set(attributes)
 
     def event(self, name: str, attributes: Attributes) -> None:
-        """Add an event with the current time."""
+        """Add an event that has the current time."""
         self._recorded.event(name, attributes)
 
     def end(self, error: str | None = None) -> None:
@@ -142,7 +142,7 @@ class Span:
         self._ended = True
         try:  # noqa: SIM105 # `suppress` costs as much time as the rest of this method
             trace_context.current.reset(self._before)
-        except ValueError:  # the span ends in another context than the context in which it began
+        except ValueError:  # the span began in a different context
             pass
         self._recorded.end(error)
 
@@ -155,7 +155,7 @@ def begin(
     ids: Ids | None = None,
     link: Ids | None = None,
 ) -> Span | None:
-    """Begin a span below the current span; ``None``: no spans are exported.
+    """Begin a child of the current span, or return ``None`` if no spans are exported.
 
     Args:
         link: ids of an earlier span that the new span continues.
@@ -167,9 +167,10 @@ def begin(
 
 
 def ids_of(run_id: UUID, attempt: int, traceparent: str | None) -> Ids:
-    """Return the ids of an attempt's span, to which the span of the next attempt links.
+    """Return the ids of the span of an attempt.
 
-    The ids are computed from the run's id, because an attempt may die before it stores any id.
+    The next attempt's span links to these ids. They are computed from the run's id, because an
+    attempt may crash before it stores anything.
     """
     known = trace_context.trace_id(traceparent)
     trace = run_id.int if known is None else int(known, 16)
