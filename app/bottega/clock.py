@@ -1,7 +1,7 @@
 """Access to the machine's clocks; no other module reads a clock.
 
-Tests control the time, because code that depends on the time gets a :class:`Clock` or a float as an
-argument.
+Code that depends on the time gets a :class:`Clock` or a float as an argument, so tests can set the
+time.
 """
 
 import time
@@ -24,7 +24,7 @@ def stamp() -> str:
 
 
 def monotonic() -> float:
-    """Return seconds of a clock that never goes back; use this clock only for durations."""
+    """Return the seconds of a clock that never goes back. Only differences have a meaning."""
     return time.monotonic()
 
 

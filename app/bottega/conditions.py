@@ -1,8 +1,8 @@
 """Conditions in JSON, which test the values of named features. Pure.
 
-A condition is ``{feature, op, value}``, ``{all | any: [condition, …]}`` or ``{not: condition}``. A
-test of a missing feature is false with every operator. A test that compares values of different
-kinds, such as a number with a text, is also false.
+A condition is ``{feature, op, value}`` (a test), ``{all | any: [condition, …]}`` or ``{not:
+condition}``. If a feature is missing, each test of the feature is false. If the values have
+different kinds, such as number and text, the test is also false.
 """
 
 import math
@@ -39,11 +39,11 @@ _SCALARS = frozenset(("truth", "number", "text"))
 
 
 class Members(frozenset[tuple[str | None, Any]]):
-    """A list as a set of (kind, value), so that the operator ``contains`` needs one look-up."""
+    """A list as a set of (kind, value), which makes the operator ``contains`` fast."""
 
 
 def searchable(features: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert each list among the features to :class:`Members`, which speeds up many conditions."""
+    """Convert each feature that is a list to :class:`Members`."""
     return {
         name: Members((kind_of(each), each) for each in value if kind_of(each) in _SCALARS)
         if kind_of(value) == "list"
@@ -69,7 +69,7 @@ def kind_of(value: Any) -> str | None:
 
 
 def named(condition: Condition) -> Iterator[str]:
-    """Yield the names of the features in a checked condition; a name may come several times."""
+    """Yield the names of the features in a checked condition; a name may occur several times."""
     return (test["feature"] for test in tests_of(condition))
 
 
@@ -87,10 +87,10 @@ def tests_of(condition: Condition) -> Iterator[Condition]:
 
 
 def check(condition: Any, path: str = "") -> None:
-    """Validate a condition, as JSON.
+    """Check a condition in JSON form.
 
     Raises:
-        InvalidInputError: the condition is invalid; the error's pointer locates the fault.
+        InvalidInputError: the condition is invalid; ``pointer`` leads to the wrong part.
     """
     ConditionCheck().condition(condition, path)
 
@@ -99,7 +99,7 @@ def holds(condition: Condition, value_of: Callable[[str], Any]) -> bool:
     """Evaluate a checked condition.
 
     Args:
-        value_of: a function that returns a feature's value; ``None``: the feature is absent.
+        value_of: a function that returns a feature's value, or ``None`` if the feature is missing.
     """
     if "all" in condition:
         return all(holds(each, value_of) for each in condition["all"])
@@ -112,7 +112,7 @@ def holds(condition: Condition, value_of: Callable[[str], Any]) -> bool:
 
 
 def can_compare(found: Any, op: str, value: Any) -> bool:
-    """Return true if the operator can compare the feature's value with the test's value."""
+    """Return true if an operator can compare the feature's value (``found``) with ``value``."""
     kind = kind_of(found)
     if op == "exists":
         return True
@@ -148,10 +148,11 @@ def _true_of(found: Any, op: str, value: Any) -> bool:
 
 
 class ConditionCheck:
-    """Validator of conditions, which limits the total number of tests.
+    """Check of several conditions, which may have ``MAX_TESTS`` tests together.
 
     Args:
-        feature: pattern for names of features; ``rule`` explains the pattern.
+        feature: pattern for the names of features.
+        rule: error text for a name that does not match the pattern.
     """
 
     def __init__(self, feature: re.Pattern[str] = _FEATURE, rule: str = _FEATURE_RULE) -> None:
@@ -160,10 +161,10 @@ class ConditionCheck:
         self._rule = rule
 
     def condition(self, condition: Any, path: str, depth: int = 1) -> None:
-        """Validate a condition, as JSON.
+        """Check a condition in JSON form.
 
         Raises:
-            InvalidInputError: the condition is invalid; the error's pointer locates the fault.
+            InvalidInputError: the condition is invalid; ``pointer`` leads to the wrong part.
         """
         if not isinstance(condition, Mapping):
             raise bad("a condition must be an object", path)

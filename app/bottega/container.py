@@ -48,9 +48,9 @@ from bottega.tracing.export import exporting
 from bottega.users import UserErasure
 
 _OF_API = 36
-"""Maximum size of an API process's pool: requests that start runs wait for their commits."""
+"""Size of an API process's pool; large, because requests that start runs wait for their commits."""
 MAX_CRASHES = 5
-"""Number of workers' crashes after which a run fails; restarts of all workers cause fewer."""
+"""Number of crashes of workers after which their run fails. Restarting all workers causes fewer."""
 GC_THRESHOLD = (50_000, 20, 20)
 """Thresholds of the garbage collector. By default, Python collects after every 700 new objects. A
 thousand agents have millions of objects with few cycles, and collections took a third of the CPU.
@@ -72,20 +72,20 @@ class Service:
     """Dependencies of the API.
 
     Attributes:
-        listener: this process's listening connection.
-        streams: the runs that this process's clients watch.
+        listener: the connection on which the database sends notifications to this process.
+        streams: the event streams of runs that clients of this process read.
         keys: the API keys, for authentication.
         memory: episodes of earlier runs.
         patterns: the patterns that were learned from the episodes.
         files: the files of users and tools.
-        descriptors: file descriptor limits of this process.
+        descriptors: limits of this process's number of file descriptors.
         pins: the versions of agents and graphs for new runs.
         outgoing: the clients for outgoing requests.
         scraping: the metrics for Prometheus.
         services: the background services.
-        serving: true: this process serves the API.
-        working: true: this process executes runs.
-        nats: connection for wake-ups and live text; ``None``: the database has them.
+        serving: true if this process serves the API.
+        working: true if this process executes runs.
+        nats: connection for wake-ups and live text; ``None``: they go through the database.
     """
 
     settings: Settings
@@ -113,12 +113,12 @@ class Service:
 async def open_service(
     settings: Settings, url: str, *, api: bool, worker: bool, silence: SilenceTimeouts | None = None
 ) -> AsyncIterator[Service]:
-    """Open the database and all services that need the database; close all at the end of the block.
+    """Open the database and all services; close them at the end of the block.
 
     Args:
-        api: true: serve the API, whose clients watch runs.
-        worker: true: execute runs.
-        silence: timeouts for a server that sends nothing.
+        api: true if the process serves the API.
+        worker: true if the process executes runs.
+        silence: times after which a connection whose server sends nothing is closed.
 
     Raises:
         UnavailableError: there is no database, the database's version differs from the service's
@@ -185,8 +185,8 @@ def _of_every_process(
     sweep = partial(queue.sweep_regularly, database.pool, settings.lease_s)
     return {
         **({} if nats is None else {"nats": nats.run}),
-        # The reports of a worker say when to sweep. An API process sweeps, too, because waiting
-        # runs must time out even while no worker exists.
+        # A worker's own task sweeps; see _worker. A process without a worker sweeps, too, because
+        # runs that wait for people must time out even while no worker exists.
         **({} if worker else {"sweep": sweep}),
         "erase": _erasing(database, listener, memory).run,
         "accesses": memory.memory.accesses.run,
@@ -216,7 +216,7 @@ def _watching(
 def _files(
     settings: Settings, database: Database, listener: NotifyListener, services: MemoryServices
 ) -> FileStore:
-    """Return the file store; its cache drops erased files when a notification arrives."""
+    """Return the file store. Its cache forgets erased files when a notification arrives."""
     files = FileStore(database, services.objects, FileQuota())
     listener.subscribe(erase.CHANNEL, partial(_forget, files.forget))
     return files
@@ -233,10 +233,10 @@ def _forget(forget: Callable[[UUID | None], None], payload: str | None) -> None:
 
 
 def tune_gc() -> None:
-    """Exempt existing objects from garbage collection, and make threads switch more often."""
+    """Exclude existing objects from garbage collection, and make threads switch more often."""
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLD)
-    # A thread that computes delays the event loop by up to this time; Python's default is 5 ms.
+    # A busy thread can delay the event loop by up to this time; Python's default is 5 ms.
     sys.setswitchinterval(0.0005)
 
 
@@ -297,11 +297,11 @@ def _lease(
 
     settings, pool = service.settings, service.database.pool
 
-    def places() -> int:  # a run that waits for child runs needs no slot
+    def places() -> int:  # a run that waits for child runs takes no place
         return settings.worker_concurrency + runtime.children.resting()
 
     async def execute(run: ClaimedRun) -> bool:
-        service.listener.need(is_needed=True)  # runs need new secrets at once
+        service.listener.need(is_needed=True)  # runs must hear of new secrets at once
         return await executor.execute(run)
 
     def listen(is_next: bool) -> None:
@@ -424,7 +424,10 @@ async def _keeping_memory(
     memory_services: MemoryServices,
     models: "ModelServices",
 ) -> "AsyncIterator[tuple[MemorySources, Callable[[], None]]]":
-    """Run memory's background work; yield the runs' memory, and a function that wakes the work."""
+    """Run the memory's background work during the block.
+
+    Yields the memory for runs, and a function that wakes the background work.
+    """
     from bottega.engine.retrieval import MemorySources
 
     settings = service.settings
@@ -446,7 +449,7 @@ async def _keeping_memory(
 async def _claiming_runs(
     service: Service, claimer: queue.RunClaimer, lease: "WorkerLease", hold: Callable[[], None]
 ) -> AsyncIterator[None]:
-    """Claim runs during the block; at its end, queue unfinished runs, and notify subscribers."""
+    """Claim runs during the block; at its end, put unfinished runs back into the queue."""
     service.listener.subscribe(signals.DUE, claimer.notice)
     if service.nats is not None:
         receive = lambda *_: claimer.notice(None)  # noqa: E731

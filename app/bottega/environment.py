@@ -1,4 +1,4 @@
-"""Values of environment variables and ``.env`` files, without quotes and blanks around them."""
+"""Removal of quotes and blanks around values in environment variables and ``.env`` files."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ _QUOTES = "\"'"
 
 
 def unwrapped(value: str) -> str:
-    """Return a value without the blanks, line feeds and pair of quotes around it."""
+    """Return a value without the blanks, line feeds and quotes around it."""
     value = value.strip()
     while len(value) > 1 and value[0] == value[-1] and value[0] in _QUOTES:
         value = value[1:-1].strip()
@@ -17,7 +17,7 @@ def unwrapped(value: str) -> str:
 
 
 def unwrap_all(*sources: Any) -> None:
-    """Remove blanks and quotes around values in pydantic-settings' sources; drop empty values."""
+    """Remove blanks and quotes around the values in sources of settings; remove empty values."""
     for source in sources:
         found: Mapping[str, str | None] = source.env_vars
         values = {name: unwrapped(value) for name, value in found.items() if value is not None}

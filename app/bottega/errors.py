@@ -19,21 +19,21 @@
     │   ├── SubagentQueueFullError      too many tasks wait
     │   ├── SubagentDepthExceededError  tasks would be nested too deeply
     │   ├── SubagentQuotaExceededError  the parent's or tenant's quota is used up
-    │   └── SubagentCircuitOpenError    tasks of this kind keep failing
+    │   └── SubagentCircuitOpenError    tasks of the same agent failed repeatedly
     ├── UnavailableError      unavailable   a dependency is down; a retry may work
     │   └── DatabaseAwayError unavailable   the database is away
     ├── UpstreamError        upstream      a server that a tenant named does not answer
     ├── ModelError            model         the model's side failed (see ``retryable``)
-    ├── HookContractError     internal      a hook returned what its event does not allow
+    ├── HookContractError     internal      a hook's result is not allowed for its event
     ├── PluginError           internal      a plugin failed to configure an agent
-    ├── HistoryError          internal      model APIs would refuse the history
-    ├── IllegalTransition     internal      no such transition between states
+    ├── HistoryError          internal      a model server would refuse the history
+    ├── IllegalTransition     internal      a status cannot change to the new status
     ├── BudgetExhaustedError  internal      the run's tokens are used up
-    │   └── BudgetBusyError   internal      the tenant's budget could not pay in time
+    │   └── BudgetBusyError   internal      a call waited too long for the tenant's budget
     └── FencedError           internal      another worker has claimed this worker's run
 
-Callers decide by an error's kind: the API chooses a status, the worker chooses to retry or fail.
-Clients decide by the *code*. The text is for people.
+The kind decides what Bottega does: the API chooses a status, the worker retries the run or lets it
+fail. Clients of the API should decide by the *code*. The text is for people.
 """
 
 from collections.abc import Sequence
@@ -90,7 +90,7 @@ class InvalidInputError(BottegaError):
 
 
 class CycleError(InvalidInputError):
-    """An edge or sub-agent would close a cycle; ``path`` starts and ends at the same node."""
+    """An edge or a sub-agent would close a cycle; ``path``: the cycle's nodes, first = last."""
 
     kind = ErrorKind.CONFLICT
     code = "cycle"
@@ -105,7 +105,7 @@ class UnknownAgentError(InvalidInputError):
 
 
 class UnknownReferenceError(InvalidInputError):
-    """Definitions name missing definitions; ``places``: (JSON Pointer, detail) of each name."""
+    """Definitions refer to missing definitions; ``places``: JSON Pointer and detail of each."""
 
     code = "unknown_reference"
 
@@ -118,7 +118,7 @@ class UnknownReferenceError(InvalidInputError):
 
 
 class UserRequiredError(InvalidInputError):
-    """The key requires an end user, but the request names none; ``pointer``: the user's field."""
+    """The key requires an end user, but the request names none; ``pointer``: the field ``user``."""
 
     code = "user_required"
 
@@ -172,7 +172,7 @@ class LogWentBackError(ConflictError):
 
 
 class AgentBusyError(ConflictError):
-    """An agent object gets a query before its last query has ended; their histories would mix."""
+    """An agent object gets a query during a query, which would mix the two histories."""
 
     code = "agent_busy"
 
@@ -221,13 +221,13 @@ class LimitedError(BottegaError):
 
 
 class SubagentRefusedError(BottegaError):
-    """A task was refused when a model dispatched the task; the model reads the detail.
+    """The dispatch of a task was refused; the model reads the detail.
 
     Args:
-        about: the limit and how much of the limit is used, as in ``subagent.backpressure``.
+        about: the limit and the used amount, as in the event ``subagent.backpressure``.
 
     Attributes:
-        reason: reason of the refusal, as a label of metrics.
+        reason: reason of the refusal; a label of metrics.
     """
 
     kind = ErrorKind.LIMITED
@@ -249,7 +249,7 @@ class SubagentDepthExceededError(SubagentRefusedError):
 
 
 class SubagentQuotaExceededError(SubagentRefusedError):
-    """A parent has too many tasks, or a budget is too small for one more task."""
+    """A parent has too many tasks, or too little of a budget remains for one more task."""
 
     code = "subagent_quota_exceeded"
 
@@ -259,7 +259,7 @@ class SubagentQuotaExceededError(SubagentRefusedError):
 
 
 class SubagentCircuitOpenError(SubagentRefusedError):
-    """The circuit breaker of the task's agent is open; retry the task after ``retry_after_ms``."""
+    """The circuit breaker of the task's agent is open; try again after ``retry_after_ms``."""
 
     code = "subagent_circuit_open"
     reason = "circuit_open"
@@ -289,9 +289,9 @@ class ModelError(BottegaError):
     """A failure of a model or of its server.
 
     Args:
-        retryable: true: the same call may succeed later.
-        retry_after_s: seconds to wait; ``None``: the server sent no time.
-        last_code: code of the last failed try, if ``code`` stands for several failed tries.
+        retryable: true if the same call may succeed later.
+        retry_after_s: seconds to wait before a retry; ``None``: the server sent no time.
+        last_code: code of the last failed try, if ``code`` is for several failed tries.
     """
 
     kind = ErrorKind.MODEL
@@ -333,7 +333,7 @@ class BudgetExhaustedError(BottegaError):
 
 
 class BudgetBusyError(BudgetExhaustedError):
-    """A call waited too long for a budget: other calls reserved the rest, or it cannot be read."""
+    """A call waited too long for a budget: other calls have reserved it, or it cannot be read."""
 
 
 class FencedError(BottegaError):
@@ -341,11 +341,11 @@ class FencedError(BottegaError):
 
 
 class PendingRequestError(BottegaError):
-    """A run may not complete yet, because it has a message or a cancellation to handle."""
+    """A run may not complete yet, because it must first handle a message or a cancellation."""
 
     code = "pending_request"
 
 
 def is_internal(error: Exception) -> bool:
-    """Return true for an internal error of Bottega, and false for a failure of the model."""
+    """Return true for errors of the kind ``internal``."""
     return isinstance(error, BottegaError) and error.kind is ErrorKind.INTERNAL

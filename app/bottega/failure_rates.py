@@ -21,11 +21,11 @@ class _Recent:
 
 
 class FailureRates:
-    """Times at which recent calls ended, by key; a key without recent calls needs no memory.
+    """Counts of recent failures and successes by key. A key without recent calls uses no memory.
 
     Args:
-        least: number of recent calls below which a breaker never opens.
-        window_s: a call counts as recent for this number of seconds after its end.
+        least: minimum number of recent calls before a breaker may open.
+        window_s: number of seconds after its end for which a call is recent.
     """
 
     def __init__(self, least: int, window_s: float) -> None:
@@ -46,7 +46,7 @@ class FailureRates:
         return ended >= self._least and 2 * failed >= ended
 
     def failures(self, key: Hashable) -> int:
-        """Return the number of recent failures, as counted at the end of the key's last call."""
+        """Return the number of failures that were recent when the key's last call ended."""
         return len(self._recent[key].failures) if key in self._recent else 0
 
     def forget(self, key: Hashable) -> None:

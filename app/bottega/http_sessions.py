@@ -1,8 +1,8 @@
-"""Outgoing HTTP connections with aiohttp, for the clients of models, tools and MCP servers.
+"""Outgoing HTTP connections by aiohttp, for requests to models, tools and MCP servers.
 
-A session resolves host names with a function that the session's owner passes, and checks the
-address of each socket just before the socket connects. A session measures the CPU time that it
-needs to parse a response. A session stores no cookies and decompresses nothing.
+A session can get a function that resolves host names, and a function that checks the address of
+each socket just before the socket connects. A session measures the CPU time for the parsing of a
+response. A session stores no cookies and decompresses nothing.
 
 An API process loads this module and aiohttp with its first outgoing request.
 """
@@ -28,7 +28,7 @@ NETWORK_ERRORS = (aiohttp.ClientError, ssl.SSLError, OSError, TimeoutError)
 """Errors of sending a request and reading its answer."""
 
 _FREE_FRAMING = STEP_BYTES
-"""Number of bytes that an answer's head and chunk sizes may have, however short its content is."""
+"""Number of bytes that the head and the chunk sizes of an answer may always have together."""
 
 
 @cache
@@ -54,7 +54,7 @@ def open_session(
         kept_s: number of seconds for which an idle connection stays open.
         most_idle: maximum number of idle connections; ``None``: no limit.
         tls: TLS context that replaces the context with the trusted certificates.
-        look_up: function that replaces the system's resolver; the task of each connection calls it.
+        look_up: function that replaces the system's resolver.
         guard: function that checks the address of each connection; ``None``: any address is
             allowed.
     """
@@ -81,7 +81,7 @@ def open_session(
 def reader_of(
     response: aiohttp.ClientResponse, most_bytes: int, units: int = MOST_UNITS
 ) -> BoundedReader:
-    """Return the reader of an answer's body.
+    """Return a reader for an answer's body.
 
     Raises:
         OutsideError: the body's encoding is unknown.
@@ -97,7 +97,7 @@ async def body_of(
 
     Raises:
         NETWORK_ERRORS: the connection was lost.
-        OutsideError: the bytes cannot be read, or there are too many.
+        OutsideError: the body is too large, cannot be decompressed, or costs too much CPU time.
     """
     charge = charging(response, reader)
     while piece := await response.content.readany():
@@ -109,9 +109,9 @@ async def body_of(
 def charging(response: aiohttp.ClientResponse, reader: BoundedReader) -> Callable[[], None]:
     """Return a function that charges a response's CPU time to its reader; call it after each read.
 
-    The function raises ``OutsideError`` if reading the response has cost too much CPU time, or if
-    the response's chunk headers are longer than its content, because tiny chunks are costly to
-    parse.
+    The function raises ``OutsideError`` if the response has cost too much CPU time. The function
+    also raises it if the response's head and chunk sizes are longer than its content, because
+    parsing tiny chunks is slow.
     """
     protocol = response.connection and response.connection.protocol
     if not isinstance(protocol, _Protocol):  # one read contained the whole response
@@ -132,10 +132,10 @@ def _free() -> None:
 
 
 class _Protocol(ResponseHandler):
-    """A connection that measures the CPU time in which the parser reads a response.
+    """A connection that measures the CPU time for parsing a response.
 
     Attributes:
-        parsed: number of bytes of the current answer, including its head and chunk sizes.
+        parsed: number of parsed bytes of the current response, including its head and chunk sizes.
     """
 
     parsed = 0
@@ -152,7 +152,7 @@ class _Protocol(ResponseHandler):
     def data_received(self, data: bytes) -> None:
         self._received += len(data)
         self._is_fresh = True
-        if self._received <= STEP_BYTES:  # the first bytes are not measured, as in BoundedReader
+        if self._received <= STEP_BYTES:  # as in BoundedReader, do not measure the first bytes
             super().data_received(data)
             return
         began = cpu_s()
@@ -160,7 +160,7 @@ class _Protocol(ResponseHandler):
         self._spent_s += cpu_s() - began
 
     def resume_reading(self, resume_parser: bool = True) -> None:
-        """Resume once for all bytes that have arrived; aiohttp itself resumes after each chunk."""
+        """Resume once for all bytes that have arrived; aiohttp would resume after each chunk."""
         if self._reading_paused or self._is_fresh:
             super().resume_reading(resume_parser)
             self._is_fresh = False
@@ -169,7 +169,7 @@ class _Protocol(ResponseHandler):
 
     def feed_data(self, data: Any, size: int = 0) -> None:
         self._heads += 1
-        if self._heads <= 20:  # accept 19 interim heads (status 1xx), and the head
+        if self._heads <= 20:  # 19 interim heads (status 1xx) and the final head
             super().feed_data(data, size)
         elif self.transport is not None:
             self.set_exception(aiohttp.ClientPayloadError("too many heads of answers"))
@@ -177,12 +177,12 @@ class _Protocol(ResponseHandler):
 
     def set_exception(self, exc: BaseException, *causes: BaseException) -> None:
         super().set_exception(exc, *causes)
-        # Without this error, the reader of a body would wait for ever after a broken chunk.
+        # Without this error, a reader of the body would wait for ever after a malformed chunk.
         if self._payload is not None and isinstance(exc, HttpProcessingError):
             self._payload.set_exception(aiohttp.ClientPayloadError("the body is not valid HTTP"))
 
     def spent(self) -> float:
-        """Return the CPU time in seconds since the last call of this method."""
+        """Return the CPU time for parsing since the last call of this method, in seconds."""
         spent, self._spent_s = self._spent_s, 0.0
         return spent
 
@@ -200,7 +200,7 @@ class _Connector(aiohttp.TCPConnector):
 
 
 class _Resolver(AbstractResolver):
-    """Resolver that replaces aiohttp's resolver, whose few threads the whole process shares."""
+    """Resolver that replaces aiohttp's resolver, which uses few threads for the whole process."""
 
     def __init__(self, look_up: Resolver) -> None:
         self._look_up = look_up
@@ -221,7 +221,7 @@ class _Resolver(AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """Do nothing, because other sessions use the same look-ups."""
+        """Do nothing, because other sessions use the same resolver."""
 
 
 def _guarded(guard: Guard) -> Callable[[Any], socket.socket]:

@@ -1,14 +1,14 @@
-"""Leased work: each database row is work with a due time, and the first free worker does it.
+"""Leased work: each row of a table is work with a due time, and the first free worker does it.
 
 To claim due rows, a worker sets the rows' due time to the end of the lease. The worker then does
 the work of these rows without an open transaction, and stores the results. If the worker dies,
 another worker claims the rows at the end of the lease.
 
-- :class:`LeasedWork` claims the rows of all tenants, and does the rows' work. The SQL function
-  ``claim_due`` gives each tenant its turn. A process works on a limited number of a tenant's rows
-  at a time. So a row whose work hangs delays only rows of the same tenant.
-- :class:`WorkLoop` calls a function at a NOTIFY, at the next due time, and regularly, because a
-  NOTIFY may be lost. The function then asks the database which rows are due.
+- :class:`LeasedWork` claims due rows and does their work. The SQL function ``claim_due`` gives each
+  tenant its turn. A process works on a limited number of a tenant's rows at a time, so a row whose
+  work hangs delays only rows of the same tenant.
+- :class:`WorkLoop` calls a function when a NOTIFY arrives, at the next due time, and regularly,
+  because a NOTIFY may be lost. The function then asks the database which rows are due.
 """
 
 import asyncio
@@ -40,18 +40,18 @@ log = Logger(__name__)
 class WorkLoop:
     """A loop that calls ``act`` at the start, at each wake-up, and at each due time.
 
-    While a necessary service is down, the loop pauses, each time twice as long as before.
+    If ``act`` fails because a service is down, the loop pauses: from 1 s, doubled to 60 s at most.
 
     Args:
         channel: notifications on this channel wake the loop; see :func:`wake_on_notify`.
         act: a function that does the due work and returns the seconds until more work is due.
             ``act`` raises ``ModelError`` or ``UnavailableError`` if a service is down.
-        poll_s: maximum number of seconds between two calls. While the process rests, other
-            processes poll: only a wake-up or a due time leads to a call.
+        poll_s: maximum number of seconds between two calls. While the process rests, this limit
+            does not apply, because other processes poll.
         first_s: seconds from the start to the first call, unless a wake-up comes earlier.
 
     Attributes:
-        rests: returns true while the process rests.
+        rests: returns true while the process rests: it then needs no notifications.
     """
 
     def __init__(
@@ -76,14 +76,14 @@ class WorkLoop:
         self._awake.set()
 
     def on_notice(self, payload: str | None) -> None:
-        """Wake the loop at a notification, whatever its payload."""
+        """Wake the loop; the payload has no effect."""
         self.wake()
 
     def wake_soon(self) -> None:
-        """Wake the loop at most every half second, so that a batch has several rows."""
+        """Wake the loop, but at most every half second, to collect several rows for a batch."""
         if self._soon is None:
             loop = asyncio.get_running_loop()
-            at = max(loop.time(), self._woken_at + 0.5)  # rows are done together
+            at = max(loop.time(), self._woken_at + 0.5)
             self._soon = loop.call_at(at, self._wake_now)
 
     def _wake_now(self) -> None:
@@ -92,14 +92,14 @@ class WorkLoop:
         self.wake()
 
     async def run(self) -> None:
-        """Call ``act`` until cancelled, after each pause or wake-up."""
+        """Call ``act`` after each pause or wake-up, until this method is cancelled."""
         pause, self.first_s = self.first_s, 0.0
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause if self.rests() else min(pause, self._poll_s)):
                     await self._awake.wait()
             self._awake.clear()
-            # The pause is at least 50 ms, because another worker may have claimed the due rows.
+            # Wait at least 50 ms, because a row may be due that another worker claims just now.
             pause = max(0.05, await self.act_or_pause())
 
     async def act_or_pause(self) -> float:
@@ -118,7 +118,7 @@ class WorkLoop:
 
 
 def wake_on_notify(listener: NotifyListener, *loops: WorkLoop) -> None:
-    """Wake each loop at notifications on its channel. The loops rest while nobody listens."""
+    """Wake each loop at notifications on its channel; the loops rest while ``listener`` rests."""
     for loop in loops:
         loop.rests = listener.rests
         listener.subscribe(loop.channel, loop.on_notice)
@@ -129,21 +129,21 @@ def _next_pause_s(last_s: float) -> float:
 
 
 class Blame(Enum):
-    """The cause of a failure: one of the rows, or a service that all rows need."""
+    """The cause of a failure: a row, or a service that all rows need."""
 
     ROW = "row"
     SERVICE = "service"
 
 
 def blame_service(error: Exception) -> Blame | None:
-    """Return ``Blame.SERVICE`` for an error which means that a service is down."""
+    """Return ``Blame.SERVICE`` if the error means that a service is down; otherwise ``None``."""
     return Blame.SERVICE if isinstance(error, (ModelError, UnavailableError)) else None
 
 
 Rows = Sequence[asyncpg.Record]
 PutOff = Callable[[UUID, Rows, Exception, float | None], Awaitable[None]]
-"""Function that stores a failure of some rows. If a service failed, the number is the tenant's
-pause in seconds; otherwise it is ``None``."""
+"""Function (tenant, rows, error, pause) that stores a failure of rows. If a service failed, the
+pause is the number of seconds for which the tenant pauses; otherwise it is ``None``."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -157,16 +157,16 @@ class LeasedWork:
         columns: the rows' columns with their types, except ``tenant_id``.
         lease_s: duration of a lease; it must be longer than the work on a batch.
         share: maximum number of a tenant's rows that are in progress in this process.
-        places: maximum number of all tenants' rows that are in progress in this process. ``None``
-            (for work that waits for external servers): only ``share`` limits the rows, so that
-            hanging rows of one tenant do not block other tenants.
-        batch: maximum number of a tenant's rows that are done together.
-        do: a function that does a batch and stores the results.
-        blame: a function that returns the cause of an error in ``do``; ``None``: only log the
-            error.
-        put_off: a function that stores a failure with the rows' next due time; ``None``: the rows
-            are due again when their leases end.
-        longest_rest_s: maximum number of seconds for which a tenant pauses after a batch. A pause
+        places: maximum number of all tenants' rows that are in progress in this process; ``None``:
+            no limit. Work that waits for external servers has no limit, because one tenant's
+            hanging rows could otherwise block other tenants.
+        batch: maximum number of a tenant's rows in one call of ``do``.
+        do: a function that does the work of a batch of rows and stores the results.
+        blame: a function that returns the cause of an error in ``do``; ``None``: the error is only
+            logged.
+        put_off: a function that stores a failure and a later due time of the rows; ``None``: the
+            rows are due again when their leases end.
+        longest_rest_s: maximum number of seconds for which a tenant pauses after a batch. The pause
             is as long as the batch took, which leaves half of the time to other tenants.
         channel, poll_s: see :class:`WorkLoop`.
         loop: the loop of this work; wake the loop when a row may be due.
@@ -196,11 +196,10 @@ class LeasedWork:
         self.loop = WorkLoop(self.channel, self.start_due, poll_s=self.poll_s)
 
     async def run(self) -> None:
-        """Work on due rows until cancelled; then cancel the work in progress.
+        """Do the work of due rows until this method is cancelled.
 
-        The rows of cancelled work are due again when their leases end.
-
-        After an error, the work in progress continues; the caller may call this method again.
+        A cancellation also cancels the work in progress; its rows are due again when their leases
+        end. After an error, the work in progress continues, and the method may be called again.
         """
         try:
             await self.loop.run()
@@ -211,9 +210,10 @@ class LeasedWork:
             raise
 
     async def do_due(self) -> float:
-        """Do the work of some due rows, even of tenants that have a pause, and wait for its end.
+        """Do the work of some due rows, and wait for the end of this work.
 
-        Return the seconds until more rows may be due or the first tenant's pause ends.
+        Tenants that pause after a batch take part; tenants that pause after a failure of a service
+        do not. Return the seconds until more rows may be due, or until the first pause ends.
         """
         self._until = {each: self._until[each] for each in self._pauses}
         left_s = await self.start_due()
@@ -223,10 +223,10 @@ class LeasedWork:
         return self._rest_s()
 
     async def start_due(self) -> float:
-        """Start the work of due rows, within limits; return the seconds until more may be due."""
+        """Start the work of due rows, within limits. Return the seconds until more may be due."""
         room = _MOST if self.places is None else self.places - self._busy.total()
         if room < 1:
-            return float("inf")  # the end of a batch wakes the loop
+            return float("inf")  # the loop waits until a batch ends
         self._until = {each: at for each, at in self._until.items() if at > self.clock()}
         typed = f"tenant_id uuid, {self.columns}"
         rows = await self.pool.fetch(
@@ -266,7 +266,7 @@ class LeasedWork:
     def _ended(self, tenant_id: UUID, number: int, task: "asyncio.Task[None]") -> None:
         is_full = self.places is not None and self._busy.total() >= self.places
         if is_full or self._busy[tenant_id] >= self.share:
-            self.loop.wake()  # other rows may wait for a slot
+            self.loop.wake()  # due rows may wait for the end of this batch
         else:
             self.loop.wake_soon()  # the batch may have set new due times
         self._busy -= Counter({tenant_id: number})
@@ -287,7 +287,7 @@ class LeasedWork:
             self._until[tenant_id] = self.clock() + pause_s
 
     async def _do_or_put_off(self, tenant_id: UUID, rows: Sequence[asyncpg.Record]) -> float | None:
-        """Do the work of rows; return the seconds of the tenant's pause if a service failed."""
+        """Do the work of rows. If a service failed, return the tenant's new pause in seconds."""
         try:
             await self.do(tenant_id, rows)
             return None
@@ -296,7 +296,7 @@ class LeasedWork:
             if blame is None:
                 raise
             error = caught
-        if blame is Blame.ROW and len(rows) > 1:  # find the row that fails
+        if blame is Blame.ROW and len(rows) > 1:  # find the failing row
             pauses = [await self._do_or_put_off(tenant_id, [row]) for row in rows]
             return max(filter(None, pauses), default=None)
         pause_s = None

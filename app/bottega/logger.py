@@ -1,6 +1,6 @@
-"""Loggers of the service. An entry of the log is an event, such as ``run.ended``, with fields.
+"""Loggers of the service. An entry has a name, such as ``run.ended``, and fields.
 
-The entries go to the standard library's loggers. :mod:`bottega.logs` writes them.
+The entries go to the standard library's loggers; :mod:`bottega.logs` formats the entries.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Logs: readable lines on a terminal, otherwise JSON. Logs go to stderr, not stdout."""
+"""Logs: readable lines if stderr is a terminal, otherwise JSON. Logs go to stderr."""
 
 import json
 import logging
@@ -24,7 +24,7 @@ _of_tenant: list[Callable[[str], Redactor | None]] = []
 
 
 def clean_of_tenants(find: Callable[[str], Redactor | None]) -> None:
-    """Redact each later log entry that has a field ``tenant`` with this tenant's redactor."""
+    """Apply the tenant's redactor from now on to each log entry that has a field ``tenant``."""
     _of_tenant[:] = [find]
 
 
@@ -40,22 +40,22 @@ def configure_logging(
 
     Args:
         level: ``debug``, ``info``, ``warning`` or ``error``.
-        known: the redactor for the texts of all entries.
+        known: the redactor that removes secrets from all entries.
         form: see :func:`is_json`.
         file: the file for the lines; ``None``: standard error.
     """
     logging.captureWarnings(True)
-    # By default, stamina would write to structlog wherever that is installed.
+    # Without hooks, stamina would log to structlog if structlog is installed.
     set_on_retry_hooks([PrometheusOnRetryHook, LoggingOnRetryHook])
     handler = logging.StreamHandler(file or sys.stderr)
     has_colors = file is None and sys.stderr.isatty()
     handler.setFormatter(_Formatter(known, is_json(form), has_colors))
     root = logging.getLogger()
     root.handlers = [handler]
-    # For the log entries of libraries, our level "debug" means "info".
+    # At our level "info", libraries log only warnings and errors.
     root.setLevel("WARNING" if level == "info" else level.upper())
     logging.getLogger("bottega").setLevel(level.upper())
-    # INFO at least: on lower levels the library logs response headers, which may repeat a secret.
+    # Never DEBUG: at this level, the library logs response headers, which may contain secrets.
     logging.getLogger("httpcore2").setLevel(max(root.level, logging.INFO))
 
 
@@ -88,7 +88,7 @@ def _as_text(entry: Entry, has_colors: bool) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Return a field's text, in quotes if it would not be one word."""
+    """Return a field's value as text, in quotes unless the text is one word."""
     is_word = isinstance(value, str) and value.isprintable() and not {*" ='\""} & {*value}
     return value if is_word and value else repr(value)
 
@@ -102,7 +102,7 @@ def _clean(entry: Entry, known: Redactor) -> Entry:
 
 
 def _in_order(entry: Entry) -> Entry:
-    """Return an entry with sorted fields: event, level, time, then all other fields by name."""
+    """Return an entry whose first fields are event, level and time; the others are sorted."""
     first = [name for name in ("event", "level", "timestamp") if name in entry]
     return {name: entry[name] for name in (*first, *sorted(entry.keys() - {*first}))}
 

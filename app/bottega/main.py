@@ -1,7 +1,7 @@
 """The ASGI application and its server.
 
-The application finds routes with an index, because Starlette would try about a hundred patterns for
-each request.
+The application finds a request's route by an index, because Starlette would try about a hundred
+patterns.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ from bottega.services import background
 from bottega.settings import Settings
 from bottega.tenants import operator
 
-# FastAPI hides these warnings about its aliases only at the start; see DescribedModel.
+# FastAPI hides these warnings only at the start, but models are built later; see DescribedModel.
 warnings.filterwarnings("ignore", "The 'alias' attribute", UnsupportedFieldAttributeWarning)
 
 _WEBSOCKET = "websocket"
@@ -70,11 +70,11 @@ _Key = tuple[str, int, str]
 
 
 class RouteIndex:
-    """Router that tries only routes whose method and path segments fit the request.
+    """Router that tries only routes with the request's method, number of segments and group.
 
-    Starlette's router gets requests for unknown paths, requests with methods that are not allowed,
-    and all requests while FastAPI traces requests. The first request for a group of
-    :data:`_ROUTERS` loads the group's routes.
+    The group is a part of the path; see :func:`_group`. The first request for a group in
+    :data:`_ROUTERS` loads the group's routes. Requests without a route go to Starlette's router,
+    which makes the error; so do all requests while FastAPI traces requests.
     """
 
     def __init__(self, router: Router) -> None:
@@ -121,7 +121,7 @@ class RouteIndex:
 
 
 def _group(path: str) -> str:
-    """Return the second segment of a path below ``/v1``, or ``/`` and the first of another path."""
+    """Return a path's group: ``runs`` for ``/v1/runs/…``, but ``/mcp`` for ``/mcp/…``."""
     first, second = [*path.split("/", 3), "", ""][1:3]
     return second if first == "v1" else f"/{first}"
 
@@ -204,12 +204,12 @@ def _routes_of(name: str) -> list[BaseRoute]:
 
 
 def every_route() -> list[BaseRoute]:
-    """Return the routes of all routers, in the order of the OpenAPI document; load them all."""
+    """Load all routers, and return their routes in the order of the OpenAPI document."""
     return [route for name in _ROUTERS for route in _routes_of(name)]
 
 
 def _translated_by(module: str) -> Translate:
-    """Return the translation of problems of a module below ``routes``, which it loads late."""
+    """Return a function that translates error responses; its first call imports the module."""
 
     def translated(status: int, problem: Mapping[str, Any]) -> Translation:
         translation = import_module(f"bottega.api.routes.{module}").translated(status, problem)
@@ -233,7 +233,7 @@ def create_app(service: Service) -> FastAPI:
     add_docs(app, lambda: to_json(app.openapi()))
     app.state.service = service
     settings = service.settings
-    # The middleware that is added last gets a request first.
+    # The middleware that is added last is the first to get a request.
     app.add_middleware(RepeatRequests)
     app.add_middleware(
         LimitRequests,
@@ -247,7 +247,7 @@ def create_app(service: Service) -> FastAPI:
     errors.install(app)
     for name, groups in _ROUTERS.items():
         if not groups:
-            # `include_router` would build each route again, and would match each request twice.
+            # FastAPI's `include_router` would build each route again, and match each request twice.
             app.router.routes.extend(_routes_of(name))
     add_console(app)
     app.router.add_websocket_route("/{path:path}", websocket.nowhere)
@@ -257,7 +257,7 @@ def create_app(service: Service) -> FastAPI:
 
 
 def _longer_bodies() -> dict[tuple[str, str], LongBodies]:
-    """Return the limits of requests with longer bodies: files, and inputs with data in base64."""
+    """Return the limits of requests that may have long bodies: files, or inputs with base64."""
     uploads = LongBodies(LONGEST_BODY, each=8, all=64)
     inputs = LongBodies(MOST_BODY_BYTES + LONGEST_DATA, each=2, all=4)
     return {
@@ -300,11 +300,11 @@ def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
         access_log=False,
         lifespan="off",
         server_header=False,
-        # Do not let uvicorn trust the forwarding headers of every program on this machine; see
-        # KeylessRates.
+        # Otherwise uvicorn would believe forwarding headers from any program on this machine;
+        # see KeylessRates.
         proxy_headers=False,
-        # This timeout is longer than the usual timeouts of clients and proxies, so that the client
-        # or proxy closes an idle connection first.
+        # This timeout is longer than the usual timeouts of clients and proxies, so they close idle
+        # connections before the server does.
         timeout_keep_alive=75,
         timeout_graceful_shutdown=STOP_S,
         **options,
@@ -312,7 +312,7 @@ def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    """Server that handles no signals itself, and calls a function when the server listens."""
+    """Server that leaves signals to its caller, and calls a function when it listens."""
 
     def __init__(self, config: uvicorn.Config, on_listening: Callable[[int], None]) -> None:
         super().__init__(config)
@@ -328,11 +328,11 @@ class _Server(uvicorn.Server):
             self._on_listening(sockets[0].getsockname()[1])
 
     async def hand_over(self) -> None:
-        """Accept no more connections, and close each open connection after its last answer."""
+        """Accept no more connections; close each connection when it has no unanswered request."""
         for listening in self.servers:
             listening.close()
         setattr(self.server_state, connections.LAST_ANSWERS, True)
-        # Wait, because a client may have just sent a request on a connection that seems idle.
+        # Wait, because a client may just be sending a request on a connection that looks idle.
         await asyncio.sleep(IDLE_S)
         self.config.timeout_graceful_shutdown = LONGEST_ANSWER_S
         self.should_exit = True
@@ -347,17 +347,17 @@ async def serve(
     on_listening: Callable[[int], None] = lambda port: None,
     on_ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve the API until SIGINT or SIGTERM; execute runs, too, if ``worker`` is true.
+    """Serve the API until SIGINT or SIGTERM; if ``worker`` is true, also execute runs.
 
-    SIGHUP means that another process with the same socket has replaced this process. At SIGHUP,
-    streams that clients can resume at the new process end at once; this process finishes all other
-    requests.
+    SIGHUP means that a new process has replaced this process and uses the same socket. This process
+    then ends the streams that clients can resume at the new process, answers all other requests,
+    and stops.
 
     Args:
-        url: URL of the migrated database.
+        url: URL of the database, which must be migrated.
         listener: a socket that already listens; several processes may share it.
-        on_listening: a function that is called with the port when the API answers.
-        on_ready: a function that is called when ``/readyz`` would answer 200.
+        on_listening: a function that is called with the port when the server accepts connections.
+        on_ready: a function that is called when ``/readyz`` answers 200.
 
     Raises:
         InvalidInputError: ``no_keys``: other machines could use the server without a key.
@@ -396,17 +396,17 @@ async def _report_readiness(service: Service, on_ready: Callable[[], None]) -> N
 
 
 def _obey_signals(server: _Server, service: Service) -> None:
-    """Stop the server at SIGINT and SIGTERM (the second signal: at once); at SIGHUP, hand over."""
+    """Stop at SIGINT or SIGTERM (at the second signal: at once); at SIGHUP, hand over."""
     loop = asyncio.get_running_loop()
     stopping = False
     handing_over: list[asyncio.Task[None]] = []
 
     def stop() -> None:
         nonlocal stopping
-        # End the streams first: before the server stops, it waits until all connections have ended.
+        # End the streams, because the server waits for the end of all connections.
         service.stop_working.set()
         service.wakeups.close()
-        if server.should_exit and not stopping:  # a replaced process would wait LONGEST_ANSWER_S
+        if server.should_exit and not stopping:  # after SIGHUP it would wait LONGEST_ANSWER_S
             loop.call_later(STOP_S, partial(setattr, server, "force_exit", True))
         server.force_exit = stopping
         server.should_exit = stopping = True

@@ -1,6 +1,6 @@
-"""Addresses of outgoing connections: look-ups of host names, and guards.
+"""Addresses of outgoing connections: look-ups of host names, and checks of addresses (guards).
 
-:mod:`bottega.http_sessions` makes the connections.
+:mod:`bottega.http_sessions` opens the connections.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ could use up the process's threads and memory."""
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
-    """Call the system's resolver in a thread, which continues if the caller is cancelled."""
+    """Call the system's resolver in a thread. A cancelled caller does not stop the thread."""
     found = await run_in_thread(
         partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
     )
@@ -29,10 +29,9 @@ async def resolve(host: str, port: int) -> Sequence[str]:
 
 
 class DnsResolver:
-    """Look-ups of host names. At most ``LOOKUPS_OF_TENANT`` look-ups of a tenant run at a time.
+    """Resolver of host names, with at most ``LOOKUPS_OF_TENANT`` concurrent look-ups per tenant.
 
-    A look-up counts towards this limit until the look-up ends, even if the caller has stopped
-    waiting.
+    A look-up counts until it ends, even if its caller no longer waits.
 
     Args:
         resolve: a function that replaces the system's resolver.
@@ -58,7 +57,7 @@ class DnsResolver:
         return await asyncio.shield(asked)
 
     def close(self) -> None:
-        """Make all callers stop waiting for look-ups in progress."""
+        """Cancel all calls that wait for a look-up."""
         for asked in self._asked:
             asked.cancel()
 
@@ -66,7 +65,7 @@ class DnsResolver:
         slot.release()
         self._asked.discard(asked)
         if not asked.cancelled():
-            asked.exception()  # retrieve the exception, so that asyncio does not log it
+            asked.exception()  # retrieve the exception; otherwise asyncio logs it
 
 
 Guard = Callable[[str], None]
