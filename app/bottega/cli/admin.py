@@ -235,7 +235,6 @@ def delete_tenant(
 
 
 def _cell(value: object) -> str:
-    """Return a value as text, without characters that control a terminal."""
     match value:
         case None:
             text = ""

@@ -415,7 +415,6 @@ async def _objects_in_database(settings: "Settings") -> Check:
 
 
 async def _egress(settings: "Settings", addresses: list[str]) -> Check:
-    """Check that the names of external servers can be resolved."""
     allowed = ", ".join(settings.egress_allow) or "none"
     for address in addresses:
         host = _host_of(address)

@@ -1,4 +1,4 @@
-"""Parser of PostgreSQL addresses in libpq's forms: URLs, ``key=value``, services, ``PG…`` variables.
+"""Parser of PostgreSQL addresses in libpq's forms: URLs, ``key=value``, services and ``PG…``.
 
 If this module does not support an option of libpq, it raises an error. No error contains a value
 that may contain a password.

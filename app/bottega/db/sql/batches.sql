@@ -1,9 +1,9 @@
 -- Batches: many runs of one agent or graph. A batch is a run of the mode batch that no worker
 -- executes. A batch's items are child runs, which inherit from the batch. A batch stays in the
--- queue and is never due, so that it counts once in queued_runs. A batch ends with its last item.
+-- queue and is never due, so it counts once in queued_runs. A batch ends with its last item.
 -- The batch of an eval has targets: an item inherits the pinned versions of the item's target.
 
--- Called while a batch is being accepted. Store items, each once. p_first: the first item's number.
+-- Called while a batch is being accepted. Store new items. p_first: the first item's number.
 CREATE OR REPLACE FUNCTION add_items(p_tenant uuid, p_batch uuid, p_first bigint, p_items jsonb)
 RETURNS void LANGUAGE sql AS $$
     WITH added AS (
@@ -124,7 +124,7 @@ BEGIN
         AND NOT EXISTS (SELECT FROM runs WHERE tenant_id = p_tenant AND parent_run_id = p_batch
                         AND ended_at IS NULL)
     THEN
-        -- If an item ends after the first statement, the item's arrival calls this function again.
+        -- If an item ends after the first statement, arrive calls this function again.
         IF NOT EXISTS (
             SELECT FROM run_children c JOIN runs o ON o.tenant_id = p_tenant AND o.id = c.child_id
             WHERE c.tenant_id = p_tenant AND c.run_id = p_batch AND c.status IS NULL)
@@ -134,7 +134,7 @@ BEGIN
     END IF;
 END $$;
 
--- Called by the API. Queue a batch's failed items again, each as a new run. Return their number.
+-- Called by the API. Queue a batch's failed items again, as new runs. Return the number of items.
 CREATE OR REPLACE FUNCTION retry_batch(p_tenant uuid, p_batch uuid) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -18,7 +18,7 @@ DECLARE
     v_bytes bigint;
 BEGIN
     PERFORM set_config('bottega.tenant', p_tenant::text, true);
-    -- While its row is locked, the parent cannot end. The parent's end cancels its child runs.
+    -- While the parent's row is locked, the parent cannot end, and so cancels no child run.
     PERFORM FROM runs WHERE tenant_id = p_tenant AND id = p_parent FOR NO KEY UPDATE;
     PERFORM FROM run_heads
     WHERE tenant_id = p_tenant AND run_id = p_parent AND attempt = p_attempt;
@@ -68,7 +68,7 @@ BEGIN
     END IF;
     WITH next AS (
         UPDATE run_children SET is_held = false
-        -- PostgreSQL looks up numbers in an array one by one, even if many child runs are held.
+        -- PostgreSQL looks up each number of an array by index, even if many child runs are held.
         WHERE tenant_id = p_tenant AND run_id = p_parent AND number = ANY (ARRAY(
             SELECT number FROM run_children
             WHERE tenant_id = p_tenant AND run_id = p_parent AND is_held
@@ -128,8 +128,8 @@ BEGIN
     END IF;
 END $$;
 
--- Called by workers. Return the ends of awaited child runs, also if cancelled before the start or
--- deleted (status NULL).
+-- Called by workers. Return the ends of child runs for which runs wait, including child runs that
+-- were cancelled before they were queued, or deleted (status NULL).
 CREATE OR REPLACE FUNCTION ended_children(p_tenants uuid[], p_children uuid[])
 RETURNS TABLE (run_id uuid, status text, ending jsonb) LANGUAGE plpgsql AS $$
 BEGIN

@@ -13,7 +13,7 @@ DECLARE
     v_before uuid;
     v_sent jsonb;
 BEGIN
-    -- A conversation accepts only one run at a time, so that this transaction waits for others.
+    -- A conversation accepts only one run at a time: wait for other transactions that add a run.
     PERFORM pg_advisory_xact_lock(hashtextextended(p_tenant || to_jsonb(v_key)::text, 0));
     IF p_new ->> 'conversation' <> 'continue'
        OR p_new ->> 'if_busy' IS NULL OR p_new ->> 'if_busy' NOT IN ('interrupt', 'steer')
@@ -27,7 +27,7 @@ BEGIN
       AND p_new ->> 'user' IS NOT DISTINCT FROM s.user_id;  -- other users are refused
     IF p_new ->> 'if_busy' = 'interrupt' THEN
         -- Lock all runs before the first run ends, because an end locks the conversation. Cancel
-        -- the newest runs first, so that the end of a run starts no later run.
+        -- the newest runs first, because the end of a run makes the conversation's next run due.
         PERFORM FROM runs WHERE tenant_id = p_tenant AND conversation_id = v_conversation
             AND ended_at IS NULL AND cancel_requested_at IS NULL ORDER BY id FOR UPDATE;
         PERFORM cancel_run(p_tenant, u.id) FROM (
@@ -84,7 +84,7 @@ BEGIN
     blocker := unfinished_in(p_tenant, conversation);
 END $$;
 
--- Return the oldest unfinished run of a conversation. Its later runs wait for this run.
+-- Return the oldest unfinished run of a conversation. Later runs of the conversation wait for it.
 CREATE OR REPLACE FUNCTION unfinished_in(p_tenant uuid, p_conversation uuid) RETURNS uuid
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -117,7 +117,8 @@ END $$;
 
 -- Called by a worker. Return a run's turns up to number p_last (NULL: all), from new to old, and
 -- gists of a few older turns. If the turns of the last prompt and all newer turns fit into p_most
--- tokens, return these. Otherwise return turns for half of p_most: the first turn rarely changes.
+-- tokens, return these. Otherwise return turns for half of p_most, because the prompts of the next
+-- runs can then begin with the same turn (and a server can cache their beginning).
 CREATE OR REPLACE FUNCTION earlier_turns(
     p_tenant uuid, p_base uuid, p_last integer, p_most bigint, p_gists integer
 ) RETURNS TABLE (

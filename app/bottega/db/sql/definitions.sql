@@ -58,7 +58,7 @@ BEGIN
               AND v.version = coalesce((node ->> 'version')::integer, g.version)
             WHERE level <= 3  -- one level more than permitted, so that the caller can refuse it
         ), graphs_in AS (
-            -- Each graph has at least one node: more graphs would have too many nodes.
+            -- Each graph has at least one node, so more graphs would exceed the limit of nodes.
             SELECT *, jsonb_array_length(definition -> 'nodes') AS size,
                    jsonb_path_query_array(definition, '$.nodes[*] ? (@.graph != null)') AS subgraphs
             FROM wanted LIMIT 2002

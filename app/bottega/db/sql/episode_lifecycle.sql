@@ -11,8 +11,8 @@ LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
     WHERE starts_with(key, current_setting('bottega.tenant')::uuid || '/')
 $$;
 
--- Called after an upload. Replace bodies in the database by the keys of their objects. If a process
--- has already moved a body, the older key stays, and the caller's object is deleted later.
+-- Called after an upload. Replace bodies (large parts of episodes) in the database with the keys of
+-- their objects. If a body already has a key, that key stays, and the caller's object is deleted.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION move_bodies(p_ids uuid[], p_moved jsonb) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -62,9 +62,9 @@ REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION note_deleted_o
 CREATE OR REPLACE TRIGGER note_deleted_objects AFTER DELETE ON files
 REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION note_deleted_objects();
 
--- Called by workers, and at the end of an erasure for its tenant (p_tenant; NULL: all tenants).
--- Return keys of objects to delete, p_age after their registration. A transaction locks the key of
--- an object that it will use, so that the key is not returned.
+-- Called by workers, and at the end of an erasure. Return the keys of objects that were registered
+-- for deletion at least p_age ago. p_tenant: only this tenant's; NULL: all tenants'. A key that is
+-- locked is left out, because a transaction that will use an object locks the object's key.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION due_deleted_objects(p_tenant uuid, p_age interval, p_most integer)
 RETURNS SETOF text
@@ -124,8 +124,8 @@ BEGIN
     RETURN cardinality(v_ids);
 END $$;
 
--- Called by consolidation. Exclude the oldest episodes that have no similar episode of about the
--- same time. SECURITY DEFINER: with a policy, the comparison of times could not use its index.
+-- Called by consolidation. Exclude from consolidation the oldest episodes without a similar episode
+-- of about the same time. SECURITY DEFINER: with a policy, comparing times could use no index.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION dismiss_lonely_episodes(
     p_before timestamptz, p_window interval, p_limit integer
@@ -136,7 +136,7 @@ LANGUAGE sql SECURITY DEFINER SET search_path = public, pg_temp AS $$
         SELECT o.episode_id FROM episode_state o
         WHERE o.tenant_id = current_setting('bottega.tenant')::uuid
           AND o.task_key IS NOT NULL AND o.at < p_before
-          -- Look up each episode alone: an anti-join may compare all episodes.
+          -- Look up each episode by its key, because an anti-join may compare all episodes.
           AND (
             SELECT n.episode_id FROM episode_state n
             WHERE n.tenant_id = current_setting('bottega.tenant')::uuid
@@ -193,7 +193,7 @@ BEGIN
         DELETE FROM episode_work
         WHERE tenant_id = v_tenant AND episode_id = v_id AND work = 'embed';
     END IF;
-    -- For each node and sub-agent: insert the newest failed part or, without one, the newest part.
+    -- For each node and sub-agent: insert the newest failed part or, if none failed, the newest.
     INSERT INTO episode_parts (tenant_id, part, episode_id, number, content)
     SELECT DISTINCT ON (part) v_tenant, part, v_id, number, content FROM episode_parts
     WHERE tenant_id = v_tenant AND episode_id = ANY (p_ids)
@@ -205,8 +205,8 @@ BEGIN
     RETURN true;
 END $$;
 
--- Called before changes of episodes. Lock the episodes and their consolidated episodes until the
--- end of the transaction. So it waits for a running consolidation, and no new one can begin.
+-- Called before changes of episodes. Lock the episodes, and all episodes that were consolidated
+-- with them, so no consolidation of these episodes can run until the end of the transaction.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION hold_episodes(p_ids uuid[]) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -228,8 +228,8 @@ BEGIN
         WHERE s.tenant_id = v_tenant AND s.episode_id = n.id FOR UPDATE) AS held;
 END $$;
 
--- Called when an episode that was consolidated is deleted or changed. Delete the consolidated
--- episode and make its source episodes active again. A later consolidation may combine the rest.
+-- Called when a source episode of a consolidated episode is deleted or changed. Delete the
+-- consolidated episode and make its source episodes active again.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION dissolve_episodes(p_gone uuid[]) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -260,7 +260,7 @@ BEGIN
     DELETE FROM episodes WHERE tenant_id = v_tenant AND id = ANY (p_gone);
 END $$;
 
--- Called before a run's feedback or result of checks is stored, because episodes are locked first.
+-- Called before a run's feedback or result of checks is stored. Lock the run's episode first.
 CREATE OR REPLACE FUNCTION hold_episode_of(p_tenant uuid, p_run uuid) RETURNS void
 LANGUAGE sql AS $$
     SELECT hold_episodes(ARRAY(
@@ -324,7 +324,7 @@ BEGIN
       AND signature <> ALL (coalesce(v_signatures, '{}'));
     INSERT INTO episode_failures (tenant_id, signature, episode_id)
     SELECT p_tenant, signature, v_id FROM unnest(v_signatures) AS signature ON CONFLICT DO NOTHING;
-    -- The source episodes of a consolidated episode have one outcome. If one changes, dissolve it.
+    -- Dissolve the consolidated episode if its source episodes now have different outcomes.
     PERFORM dissolve_episodes(ARRAY[c.id])
     FROM episode_state s
     JOIN episodes c ON c.tenant_id = p_tenant AND c.id = s.consolidated_into
@@ -334,15 +334,15 @@ BEGIN
       AND (outcome <> v_outcome OR terms <> v_terms);
     UPDATE episode_vectors SET outcome = v_outcome
     WHERE tenant_id = p_tenant AND episode_id = v_id AND outcome <> v_outcome;
-    -- Let learning process the run again, because the label decides if the run's patterns helped.
+    -- Learning must process the run again, because the label decides if the run's patterns helped.
     UPDATE run_learning SET status = 'pending', tries = 0, next_at = now(), error = NULL,
         updated_at = now()
     WHERE tenant_id = p_tenant AND run_id = p_run;
     PERFORM send_signal('bottega_memory');
 END $$;
 
--- Called by DELETE of an episode. Mark an episode and, if it is consolidated, its parts as deleted.
--- Remove them from search. Return false for a marked episode, NULL for an unknown episode.
+-- Called by DELETE of an episode. Mark the episode and its source episodes, if any, as deleted, and
+-- remove them from search. Return false if the episode was marked before, NULL if it is unknown.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION mark_episode_deleted(p_id uuid, p_at timestamptz) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$

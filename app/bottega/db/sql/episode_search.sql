@@ -106,8 +106,8 @@ LANGUAGE sql IMMUTABLE STRICT AS $$
 $$;
 
 -- Called by search_episodes. Return the ids of the episodes nearest to a vector. Aged episodes must
--- be within p_farthest. Search the vector index if that is cheaper than measuring all episodes of
--- the tenant. If the index finds too few, as other tenants' episodes are nearer, measure all.
+-- be within p_farthest. Search the vector index if that is cheaper than measuring all distances. If
+-- the index finds too few, because other tenants' episodes are nearer, measure all distances.
 CREATE OR REPLACE FUNCTION episode_nearest(
     p_tenant uuid, p_embedder text, p_vector halfvec, p_where text, p_further text,
     p_aged_before timestamptz, p_farthest double precision, p_most integer, p_rows double precision
@@ -127,7 +127,7 @@ DECLARE
         ' AND s.episode_id = v.episode_id' || p_further || ')' END;
     v_found uuid[];
 BEGIN
-    -- For fewer rows, the cost estimates take longer than measuring.
+    -- For fewer rows, the estimates of the costs take longer than measuring all distances.
     IF p_rows > 2 * 22 * p_most OR p_further <> '' THEN
         v_one_by_one := 5 * episode_estimate(p_tenant, p_where || p_further);
         v_each := least(v_one_by_one, p_rows);
@@ -173,7 +173,7 @@ END $$;
 
 -- Return candidates for a query: the tenant's episodes within a scope that are nearest by vector or
 -- best by words. Each candidate has both measures, and the positions (from 1) of its words in the
--- query. Aged episodes must be close. No separate plan is made for each array of words and ids.
+-- query. Aged episodes must be close. Statements have one plan for all arrays of words and ids.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION search_episodes(
     p_scope jsonb, p_words text[], p_vector halfvec, p_embedder text, p_by text, p_where jsonb,
@@ -221,16 +221,16 @@ BEGIN
     IF p_words <> '{}' THEN
         SELECT * INTO v_rare, v_rare_rows, v_known, v_weights, v_classes, v_telling
         FROM episode_words(v_tenant, p_words, v_rows, v_scope);
-        -- This text equals the sum in the last query, but is faster for the many rows of this one.
+        -- SQL of the same sum as in the last query, but faster: the query below has many rows.
         v_rank := (
             SELECT string_agg(format('%s * ts_rank(terms, %L::tsquery)', weight, words), ' + ')
             FROM unnest(v_weights, v_classes) AS c(weight, words));
     END IF;
-    -- If the table has other tenants' episodes, the tenant's word saves reads. Else it costs time.
+    -- Search by the tenant's word, too, if most episodes belong to other tenants: this saves reads.
     v_of := (SELECT ('''=' || v_tenant || '''')::tsquery FROM pg_class
              WHERE oid = 'episode_search'::regclass
                AND (reltuples <= 0 OR v_rows < reltuples / 2));
-    -- If the vectors found enough, a word of thousands of episodes only ranks episodes.
+    -- If the vectors found enough, do not search by words that thousands of episodes have.
     FOREACH v_any IN ARRAY CASE WHEN cardinality(v_near) >= p_most AND v_rare_rows > 3000 THEN '{}'
         ELSE array_remove(ARRAY[v_rare, v_known], NULL) END
     LOOP
@@ -248,7 +248,7 @@ BEGIN
             WHERE place <= $2'
         INTO v_more USING coalesce(v_any && v_of, v_any), p_most, p_aged_before, v_tenant;
         v_named := v_named || v_more;
-        -- Use the common words only if vectors and rare words find too few.
+        -- Search by common words only if vectors and rare words find too few episodes.
         EXIT WHEN cardinality(v_near || v_named) >= p_most OR v_rare = v_known;
     END LOOP;
     PERFORM set_config('enable_indexscan', 'on', true);
@@ -261,7 +261,7 @@ BEGIN
            (SELECT sum(weight * ts_rank(s.terms, c.words))
             FROM unnest(v_weights, v_classes) AS c(weight, words))::real,
            shared.words
-    -- Read each row by its key, because the planner may expect a single row of a tenant.
+    -- Read each row by its key: a join may read all of the tenant's rows for each id.
     FROM (SELECT DISTINCT unnest(v_near || v_named)) AS found(id)
     CROSS JOIN LATERAL (
         SELECT * FROM episode_search s
@@ -273,7 +273,7 @@ BEGIN
         SELECT v.task, v.result, v.whole FROM episode_vectors v
         WHERE v.tenant_id = v_tenant AND v.episode_id = found.id AND v.embedder = p_embedder
         LIMIT 1) AS v ON true
-    -- setweight only copies the value here, so that PostgreSQL unpacks a long value only once.
+    -- setweight copies the value, so PostgreSQL unpacks a long value only once.
     LEFT JOIN LATERAL (
         WITH bare AS MATERIALIZED (SELECT setweight(s.terms, 'A', '{}') AS terms)
         SELECT array_agg(w.place::integer ORDER BY w.place) AS words

@@ -1,8 +1,8 @@
 -- Choice of a query's words: which words find episodes, rank episodes, or mark a topic.
 
--- Called by episode_words. Return two shares of each word: its share in the tenant's stored sample;
--- and the maximum of this share and its share in a scope's newest 100 episodes. Ten episodes
--- without words are added, so that a word that occurs twice in a small memory is not common.
+-- Called by episode_words. Return the share of episodes that have each word: of_tenant, in the
+-- tenant's sample; share, the maximum of of_tenant and of the share in the scope's 100 newest
+-- episodes, where ten empty episodes are added (else, a word with two uses might seem common).
 CREATE OR REPLACE FUNCTION episode_word_shares(
     p_tenant uuid, p_words text[], p_rows double precision, p_scope text
 ) RETURNS TABLE (
@@ -14,7 +14,7 @@ DECLARE
 BEGIN
     SELECT * INTO v_index FROM tenant_memory i
     WHERE i.tenant_id = p_tenant AND i.sampled_rows >= 200;
-    -- The common words of a scope with only one owner's episodes differ from those of the tenant.
+    -- The tenant's shares suffice, unless the scope has only the episodes of one owner.
     IF FOUND AND p_scope !~ ' = ' THEN
         RETURN QUERY
         SELECT w.word, s.share::double precision, v_index.sampled_rows::double precision,
@@ -41,9 +41,10 @@ BEGIN
     USING p_tenant, p_words, p_rows, v_index.common, v_index.shares, p_scope ~ ' = ';
 END $$;
 
--- Called by search_episodes. Choose a query's words. Rare words find about 1,000 episodes (or
--- the rarest word's rare_rows, if more). Known words (16 of the sample, 16 others) rank episodes in
--- classes. telling: a query for each word; null: a fifth of 200 or more episodes have the word.
+-- Called by search_episodes. Choose a query's words. rare: the rarest words, which find at most
+-- about 1,000 episodes (at least one word). known: words that rank episodes, by classes of equal
+-- weight (16 words of the sample, 16 others). telling: a tsquery for each word of the query; null:
+-- more than a fifth of 200 or more episodes have the word.
 CREATE OR REPLACE FUNCTION episode_words(
     p_tenant uuid, p_words text[], p_rows double precision, p_scope text,
     OUT rare tsquery, OUT rare_rows double precision, OUT known tsquery,

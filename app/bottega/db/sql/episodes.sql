@@ -121,8 +121,8 @@ BEGIN
 END $$;
 
 -- Return the scope's episodes, without their bodies. Unknown and deleted episodes are not returned.
--- The reflection has the present insights, with people's changes. No separate plan is made for each
--- array of ids, because plans would raise the cost by half.
+-- The reflection has the present insights, with people's changes. One plan serves all arrays of
+-- ids, because a plan for each call would raise the cost by half.
 CREATE OR REPLACE FUNCTION read_episodes(
     p_scope jsonb, p_ids uuid[], p_tenant uuid DEFAULT NULL
 ) RETURNS TABLE (
@@ -285,7 +285,7 @@ END $$;
 CREATE OR REPLACE TRIGGER make_lessons AFTER INSERT ON episode_reflections
 FOR EACH ROW EXECUTE FUNCTION make_lessons();
 
--- Return the verdict of people who denied or edited a run's tool calls, or NULL. It has no outcome.
+-- Return a verdict without an outcome if people denied or edited a run's tool calls, or NULL.
 CREATE OR REPLACE FUNCTION decision_in(p_metadata jsonb) RETURNS jsonb LANGUAGE sql IMMUTABLE AS $$
     SELECT jsonb_build_object('reason', p_metadata #> '{approval,reason}', 'by', 'approval')
     WHERE p_metadata ? 'approval'

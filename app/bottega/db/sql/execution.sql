@@ -30,12 +30,12 @@ BEGIN
             turn = coalesce(r.turn, CASE WHEN r.conversation_id IS NOT NULL THEN (
                 SELECT jsonb_build_object('base', o.last_run) FROM conversations o
                 WHERE o.tenant_id = r.tenant_id AND o.id = r.conversation_id) END),
-            -- A child run and its wait in the queue end with the parent's deadline.
+            -- The queue timeout of a child run ends at the parent's deadline at the latest.
             deadline = coalesce(r.deadline, least(
                 v_now + make_interval(secs => r.timeout_s),
                 CASE WHEN r.parent_run_id IS NOT NULL
                     THEN r.queued_at + make_interval(secs => r.queue_timeout_s) END))
-        -- Ids are unique over all tenants, so this needs no join, which might read all runs.
+        -- No join of tenants and ids, which might read all runs: ids are unique over all tenants.
         WHERE r.tenant_id = ANY (p_tenants) AND r.id = ANY (p_runs) AND r.status = 'queued'
         RETURNING r.*
     ), dequeued AS (
@@ -55,8 +55,8 @@ BEGIN
     FROM claimed c;
 END $$;
 
--- Called by a worker with its claim. Return the run's row, and what else the worker needs of the
--- run, without the agents' definitions, which the worker may already have.
+-- Called by a worker for a claimed run. Return the run's row and all other data that the worker
+-- needs, except the agents' definitions, which the worker may have in its cache.
 CREATE OR REPLACE FUNCTION claimed_run(p_tenant uuid, p_run uuid) RETURNS jsonb
 LANGUAGE plpgsql STRICT AS $$
 DECLARE

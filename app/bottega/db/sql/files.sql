@@ -30,7 +30,7 @@ BEGIN
         RETURN 'user_erasing';
     END IF;
     IF v_user IS NOT NULL THEN
-        -- Nobody can delete the session before the file is visible. So both are deleted together.
+        -- Lock the session until the file is visible, because its deletion must find the file.
         PERFORM FROM sessions s WHERE hold_user(v_tenant, v_user)
             AND s.tenant_id = v_tenant AND s.id = p_file->>'session_id' FOR KEY SHARE;
         IF NOT FOUND THEN
@@ -55,9 +55,9 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Return true if a run (NULL: a new run) of a user and a session (NULL: none) may use a file. The
--- file's first owner decides which runs may use the file: a user (the user's runs), else a session
--- (its runs and their forks), else a run (the run and its repetitions), else all runs may use it.
+-- Return true if a run (NULL: a new run) of a user and a session (NULL: none) may use a file. A
+-- user's file is for the user's runs. Otherwise, a session's file is for its runs and their forks.
+-- Otherwise, a run's file is for the run and its repetitions. Any other file is for all runs.
 CREATE OR REPLACE FUNCTION file_serves(f files, p_user text, p_session text, p_run uuid)
 RETURNS boolean
 LANGUAGE sql STABLE AS $$

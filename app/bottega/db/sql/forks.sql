@@ -1,5 +1,5 @@
 -- Forked sessions: they begin with the turns of an older session. No turn is copied: rows of
--- forked_turns refer to the turns' runs. A run belongs to one session. Others may refer to it.
+-- forked_turns refer to the turns' runs. A run still belongs to only one session.
 
 -- Return the runs that a session shows: its own runs, and the runs of its forked turns.
 CREATE OR REPLACE FUNCTION runs_of_session(p_tenant uuid, p_session text) RETURNS SETOF runs
@@ -46,7 +46,7 @@ BEGIN
     INSERT INTO conversations (tenant_id, session_id, mode, graph, agent, last_run)
     SELECT p_tenant, p_fork, mode, coalesce(graph, ''), coalesce(agent, ''), id
     FROM runs WHERE tenant_id = p_tenant AND id = ANY (v_last);
-    -- Use a loop, because the planner guesses the rows of a recursive query, with a bad plan.
+    -- Use a loop, because the planner's plan of a recursive query may be bad.
     FOREACH v_next IN ARRAY v_last LOOP
         WHILE v_next IS NOT NULL LOOP
             v_turns := v_turns || v_next;
@@ -73,7 +73,7 @@ BEGIN
 END $$;
 
 -- Called when a session is removed, with some of the session's runs, which are locked. If a forked
--- session begins with a run, give the run and the run's files to the forked session. Return them.
+-- session has a run as a turn, give the run and its files to the forked session. Return the runs.
 CREATE OR REPLACE FUNCTION give_turns_away(p_tenant uuid, p_session text, p_runs uuid[])
 RETURNS SETOF uuid LANGUAGE plpgsql AS $$
 BEGIN

@@ -65,7 +65,7 @@ CREATE OR REPLACE FUNCTION token_state(p_new bytea, p_since timestamptz)
 RETURNS TABLE (kind text, tenant_id uuid, name text, secret bytea, at timestamptz)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 DECLARE
-    -- A revocation may be committed some time after its time, so read one minute more.
+    -- A transaction may commit some time after the time in its rows, so read one minute more.
     v_since timestamptz := coalesce(
         p_since - interval '1 minute', now() - interval '1 day 1 minute');
 BEGIN

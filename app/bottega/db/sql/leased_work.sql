@@ -1,7 +1,7 @@
 -- Leased work: rows of several tables become due, and workers lease due rows. Tenants take turns.
 
 -- Called by claim_due and next_due_s. Return for a kind of work: the table, the table's key columns
--- after the tenant, the condition for waiting rows (alias o), and a claim's other changes.
+-- after the tenant, the condition for waiting rows (alias o), and further changes in a claim.
 CREATE OR REPLACE FUNCTION leased_rows(
     p_work text, OUT of_table text, OUT key text[], OUT waits text, OUT changes text
 ) LANGUAGE sql IMMUTABLE AS $$

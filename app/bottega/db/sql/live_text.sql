@@ -20,7 +20,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Called by workers after a call's end. Delete the call's pieces. The sweep deletes locked rows.
+-- Called by workers after a call's end. Delete the call's pieces; the sweep deletes locked pieces.
 CREATE OR REPLACE FUNCTION clear_live_text(
     p_tenants uuid[], p_runs uuid[], p_tasks uuid[], p_calls integer[], p_attempts integer[],
     p_tools text[]

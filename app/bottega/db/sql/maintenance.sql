@@ -73,7 +73,7 @@ BEGIN
 END $$;
 
 -- Called by workers. Create a missing index for vectors of this length. Only the owner of a table
--- may create an index, so that the function acts as the login that migrated.
+-- may create an index, so the function acts as the login that migrated.
 -- owner: migrator, execute: bottega_app
 CREATE OR REPLACE FUNCTION ensure_vector_index(p_dimension integer) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$

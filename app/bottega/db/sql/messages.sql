@@ -1,9 +1,9 @@
 -- Messages of users to the root agent of an unfinished run. Storing a message and ending the run
--- lock the run's row, so that a message is either refused or read before the end.
+-- lock the run's row, so a message is either refused or read before the end.
 
--- Called when somebody sends a message. Store the message, once for each p_id. The run's worker
--- gets a signal and records the message. Return {"id"}, or {"refused"}: unknown, final, no_root,
--- too_many_messages, message_too_large.
+-- Called when somebody sends a message. Store the message, unless a message has the id p_id. The
+-- run's worker gets a signal and records the message. Return {"id"}, or {"refused"}: unknown,
+-- final, no_root, too_many_messages, message_too_large.
 CREATE OR REPLACE FUNCTION send_message(
     p_tenant uuid, p_run uuid, p_content jsonb, p_principal text, p_files uuid[],
     p_id uuid DEFAULT NULL

@@ -127,7 +127,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Rollups of metrics include all users, so that no end user may read them.
+-- Rollups of metrics include the runs of all users, so no end user may read the rollups.
 DROP POLICY IF EXISTS of_user ON metric_rollups;
 CREATE POLICY of_user ON metric_rollups AS RESTRICTIVE TO bottega_user USING (false);
 

@@ -1,9 +1,9 @@
 -- Removal of old finished runs, entries of the audit log, and archived episodes. The functions act
 -- for the transaction's tenant, skip locked rows, and remove one page.
 
--- Called by workers and by `bottega prune`. Return tenants with too old data: tenant, kind, and the
--- time before which data are too old. p_tenant: only this tenant. p_days: days for each kind.
--- p_own: a tenant's own days replace p_days.
+-- Called by workers and by `bottega prune`. Return tenants that have too old data: tenant, kind of
+-- data, and the time before which data are too old. p_tenant: only this tenant. p_days: days for
+-- which data are kept, by kind. p_own: a tenant's own days replace p_days.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION due_retention(p_days jsonb, p_tenant text, p_own boolean)
 RETURNS TABLE (tenant_id uuid, name text, kind text, before timestamptz)
@@ -42,8 +42,8 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- Lock and return a page of runs that ended before a time, with all child runs below, and the
--- position after which the next page begins. Runs stay that have a pending webhook or check, an
--- unfinished child run, a recently used file or a conversation with an unfinished run.
+-- position after which the next page begins. Leave out runs that have a pending webhook or check,
+-- an unfinished child run, a recently used file or a conversation with an unfinished run.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION lock_expired_runs(
     p_before timestamptz, p_after timestamptz, p_after_id uuid, p_most integer,
@@ -63,7 +63,7 @@ BEGIN
           AND (r.ended_at, r.id) > (p_after, p_after_id)
         ORDER BY r.ended_at, r.id LIMIT p_most FOR UPDATE SKIP LOCKED) AS p;
     -- While a conversation is locked, it accepts no run. If a different transaction has locked a
-    -- conversation, it may get a run, so that its turns are not removed now.
+    -- conversation, that transaction may add a run, so the conversation's turns are not removed.
     v_conversations := ARRAY(
         SELECT id FROM conversations
         WHERE tenant_id = v_tenant AND id IN (SELECT conversations_of(v_tenant, v_page))
@@ -89,7 +89,7 @@ BEGIN
     ids := ids || ARRAY(SELECT id FROM runs WHERE tenant_id = v_tenant AND root_run_id = ANY (ids));
 END $$;
 
--- Remove a page of the audit log's rows from before a time, or only count all. Return the number.
+-- Remove (a page) or only count (all) the audit log's rows from before a time. Return the number.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION expire_audit(p_before timestamptz, p_most integer, p_count_only boolean)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp
@@ -109,8 +109,8 @@ BEGIN
     RETURN v_count;
 END $$;
 
--- Erase a page of archived or quarantined episodes of runs that ended before a time, with the parts
--- of consolidated episodes; or only count all these episodes. Return numbers of rows by table.
+-- Erase a page of archived or quarantined episodes of runs that ended before a time, with their
+-- source episodes, if any; or only count all these episodes. Return {"episodes": number}.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION expire_episodes(
     p_before timestamptz, p_most integer, p_count_only boolean

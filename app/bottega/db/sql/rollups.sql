@@ -10,8 +10,8 @@ LANGUAGE sql IMMUTABLE STRICT AS $$
         ::integer
 $$;
 
--- Return the quantile p_share of the times with a name: the middle of the quantile's bucket, or
--- NULL without times. The middle differs from each time in the bucket by less than a tenth.
+-- Return the quantile p_share of the durations p_name: the middle of the quantile's bucket. NULL:
+-- no durations. The middle differs from each duration in the bucket by less than a tenth.
 CREATE OR REPLACE FUNCTION bucket_quantile(p_sums jsonb, p_name text, p_share double precision)
 RETURNS double precision LANGUAGE sql IMMUTABLE AS $$
     SELECT 2 ^ ((bucket - 0.5) / 4) FROM (
@@ -74,7 +74,7 @@ LANGUAGE sql AS $$
             UNION ALL SELECT 'errors', 1 WHERE r.status IN ('failed', 'timeout')
             UNION ALL SELECT 'run_cost', (r.usage #>> '{cost,amount}')::numeric
             UNION ALL
-            -- Waits for people do not count, because a wait postpones the deadline by its length.
+            -- Subtract waits for people, which are the time by which the deadline was postponed.
             SELECT 'duration:' || time_bucket(extract(epoch FROM ended_at - started_at - greatest(
                 interval '0', deadline - started_at - make_interval(secs => timeout_s)))), 1
             UNION ALL

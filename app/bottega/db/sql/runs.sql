@@ -1,7 +1,7 @@
 -- Functions for clients' requests about runs, and for the end of a run that no worker executes.
 
--- Called when a run is submitted. Store the run, with lines of the log and tasks of a repeated run.
--- Queue the run. If the run's conversation has an unfinished run, the new run is not due yet.
+-- Called when a run is submitted. Store and queue the run, with events and tasks of the run that it
+-- repeats, if any. If the run's conversation has an unfinished run, the new run is not due yet.
 -- Return the row, or {"refused": reason}: a limit, another user's session, a busy conversation.
 CREATE OR REPLACE FUNCTION accept_run(
     p_tenant uuid, p_new jsonb, p_carried text[], p_tasks jsonb
@@ -68,7 +68,7 @@ BEGIN
            v_conversation, n.turn, CASE WHEN v_blocker IS NULL AND n.mode <> 'batch' THEN now() END,
            n.batch, n.traceparent,
            n.tracestate,
-           -- session_base's size is added at the run's end: most runs get it at the claim.
+           -- The size of session_base, which most runs get at the claim, is added at the run's end.
            pg_column_size(p_new - 'session_base') + pg_column_size(p_carried)
     FROM jsonb_populate_record(NULL::runs, p_new) AS n
     LEFT JOIN runs o ON o.tenant_id = p_tenant AND o.id = v_repeated

@@ -46,8 +46,8 @@ DECLARE
     v_outcomes jsonb[] := CASE WHEN num_nonnulls(VARIADIC p_outcomes) > 0 THEN p_outcomes END;
     i integer;
 BEGIN
-    -- With the setting above, all calls of this function share one plan. All steps lock ending
-    -- runs, heads, sessions, the tenants' tokens in this order. No step delays others for long.
+    -- With the setting above, all calls share one plan. All steps lock rows in this order: ending
+    -- runs, heads, sessions, the tenants' tokens. A step waits for a lock for at most a second.
     PERFORM set_config('lock_timeout', CASE v_all WHEN 1 THEN '1s' ELSE '100ms' END, true);
     FOR v_tenant, v_places IN
         SELECT t, array_agg(n::integer ORDER BY n) FROM unnest(p_tenants) WITH ORDINALITY AS u(t, n)
@@ -91,7 +91,7 @@ BEGIN
             v_answers[i] := CASE WHEN EXISTS (
                 SELECT FROM run_steps WHERE tenant_id = v_tenant AND run_id = p_runs[i]
                   AND last_seq = p_after[i] + p_counts[i] AND attempt = p_attempts[i]
-                  -- The last line distinguishes the step from others, such as a cancellation's.
+                  -- A different step with the same seqs, such as a cancellation, ends differently.
                   AND split_part(events, E'\n', -1) = split_part(p_events[i], E'\n', -1))
             THEN 'repeated' WHEN NOT EXISTS (
                 SELECT FROM run_heads WHERE tenant_id = v_tenant AND run_id = p_runs[i]

@@ -1,8 +1,8 @@
 -- Tasks of runs.
 
--- Called by accept_run, and by append_steps with the run's head locked, so that nobody else adds
+-- Called by accept_run, and by append_steps, which has locked the run's head, so nobody else adds
 -- tasks of the run. Store new and changed tasks one by one: a join may read all the tenant's tasks,
--- and ON CONFLICT would write more to the WAL. A null does not change a field.
+-- and ON CONFLICT would write more to the WAL. Fields that are null in p_tasks do not change.
 CREATE OR REPLACE FUNCTION put_tasks(
     p_tenant uuid, p_run uuid, p_tasks jsonb, p_now timestamptz
 ) RETURNS void LANGUAGE plpgsql AS $$

@@ -6,7 +6,7 @@
 CREATE OR REPLACE FUNCTION hold_user(p_tenant uuid, p_user text) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
-    -- This check locks nothing, so that refused requests do not delay the end of an erasure.
+    -- This check locks nothing, so refused requests do not delay the end of an erasure.
     IF EXISTS (SELECT FROM user_erasures WHERE tenant_id = p_tenant AND user_id = p_user) THEN
         RETURN false;
     END IF;
@@ -39,7 +39,7 @@ BEGIN
     IF FOUND THEN
         RETURN v_id;
     END IF;
-    -- Unconfirmed facts may not use all room, so that people can set facts.
+    -- People must always be able to set facts, so unconfirmed facts may not use all room.
     IF (SELECT count(*) >= p_most OR NOT p_confirmed AND count(*) FILTER (WHERE NOT confirmed) >= 20
         FROM user_facts WHERE tenant_id = p_tenant AND user_id = p_user) THEN
         RETURN '00000000-0000-0000-0000-000000000000';

@@ -92,7 +92,7 @@ BEGIN
         JOIN interrupts n ON n.tenant_id = p_tenant AND n.id = a.subject
              AND n.id = ANY (ARRAY(SELECT subject FROM arrived))
         LEFT JOIN tasks t ON t.tenant_id = p_tenant AND t.run_id = p_run AND t.id = n.task_id
-        -- If a decision is assigned to a worker, the run's worker or the next worker logs it.
+        -- Skip decisions that are assigned to a worker: a worker logs them in its attempt.
         WHERE a.kind = 'decision' AND a.worker_id IS NULL AND r.status = 'waiting'
         ORDER BY a.id
     LOOP
