@@ -116,9 +116,8 @@ BEGIN
 END $$;
 
 -- Called by a worker. Return a run's turns up to number p_last (NULL: all), from new to old, and
--- gists of a few older turns. If the turns of the last prompt and all newer turns fit into p_most
--- tokens, return these. Otherwise return turns for half of p_most, because the prompts of the next
--- runs can then begin with the same turn (and a server can cache their beginning).
+-- gists of a few older turns. Return the turns of the last prompt and all newer turns if they fit
+-- into p_most tokens, otherwise turns for p_most / 2: so prompts rarely change their first turn.
 CREATE OR REPLACE FUNCTION earlier_turns(
     p_tenant uuid, p_base uuid, p_last integer, p_most bigint, p_gists integer
 ) RETURNS TABLE (

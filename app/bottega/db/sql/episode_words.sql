@@ -41,10 +41,9 @@ BEGIN
     USING p_tenant, p_words, p_rows, v_index.common, v_index.shares, p_scope ~ ' = ';
 END $$;
 
--- Called by search_episodes. Choose a query's words. rare: the rarest words, which find at most
--- about 1,000 episodes (at least one word). known: words that rank episodes, by classes of equal
--- weight (16 words of the sample, 16 others). telling: a tsquery for each word of the query; null:
--- more than a fifth of 200 or more episodes have the word.
+-- Called by search_episodes. Choose a query's words. rare: the rarest words, which find about 1,000
+-- episodes. known: at most 32 words that rank episodes, by classes of equal weight. telling: for
+-- each word a tsquery; null: more than a fifth of the (at least 200) episodes have the word.
 CREATE OR REPLACE FUNCTION episode_words(
     p_tenant uuid, p_words text[], p_rows double precision, p_scope text,
     OUT rare tsquery, OUT rare_rows double precision, OUT known tsquery,
