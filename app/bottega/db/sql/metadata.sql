@@ -1,8 +1,8 @@
 -- Lists of runs and sessions by the metadata that clients have set.
 
 -- Called by the lists of runs and sessions (p_of). Return ids of the tenant's rows whose metadata
--- contain an object of each array in p_metadata, and that meet p_where: [[column, "=" or "<" or ">",
--- value], ...]. SECURITY DEFINER: with a policy, @> could not use an index.
+-- contain an object of each array in p_metadata, and that meet p_where: [[column, sign ("=", "<" or
+-- ">"), value], ...]. SECURITY DEFINER: with a policy, @> could not use an index.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION ids_by_metadata(
     p_of text, p_metadata jsonb, p_where jsonb, p_descending boolean, p_most integer
