@@ -184,7 +184,7 @@ async def test_an_account_that_cannot_be_read_is_no_try_of_a_judge(
         async with broken(bottega, "draw_budget"):
             gate.set()
             found = (await checked(bottega, run, "pending"))["success_check"]
-            assert "budget of today had no room" in found["reason"]
+            assert "daily budget had too little left" in found["reason"]
             assert (found["tries"], len(model.requests)) == (0, 1)
             soon = "SELECT next_at < now() + interval '1 minute' FROM run_checks"
             assert await bottega.owner.fetchval(soon)

@@ -45,7 +45,7 @@ MOST_AGENTS = 5000
 """Maximum number of agents in all compiled teams that a worker caches."""
 
 ConfigureAgent = Callable[[BaseAgent, Mapping[str, Any]], None]
-"""A plugin's function of an agent, which the factory built, and the agent's definition."""
+"""A plugin's function that is called with a built agent and the agent's definition."""
 
 
 class ModelsFor(Protocol):
@@ -57,7 +57,7 @@ class ModelsFor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AgentDependencies:
-    """Dependencies of agents that are the same for every run.
+    """Dependencies of agents, which are the same for every run.
 
     Attributes:
         models_for: returns the models of a run's agent from the agent's definition.
@@ -251,7 +251,7 @@ async def _compiled(
     """Build the agents of a run's graph, or of one of its sub-graphs.
 
     Args:
-        known: teams of sub-graphs, by the ``id()`` of the definition. New teams are added.
+        known: teams of sub-graphs, by ``id()`` of the definition. This function adds new teams.
     """
     graph = None if content is None else to_graph(content)
     rules, nodes, numbers, names = None, {}, {}, {run.first: run.first}
@@ -395,7 +395,7 @@ class Teams:
         for tool in team.tools:
             await tool.check_secrets()
         if run.output_schema is not None:
-            await asyncio.to_thread(answer_schema, run.output_schema)  # the first call takes long
+            await asyncio.to_thread(answer_schema, run.output_schema)  # in a thread: slow at first
         made = team.team(run, self._dependencies, self._registry, session, run.output_schema)
         if made.graph is not None:
             _restore(made.graph, run.session_base)

@@ -52,7 +52,7 @@ _TELL = "SELECT send_message($1, $2, $3, NULL, '{}', $4)"
 _TEXTS = "SELECT id, partial_output($1, id, NULL) FROM unnest($2::uuid[]) AS id"
 _BATCH = 100
 _LINGER_S = 0.003
-"""Seconds in which requests and ends are collected for one statement."""
+"""Seconds for which requests are collected, so that one SQL statement handles many."""
 _PATIENCE_S = 10.0
 
 logger = Logger(__name__)
@@ -127,7 +127,7 @@ class ChildRuns:
         """Start a child run if it does not exist yet. Return a future of the child run's end.
 
         Args:
-            new: JSON from which ``add_children`` creates the child run.
+            new: JSON from which the SQL function ``add_children`` creates the child run.
             told: JSON messages to the child run, by id. The child run ignores repeated messages.
             on_stored: called after the child run was stored; if it is over, after its end was read.
             on_ended: called after the child run's end.
@@ -237,7 +237,7 @@ class ChildRuns:
         about = parent.tenant_id, parent.run_id, parent.attempt, parent.limit
         known = await self._pool.fetchval(_ADD, *about, new)
         if known is None:
-            self._fail(ids, FencedError(f"run {parent.run_id} is another worker's now"))
+            self._fail(ids, FencedError(f"another worker executes the run {parent.run_id}"))
             return
         for run_id, one in sent.items():
             one.stored.set()
@@ -298,7 +298,7 @@ _CANCELLED = {"code": "cancelled", "message": "somebody cancelled the run that d
 
 
 def _end(status: str | None, ending: str) -> ChildEnd:
-    """Return a task's end from its child run's end. ``status`` is ``None`` for a deleted run."""
+    """Convert a child run's end to the task's end. ``status`` is ``None`` for a deleted run."""
     told = from_json(ending)
     is_cancelled = status == "cancelled"
     error = _DELETED if status is None else _CANCELLED if is_cancelled else told["error"] or {}
@@ -321,7 +321,7 @@ def _end(status: str | None, ending: str) -> ChildEnd:
 _CANCELS_S = 2.0
 """Longest wait, in seconds, for a child run's end after its task was cancelled."""
 _LEAST_TOKENS = 2_000
-"""Minimum part of a budget in tokens. A smaller part cannot pay a call of most models."""
+"""Minimum share of a budget in tokens. With less, most models cannot make a call."""
 
 
 class Spreading:

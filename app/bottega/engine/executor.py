@@ -123,7 +123,7 @@ class Executor:
         return [lease for entry in list(self._under_way.values()) if (lease := entry.lease)]
 
     def hold(self) -> None:
-        """Called when this worker stops. Begin no model call. Hand back a run that needs one.
+        """Called when this worker stops. Hand back each run that needs a model call from now on.
 
         The answer could come too late to be stored. Then the next worker would repeat the call.
         """
@@ -143,7 +143,7 @@ class Executor:
                 if self.runtime is not None:
                     self.runtime.cancel(run_id, task_id)
         elif not entry.cancelled and not entry.task.cancelling():
-            # A run that is being handed back is cancelled by its next worker.
+            # If this worker is handing the run back, the next worker cancels the run.
             entry.cancelled = True
             entry.task.cancel()
 

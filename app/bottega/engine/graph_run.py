@@ -140,7 +140,7 @@ class PartCount:
 
 
 _REPLAY_CHECK_S = 0.02
-"""Seconds between two checks if the replay of a timed-out node has come so far that it can stop."""
+"""Seconds between two checks if a timed-out node's replay has come far enough to be stopped."""
 _WHOLE = object()
 
 

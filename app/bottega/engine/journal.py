@@ -6,7 +6,7 @@ happens
 - before an external action that depends on the step: a model call after an answer or a result, or a
   call of a tool that is no sub-agent,
 - at the end of the run,
-- and at most ``COMMIT_AFTER_S`` after an event, so that subscribers see the event.
+- and at most ``COMMIT_AFTER_S`` seconds after an event, so that subscribers see the event.
 
 This module also makes the ids of the run's tasks, writes the tasks' events and rows, and ends
 stopped tasks.
@@ -72,7 +72,7 @@ _STARTS = frozenset(
         EventType.NODE_STARTED,
     )
 )
-"""Types of events that need no early commit, because a resumed run writes such events again."""
+"""Types of events that need no early commit, because a resumed run writes these events again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +250,7 @@ class Journal:
         agent: str | None = None,
         depth: int | None = None,
     ) -> int:
-        """Add an event to the current step, unless the log already has it. Return its ``seq``."""
+        """Add an event to the step, unless the log has the event. Return the event's ``seq``."""
         seen = self.replay.seen
         if seen and (known := seen.get(key_of(event_type, task_id, data))):
             return known

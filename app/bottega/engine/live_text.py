@@ -101,7 +101,7 @@ class CallText:
 
     def give_back(self, at: int, text: str) -> None:
         """Put back text that could not be written, so that it is written later."""
-        if self._at == at + len(text):  # false after a restart
+        if self._at == at + len(text):  # false after a restart, which drops the text
             self._at = at
             self._written.pop()
             self._pieces.insert(0, text)
@@ -147,7 +147,7 @@ class TextSink(Protocol):
         """Delete the text of calls that ended some time ago."""
 
     def repeating(self, journal: Journal, calls: Iterable[Live]) -> Callable[[], None]:
-        """Send a run's live text again on request. Return a function that stops this.
+        """Send a run's live text again on each request. Return a function that ends this service.
 
         Args:
             calls: all open calls of this worker. Only the run's calls are sent again.
@@ -158,7 +158,7 @@ class TextTable:
     """Writer of live text to the table ``live_text``.
 
     Args:
-        wake: function that is called with the id of a run with new text.
+        wake: function that is called with the id of a run that has new text.
     """
 
     def __init__(self, pool: asyncpg.Pool, wake: Callable[[UUID], None]) -> None:
@@ -217,7 +217,7 @@ class TextSubjects:
         """Do nothing, because NATS stores no text."""
 
     def repeating(self, journal: Journal, calls: Iterable[Live]) -> Callable[[], None]:
-        def answer(data: bytes | None, reply: str) -> None:  # None: requests may have been lost
+        def answer(data: bytes | None, reply: str) -> None:  # no data: some were lost
             said = [
                 (call, *text)
                 for call in calls
@@ -280,7 +280,7 @@ class LiveText:
             self._ended.append((monotonic() + self._keep_s, call))
 
     def repeating(self, journal: Journal) -> Callable[[], None]:
-        """Send a run's live text again on request. Return a function that stops this."""
+        """Send a run's live text again on each request. Return a function to end this service."""
         return self._sink.repeating(journal, self._open)
 
     async def run(self) -> None:

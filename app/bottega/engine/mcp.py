@@ -110,7 +110,7 @@ class CallProgress:
 
 @dataclass(frozen=True, slots=True)
 class McpAccess:
-    """Dependencies of MCP servers that are not in the servers' definitions.
+    """Dependencies of MCP servers, in addition to the servers' definitions.
 
     Attributes:
         commands: programs that the operator allows, by key.

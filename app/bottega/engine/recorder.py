@@ -225,7 +225,7 @@ def storable_result(result: ToolResult) -> ToolResult:
 def heard_in(
     history: Sequence[StandardMessage], logged: dict[str, ToolResult]
 ) -> dict[str, dict[str, str]]:
-    """Return ``results`` for ``llm.started``: the tool messages that differ from the log.
+    """Return the field ``results`` of ``llm.started``: tool messages that differ from the log.
 
     Args:
         logged: the log's tool results since the last model call, by tool call. Emptied here.
@@ -327,8 +327,8 @@ class JournalRecorder(Recorder):
         self.caller = Caller(run.run_id, run.tenant, run.user, run.session_id)
         self.claimed_at, self._began = run.claimed_at, monotonic()
         self._answers: dict[Key, int] = {}
-        # By query: the last answer with the seq of its event; the tool results since the last model
-        # call.
+        # By query. _said: the last answer, and the seq of the answer's event. _logged: the tool
+        # results since the last model call.
         self._said: dict[Query, tuple[str | None, int]] = {}
         self._logged: dict[Query, dict[str, ToolResult]] = {}
 
@@ -615,8 +615,8 @@ class JournalRecorder(Recorder):
         known = self.known_call(query, tool_call)
         self.tasks.add(query, EventType.TOOL_STARTED, {**about, "arguments": tool_call.arguments})
         if isinstance(tool, SubAgentWrapper):
-            # A sub-agent runs again with replayed calls. The sub-agent's result is not replayed, so
-            # that the sub-agent publishes again.
+            # A sub-agent runs again with replayed calls. The sub-agent's result is not replayed,
+            # because the sub-agent must publish again.
             path = (*query.path, (number, call.index))
             answered = await self.tasks.cancellable(path, tool.agent, execute)
             result = answered or error_result(tool_call, CANCELLED["message"], CANCELLED["code"])

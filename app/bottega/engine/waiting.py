@@ -125,7 +125,7 @@ class ModelCall:
 
     Attributes:
         target: the model and its server; ``None`` if the provider has no such data.
-        goes_on_at: monotonic time at which the pause before the next try ends, if it is not past.
+        goes_on_at: monotonic end of the pause before the next try; a past time: no pause.
         failing_since: monotonic time of the call's first failed try, in any attempt of the run.
         lost: usage of a broken answer that no event has reported yet.
     """
@@ -657,7 +657,7 @@ class OpenInterrupts:
         return Resolution(decided["resolution"])
 
     def _is_too_many(self, interrupt_id: str) -> bool:
-        """Count the question. Return true if the run's MCP servers have asked too many."""
+        """Count a question. Return true if the run's MCP servers have asked too many questions."""
         asked = self._journal.replay.questions | self._questions
         if interrupt_id in asked:
             return False
