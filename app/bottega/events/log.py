@@ -31,7 +31,7 @@ STEP_EVENTS = 100
 
 _KEYS = ("type", "task_id", "parent_task_id", "agent", "depth", "data")
 _DATA = ',"data":'
-"""Text before the data in a line. No string before it contains it, because quotes are escaped."""
+"""Text before the data in a line. Quotes are escaped, so the text does not occur earlier."""
 _MAX_DEPTH = 100
 _TOO_DEEP = "(nested too deeply to be stored)"
 
@@ -301,7 +301,7 @@ async def append_step(
     Wait while the database is away or a different transaction has locked the run's rows.
 
     Args:
-        turn: a context manager that each try to store the step enters.
+        turn: a context manager, in which each try to store the step runs.
 
     Raises:
         FencedError: the run has a newer attempt, or has ended.
@@ -329,12 +329,12 @@ def refusal(step: Step, answer: str) -> FencedError | PendingRequestError:
 
 
 COMMIT_AFTER_S = 0.08
-"""Longest time, in seconds, that an event waits for the next step before subscribers see it."""
+"""Maximum seconds from an event to the commit of its step. Then subscribers see the event."""
 
 _GROUP_STEPS = 50
 _GROUP_CHARACTERS = 1024 * 1024
 _PATIENCE_S = 0.005
-"""Longest wait, in seconds, for a call under way; then a second call begins."""
+"""Seconds after which a second call begins, although the first call has not ended."""
 _CALLS = 2
 
 

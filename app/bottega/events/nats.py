@@ -41,11 +41,11 @@ _CONNECT_S = 2
 _PAUSE_S = 1.0
 """Seconds between two tries to connect (at random ± 50 %), or two checks of a connection."""
 _PROBE_S = 3
-"""Seconds between two probes. A connection is lost if a probe gets no answer before the next."""
+"""Seconds between two probes. If a probe gets no answer in this time, the connection is lost."""
 _PATIENCE_S = 0.5
 """Time limit of a request, and of closing a connection, in seconds."""
 _MOST_WAITING = 16 * 1024 * 1024
-"""Maximum size in bytes of the messages that wait for a slow server. Others are dropped."""
+"""Maximum size in bytes of the messages that wait for a slow server. More messages are dropped."""
 _HINT = "wake-ups and live text are not sent; readers poll, and this process tries again"
 
 LONGEST_END = 10_000
@@ -89,7 +89,7 @@ def decoded(data: bytes) -> list[TextMessage]:
 
 
 Receive = Callable[[bytes | None, str], None]
-"""Function that gets a message and the subject for an answer. ``None``: messages may be lost."""
+"""Function that gets a message (``None``: messages may be lost) and the subject for an answer."""
 
 logger = Logger(__name__)
 

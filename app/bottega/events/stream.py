@@ -286,7 +286,7 @@ RING_EVENTS = 1000
 RING_BYTES = 512 * 1024
 _BATCH = 100
 _MOST_PUSHED = 1000
-"""Maximum number of pieces of text that wait for events of the log."""
+"""Maximum number of pieces of a run's text that wait until the log has been read."""
 
 
 class RunStream:
@@ -596,7 +596,7 @@ class Subscriber:
 POLL_S, LONGEST_POLL_S = 0.015, 0.1
 """Minimum and maximum seconds between two reads of the awake runs, if the reads are quick."""
 TEXT_S, QUIET_TEXT_S = 0.05, 0.08
-"""Minimum seconds between two reads of a run's live text: after a read with and without text."""
+"""Minimum seconds between two reads of a run's live text, if the last read found text; if not."""
 _LEAST_S, _MOST_S, _QUIET_S, _TEXT_PAUSE_S = 0.002, 0.1, 0.05, 0.2
 _PER_WOKEN_S, _PER_QUIET_S, _TEXT_PER_WATCHER_S = 0.00005, 0.0008, 0.0002
 _AT_ONCE = 1000
@@ -683,7 +683,7 @@ class RunStreams:
                 stream.unwatch()
 
     def _watch(self, cursor: RunCursor, stream: RunStream) -> Callable[[], None]:
-        """Receive a run's wake-ups and live text. Return a function that ends this."""
+        """Subscribe to a run's wake-ups and live text. Return a function that unsubscribes."""
         unwatch = self._wakeups.watch(cursor.run_id, lambda: self._on_wakeup(stream))
         if self._nats is None:
             return unwatch

@@ -84,7 +84,7 @@ UNFINISHED = frozenset((RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.WAITING))
 
 WaitReason = Literal["person", "client", "children", "model", "time"]
 FOR_PEOPLE = ("person", "client")
-"""Reasons for a wait that does not count against the run's timeout: a decision, a client's tool."""
+"""Reasons of waits, for a decision or a client's tool, which do not count towards the timeout."""
 
 FINAL_EVENT = {
     RunStatus.COMPLETED: EventType.RUN_COMPLETED,
@@ -154,7 +154,7 @@ Data = Mapping[str, Any]
 """The data of an event, as it is stored."""
 
 _new = tuple.__new__
-"""Function that makes the tuple of a frequent event, in half the time of the class's own call."""
+"""Constructor for the data of frequent events. A call of the class takes twice as long."""
 
 
 class EventError(NamedTuple):
@@ -397,7 +397,7 @@ class SubagentDispatched(NamedTuple):
 
     Attributes:
         agent: ``None`` for a helper without a definition.
-        shared: those metadata that the task's agent can read.
+        shared: metadata that the task's agent can read.
         child_run_id: the child run that executes the task; ``None``: this run executes the task.
     """
 
