@@ -112,7 +112,7 @@ class BaseAgent:
         description: the agent's abilities. The model of a parent agent reads this text.
         max_iterations: limit of model calls per query.
         tool_policy: tool calls required before an answer is accepted.
-        exit_on_success: names of tools whose success ends the query with their result.
+        exit_on_success: names of tools; the result of a successful call is the query's answer.
         agent_comment: if true, the model reads the tool results and then answers; if false, the
             tool results are the answer.
         on_length: policy for a text cut off at the model's limit: ``continue`` asks once for the

@@ -24,7 +24,7 @@ from pydantic_core import PydanticSerializationError, SchemaError, to_json, to_j
 from bottega.agents.context import ToolContext, current_context
 
 Names = Mapping[str, Any]
-"""Values by name, to resolve types that are written as text."""
+"""Values by name, to resolve annotations that are strings."""
 Fields = dict[str, tuple[Any, Any]]
 """Type and default of each argument; ``...``: no default."""
 
@@ -49,7 +49,7 @@ class ToolArguments:
 
     Args:
         what: description of the tool in error texts.
-        known: local values by name. A type that is written as text may use these names and the
+        known: local values by name. An annotation that is a string may use these names and the
             names of the tool's module.
 
     Attributes:
@@ -234,7 +234,7 @@ def _captured(code: Any) -> dict[str, Any]:
 
 
 def resolved(what: str, written: Any, names: Names, known: Names) -> Any:
-    """Evaluate each part of a type that is written as text; return the whole type.
+    """Return the type of an annotation. Evaluate each part that is a string.
 
     Args:
         what: description of the type in error texts.

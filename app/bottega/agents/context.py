@@ -27,8 +27,8 @@ class Caller:
     """The run, tenant, end user and session of a query. An unknown field is ``None``.
 
     Attributes:
-        run_id: id of the run. The service sets the id; a program without the service may set an own
-            id.
+        run_id: id of the run. The service sets the id; a program without the service may
+            choose an id.
         tenant: name of the tenant.
         user: the name that the tenant's product uses for the end user.
         session_id: id of the session, which is a conversation.

@@ -14,7 +14,7 @@ ToolChoiceScope = Literal["first", "all"]
 
 @dataclass(frozen=True, slots=True)
 class NamedTool:
-    """A ``tool_choice`` that makes the model call the named tool."""
+    """A ``tool_choice`` that forces a call of the named tool."""
 
     name: str
 

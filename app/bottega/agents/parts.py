@@ -130,7 +130,7 @@ Raises:
 """
 
 MOST_FILE_TOKENS = 10_000_000
-"""Maximum tokens of an estimate or a report. A file or a server may claim any higher number."""
+"""Limit for estimated or reported tokens, because a file or a server may claim any number."""
 
 
 def content_tokens(

@@ -29,7 +29,7 @@ _ALL_BUT_HEX = {code: None for code in range(128) if chr(code) not in "012345678
 
 
 def inject_shared_memory(query: Query) -> None:
-    """Replace the previous query's shared context in the history by the predecessors' publications.
+    """Put the predecessors' publications into the history, in place of those of the last query.
 
     The function runs once per query, before the first model call. The publications follow the
     agent's system message and awareness message, in the graph's order.
@@ -306,7 +306,7 @@ def _checked(vectors: "Vectors", texts: int) -> "Vectors":
 
 
 class AncestorRecall:
-    """Recall of the final answers of all indirect ancestors of an agent, without a search."""
+    """Recall that adds the final answers of all indirect ancestors, without a search."""
 
     async def inject(self, query: Query) -> list[tuple[MemoryItem, float | None]]:
         """Insert the answers, in the graph's order, after the direct predecessors' publications."""

@@ -51,7 +51,7 @@ class CallableAgent(QueriedAgent, Protocol):
 
 
 FreshCopies = dict[CallableAgent, CallableAgent]
-"""Fresh copies by the copied agent, so that an agent with two parents is copied only once."""
+"""Fresh copies, by the agent that was copied. An agent with two parents is copied only once."""
 
 
 class SubAgentWrapper(ToolBase):

@@ -233,7 +233,7 @@ class _Calls:
         return result.model_copy(update={"annotations": given})
 
     async def append(self, index: int) -> None:
-        """Run BEFORE_HISTORY_UPDATE on a call's answer, and append it to the history."""
+        """Run BEFORE_HISTORY_UPDATE on a call's answer. Append the answer to the history."""
         result = self.results[index]
         assert result is not None
         if AgentEvent.BEFORE_HISTORY_UPDATE in self.query.agent.hooks:
@@ -252,7 +252,7 @@ class _Calls:
         self.query.agent.conversation_history.append(ToolMessage.answering(result))
 
     def close(self) -> None:
-        """Append an answer for each call that an error or a cancellation left unanswered."""
+        """Append an answer for each call that has none because of an error or a cancellation."""
         for index in range(len(self.appended), len(self.calls)):
             self._append(self.results[index] or error_result(self.calls[index], "interrupted"))
 

@@ -119,7 +119,7 @@ class ToolBase(ABC):
     async def execute(self, tool_call: ToolCall) -> ToolResult:
         """Execute one call; the model reads any exception as an ERROR result."""
 
-    def replayed(self, tool_call: ToolCall) -> None:  # noqa: B027 (most tools need nothing)
+    def replayed(self, tool_call: ToolCall) -> None:  # noqa: B027 (most tools do not override this)
         """Repeat the call's effects in memory after its result was replayed from the journal."""
 
     @cached_property
@@ -222,7 +222,7 @@ class FunctionTool(ToolBase):
     """A function, or another callable, as a tool; calling the tool object calls the function.
 
     Args:
-        known: values by name; types that are written as text may use these names.
+        known: values by name; annotations that are strings may use these names.
     """
 
     def __init__(

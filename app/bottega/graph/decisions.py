@@ -88,7 +88,7 @@ class GraphRules:
     Attributes:
         nodes: nodes by name, in the order of the definition.
         incoming, outgoing: the edges of each node, in the order of the definition.
-        output: the node whose answer is the run's answer; ``None``: the answers of the sinks.
+        output: node that gives the run's answer; ``None``: the sinks give the answers.
         is_plain: true if nothing is decided, so each node runs when its sources have answered.
     """
 

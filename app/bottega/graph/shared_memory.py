@@ -31,8 +31,8 @@ def refuse_cycle(edges: Sequence[tuple[str, str]]) -> None:
     """Check that edges do not form a cycle, in a time linear in the number of edges.
 
     Raises:
-        CycleError: the edges form a cycle. The error's path begins with the edge of the cycle that
-            comes last in ``edges``.
+        CycleError: the edges form a cycle. The error's path begins with that edge of the cycle
+            which is last in ``edges``.
     """
     import networkx as nx
 
@@ -199,7 +199,7 @@ class SharedMemoryGraph:
         labels: conditions in words, by edge, for drawings.
         skipped: reason why a node was skipped, by node, for drawings.
         notes: text about what a node runs and how often, by node, for drawings.
-        relays: nodes without own answers, which pass on the publications that they read.
+        relays: nodes that have no answers, and pass on the publications that they read.
         received: publications from outside, which the nodes without sources read.
     """
 
