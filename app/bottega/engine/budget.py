@@ -272,7 +272,7 @@ class TenantAccount:
                         permit = await reservation.enter_async_context(call)
                 except TimeoutError:
                     raise BudgetBusyError(
-                        f"the tenant's daily budget had too little left for {self.wait_s:g} s: other "
+                        f"the tenant's daily budget had too little left for {self.wait_s:g} s: "
                         "calls have reserved the rest, or the database is away. Try again later"
                     ) from None
                 yield TenantCharge(permit, accounts, paid)
