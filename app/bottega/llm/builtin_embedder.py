@@ -76,12 +76,12 @@ class BuiltinEmbedder:
     """Embedder with hashed words and character n-grams. Every machine computes identical vectors.
 
     - The features of a word are the word's stem, and the word's n-grams of 3 and 4 characters. The
-      n-grams contain marks for the start and the end of the word. The total weight of the n-grams
-      is the same for every word.
+      n-grams contain marks for the start and the end of the word. The sum of the n-grams' squared
+      weights is about the same for every word.
     - A stop word (English or Italian) has a low weight and no n-grams.
     - A word with n occurrences has the weight 1 + ln n.
-    - Each sum is replaced by its signed square root, so that strong features do not hide weak
-      features.
+    - Each number of a vector is replaced by its signed square root, so that strong features do not
+      hide weak features.
     - Case, accents and Unicode compatibility forms make no difference.
     - A text without letters and digits has a fixed vector.
     """

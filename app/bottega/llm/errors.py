@@ -194,7 +194,7 @@ class ErrorMapper:
         return self._clean(_said(body))
 
     def _clean(self, text: str) -> str:
-        """Make a text printable, short and one line long, and remove secrets."""
+        """Convert a text to one short printable line without secrets."""
         text = " ".join(self._secret.sub("[key]", self._hidden.text(text)).split())
         text = "".join(char if char.isprintable() else "?" for char in text)
         return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}…"

@@ -7,7 +7,7 @@ A call passes these methods, from the outermost to the innermost:
 - ``_try_server`` makes the same try without the gate, and returns a model's error as a value.
 - :meth:`OpenServer.invoke` uses the current secrets, and makes a second try if the server refuses a
   key that was replaced.
-- ``_Client.invoke`` counts the running calls; a client keeps its secrets.
+- ``_Client.invoke`` counts the running calls. Each client uses one version of the secrets.
 - :meth:`ModelProvider.invoke` sends the request.
 """
 
@@ -307,7 +307,7 @@ class FallbackProvider:
         return all(each.server.is_own for each in self.models)
 
     async def prices(self) -> ModelPrices | None:
-        """Return the highest prices of the models; ``None``: a model has unknown prices."""
+        """Return the prices of the most expensive model; ``None``: a model's prices are unknown."""
         found = [await each.server.prices(each.model) for each in self.models]
         known = [prices for prices in found if prices is not None]
         return _Dearest(known) if len(known) == len(found) else None

@@ -61,10 +61,10 @@ class _OpenBreaker:
 
 
 class ModelBreakers:
-    """The breakers of this worker's calls.
+    """The circuit breakers of this worker.
 
     Args:
-        random_unit: randomness in [0, 1).
+        random_unit: function that returns a random number in [0, 1).
     """
 
     def __init__(

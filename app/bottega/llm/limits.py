@@ -127,7 +127,7 @@ class Share:
 
     @property
     def in_use(self) -> tuple[int, int, int]:
-        """Numbers of running calls, of requests in the last minute, and of tokens."""
+        """Numbers of running calls, of the last minute's requests, and of its used tokens."""
         return self._calls, self._requests.total(), self._reserved + self._tokens.total()
 
     @property
@@ -256,7 +256,7 @@ class Shares:
     One SQL statement claims needed amounts and gives back idle amounts.
 
     Args:
-        worker_id: the worker whose lease holds the shares.
+        worker_id: id of the worker that claims the shares.
     """
 
     def __init__(self, pool: asyncpg.Pool, worker_id: UUID) -> None:

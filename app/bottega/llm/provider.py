@@ -372,7 +372,7 @@ class ModelProvider:
         )
 
     def for_model(self, model: str, patience_s: float | None = None) -> "ModelProvider":
-        """Copy the provider for a new default model. Both share, and may close, the connections.
+        """Copy the provider for a new default model. Both providers use the same connections.
 
         Args:
             patience_s: patience of the copy in seconds; by default that of this provider.
@@ -549,8 +549,8 @@ class ModelProvider:
     ) -> AssistantMessage | ModelError:
         """Send one request and read the answer. Return an error instead of raising it.
 
-        An error raised in an ``except`` block has the transport's error as its context. The
-        transport's error may quote the request with the key.
+        A raised error would have the transport's error as its context, and the transport's error
+        may quote the request, including the key.
 
         Args:
             lost: called with the usage of a request that was sent and not refused, if the answer is

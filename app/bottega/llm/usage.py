@@ -35,7 +35,7 @@ class Reported:
     """Numbers of tokens of one call, as the server has reported them.
 
     Attributes:
-        input, output: ``None``: the server reported no number from 0 to :data:`MOST_TOKENS`.
+        input, output: 0 to :data:`MOST_TOKENS`; ``None``: the server reported no such number.
         cached, written: input tokens that the server read from, or wrote to, its cache.
         reasoning: number of output tokens that were reasoning.
         is_odd: true if the server reported an impossible number.
@@ -182,7 +182,7 @@ class Charge(Protocol):
     permit: Permit
 
     def pay(self, model: str, usage: Usage) -> None:
-        """Charge one answer of the call, complete or ended too early. A call may have several."""
+        """Pay for one answer of the call, complete or not. A call may have several answers."""
 
 
 class ModelAccount(Protocol):

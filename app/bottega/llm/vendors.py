@@ -64,7 +64,7 @@ class VendorProvider(ModelProvider):
         InvalidInputError: there is no key, or an argument is invalid.
 
     Attributes:
-        key_variables: names of environment variables. The first one that is set has the key.
+        key_variables: names of environment variables. The first variable that is set has the key.
         address_variable: name of the environment variable that has the base URL.
     """
 

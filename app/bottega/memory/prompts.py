@@ -51,8 +51,8 @@ class PromptMessage:
 
     Attributes:
         sent: what the prompt contains: ``message`` itself, or a shortened copy of ``message``.
-        reference: reference with which a model can recall the full message; ``None``: the model
-            cannot.
+        reference: reference with which a model can recall the full message; ``None``: no model can
+            recall it.
         label: short text about the tool call that the message answers.
         left: true if the prompt omits the message.
     """
@@ -88,8 +88,8 @@ class PromptMessage:
 class Block:
     """Messages that are removed from the prompt together.
 
-    A block is a message with tool calls together with the calls' results, or any other message
-    alone.
+    A block is a message with tool calls and the results of these calls, or any other single
+    message.
     """
 
     messages: list[PromptMessage]
@@ -183,7 +183,7 @@ RECALL = "recall_memory"
 TurnReader = Callable[[int], Awaitable[str | None]]
 """Function that returns an earlier turn's text by its number; ``None``: it was deleted."""
 LINES = 12
-"""Number of the newest removed answers for which the prompt has one line each."""
+"""Maximum number of removed answers that the prompt lists with a line each; the newest ones."""
 _TURN = re.compile(r"t([1-9][0-9]{0,8})")
 _LINE_BYTES = 150
 _ABOUT_LEFT = 80  # maximum number of tokens of the lines about older removed messages
@@ -349,7 +349,7 @@ class RunMemory:
                 self._known[id(message)] = known
         for block in blocks_of([self._known[id(message)] for message in new], pinned):
             if block.pinned or not all(each.left for each in block.messages):
-                # a block is removed as a whole, even if hooks changed it
+                # a block is removed only as a whole; hooks may have changed its messages
                 for each in block.messages:
                     each.left = False
             self._take(block)
@@ -405,7 +405,7 @@ class RunMemory:
                     tokens -= save(block)
         if more and self._is_shortened:
             self.tools = [*self.tools, self._tool]
-            self._schema_tokens += more  # until the caller's schemas include the tool
+            self._schema_tokens += more  # because the caller's schemas do not have the tool yet
 
     def _movable(self) -> tuple[list[Block], list[Block], list[Block]]:
         """Return the blocks that may be removed, in three groups by age, oldest group first.

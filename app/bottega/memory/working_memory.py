@@ -190,7 +190,7 @@ class WorkingMemory:
         frame = _gone(10**9, "m" * 12, "m" * 12)  # a section has also a title and empty lines
         self._frame = self.count(frame) + max(map(self.count, _TITLES.values())) + 4
         self._referred: dict[str, None] = {}  # references of results that later results use
-        self._turn = self._skipped = 0  # number of results, and of those in another memory
+        self._turn = self._skipped = 0  # number of results, and number of them in another memory
         self._others = 0  # number of ``v`` references
         self._subtask = ""
         self._warned: set[str] = set()

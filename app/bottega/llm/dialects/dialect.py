@@ -1,8 +1,8 @@
-"""Requests to a model's API: the content parts, turns and body, as far as all dialects share them.
+"""Requests to a model's API: the work on parts, turns and body that is the same for all dialects.
 
-A message is written as objects once, for its first request. Later requests reuse these objects.
+A message is converted to the API's objects once, for its first request. Later requests reuse them.
 
-Parts that each dialect accepts:
+Content parts that each dialect accepts:
 
 - chat: images; audio as wav or mp3; files as data (developers.openai.com/api/docs, "Images and
   vision", "Audio", "File inputs");
@@ -89,7 +89,7 @@ class Form:
         text: returns a block of text.
         bridge: the model's turn to send between results and the user's text; ``None``: the text
             follows the results in the same turn.
-        results_are_blocks: true if results are blocks of a user's turn, false if results are items.
+        results_are_blocks: true: results are blocks of a user's turn; false: they are turns.
     """
 
     opening: Callable[[str, list[Item]], dict[str, Any]]
@@ -266,7 +266,7 @@ def _parts(message: StandardMessage) -> Iterable[Part]:
 
 
 def loaded(part: Part, files: Files) -> Media | str:
-    """Return the content of a part: as text if the part is a text file."""
+    """Return a part's content, which is a text if the part is a text file."""
     media_type, data, name = part.media_type or "", part.data, part.name
     if part.file is not None:
         content = files.get(part.file)
@@ -294,7 +294,7 @@ class Dialect:
         spec: the server's description.
         path: the endpoint's path, below the base URL.
         fields: fields of every request.
-        origin: id of the server that may receive the state of messages; see :mod:`.opaque`.
+        origin: id of the server to which messages' state may be sent; see :mod:`.opaque`.
         form: form of the turns.
         write_answer: returns the items of a model's message.
         write_results: returns the items of a tool message, and the blocks that the API accepts only

@@ -52,8 +52,8 @@ def dropped_for(
 ) -> str | None:
     """Return the model whose newest reasoning state this call is the first to drop; else ``None``.
 
-    A call drops a state of a different origin. If the call's own model gave a newer answer, an
-    earlier call has already dropped the state.
+    A call drops a state of a different origin. If this call's model gave an answer after the state,
+    an earlier call has already dropped the state.
     """
     for message in reversed(messages):
         if not isinstance(message, AssistantMessage):
@@ -84,7 +84,7 @@ def take(fields: Fields, delta: Mapping[str, Any], known: frozenset[str]) -> Non
 
 
 class _Pieces(list[str]):
-    """The pieces of one text. They are joined only at the end, because a long text has many."""
+    """The pieces of one text, which are joined only at the end, because they may be many."""
 
 
 class _Object(dict[str, Any]):

@@ -147,7 +147,7 @@ class ResponsesAnswer(AnswerBuilder):
         return item
 
     def _done(self, key: Any, body: dict[str, Any]) -> str:
-        """Add a complete item. Return the item's text if the text did not arrive in pieces."""
+        """Add a complete item. Return its text, unless the text has already arrived in pieces."""
         item = self._begin(key, body)
         item.done = True
         item.body = body

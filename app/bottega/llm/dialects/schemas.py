@@ -250,7 +250,7 @@ def _close(found: dict[str, Any]) -> None:
     """Forbid additional properties, because Anthropic requires this.
 
     Raises:
-        _UnfitError: the schema describes other properties.
+        _UnfitError: the schema describes additional properties, or no properties, or no type.
     """
     if found.get("type") == "object" or "properties" in found:
         if found.get("additionalProperties") not in (None, True, False) or not found.get(

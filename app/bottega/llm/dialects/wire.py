@@ -89,7 +89,7 @@ def function_of(call: ToolCall) -> dict[str, str]:
     """Return a call's name and arguments in a form that servers accept.
 
     Servers refuse the whole history if arguments are not JSON or a name is invalid. The model still
-    sees its own arguments, because the tool's error quotes the arguments.
+    sees the invalid arguments that it sent, because the tool's error quotes them.
     """
     return {"name": name_of(call.name), "arguments": encode_json(call.arguments).decode()}
 
@@ -102,9 +102,9 @@ def name_of(name: str) -> str:
 def strict_id(call_id: str) -> str:
     """Return a tool call's id in a form that every chat template accepts. Equal ids stay equal.
 
-    Mistral's templates accept only ids of nine letters or digits, although the server itself makes
-    other ids (github.com/vllm-project/vllm/issues/9019). An id from Kimi contains the function's
-    name. The function keeps an id from Kimi, because Kimi's template puts it into the prompt.
+    Mistral's templates accept only ids of nine letters or digits, although servers make other ids
+    (github.com/vllm-project/vllm/issues/9019). An id from Kimi contains the tool's name. The
+    function keeps an id from Kimi, because Kimi's template puts the id into the prompt.
     """
     if _STRICT_ID.fullmatch(call_id):
         return call_id
@@ -130,8 +130,8 @@ def tool_outputs(message: ToolMessage) -> list[ToolOutput]:
     results = message.tool_results
     if not results:
         raise HistoryError("a tool message without tool_results answers no call")
-    # The content is what the model reads, but it does not show which text belongs to which of
-    # several results.
+    # A single result gets the message's content, which the model reads. The content of several
+    # results cannot be divided among them.
     if len(results) == 1 and message.content:
         texts = [message.content]
     else:

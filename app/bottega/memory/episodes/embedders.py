@@ -33,7 +33,7 @@ CROSS JOIN LATERAL (
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedQuery:
-    """A query's vector, the name of its embedder, and the minimum relevant cosines; or nothing.
+    """A query's vector, its embedder's name and the minimum relevant cosines, or three ``None``.
 
     Attributes:
         compared: what a search compares: only ``words``, or with a vector also ``spelling`` or

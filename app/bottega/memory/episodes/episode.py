@@ -42,9 +42,9 @@ class StorageState(StrEnum):
     """Stage of an episode's life.
 
     As time passes, an active episode becomes mature, then aged, then archived, but is never
-    deleted. Similar mature episodes may be consolidated. The trace of an aged episode is in cold
-    storage, and only queries with a similar vector find the episode. An archived episode can be
-    read by id, but not searched.
+    deleted. Similar mature episodes may be consolidated. The trace of an aged episode is in the
+    object store, and only queries with a similar vector find the episode. An archived episode can
+    be read by id, but not searched.
     """
 
     ACTIVE = "active"
@@ -60,7 +60,7 @@ _DAYS = {StorageState.MATURE: 30, StorageState.AGED: 180, StorageState.ARCHIVED:
 
 
 def ended_before(stage: StorageState, now: datetime) -> datetime:
-    """Return the time before which an episode must have ended to be in ``stage`` or a later one."""
+    """Return the time before which an episode must have ended to be due for ``stage``."""
     return now - timedelta(days=_DAYS[stage])
 
 

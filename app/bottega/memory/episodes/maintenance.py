@@ -6,8 +6,8 @@ transaction, which checks again which rows are due. A step skips rows that a dif
 has locked; a later call changes these rows.
 
 Before consolidation, a mature episode waits (``episode_state.task_key`` is set) until all episodes
-of the following week are mature. Then the step compares the waiting episode once with the episodes
-of this week that have an equal ``task_key``. So a group of episodes is complete when it is
+of the following week are mature. Then consolidation compares the waiting episode once with the
+episodes of this week that have an equal ``task_key``. So a group of episodes is complete when it is
 consolidated, and a second call changes nothing.
 """
 
@@ -196,7 +196,7 @@ class EpisodeMaintenance:
         return +moved
 
     async def purge_deleted(self, tenant_id: UUID, now: datetime) -> int:
-        """Remove episodes that were marked as deleted at least 30 days ago; return the number."""
+        """Remove episodes that were marked as deleted at least 30 days ago; return their number."""
         before = now - timedelta(days=30)
         purged = 0
         while purged < self.most:
@@ -217,7 +217,7 @@ class EpisodeMaintenance:
                 keys = []
                 for row in rows:
                     keys.append(_key(row))
-                    await asyncio.sleep(0)  # long texts take time, so let other tasks run
+                    await asyncio.sleep(0)  # long texts take time, so let other asyncio tasks run
                 await connection.execute(_MATURE, tenant_id, ids, keys)
             matured += len(rows)
             if len(rows) < _PAGE:

@@ -131,8 +131,8 @@ def scope_of_search(user: str | None, session_id: str | None, *, everything: boo
     """Return the scope of a search by an API client: the user or session that the client sent.
 
     Args:
-        everything: scope without user and session: true: all episodes of the tenant; false: only
-            episodes without a user.
+        everything: the scope if the client sent neither user nor session; true: all episodes of the
+            tenant; false: only episodes without a user.
     """
     if session_id is not None:
         return Scope(Reach.SESSION, user, session_id, any_user=user is None)

@@ -32,7 +32,7 @@ class Candidate:
         lexical: full-text rank of the episode for the query, at least 0; rare words have a higher
             weight; ``None``: the query has no words.
         words: indexes of the query's content words that occur in the episode; if the tenant has 200
-            episodes or more, only of rare words.
+            episodes or more, only the indexes of rare words.
     """
 
     episode_id: UUID
@@ -92,7 +92,7 @@ class Parts:
 def is_relevant(
     shared: int, cosine: float | None, floor: float | None, *, by_meaning: bool
 ) -> bool:
-    """Return true if an episode has more in common with a query than two random texts.
+    """Return true if an episode and a query have more in common than two random texts have.
 
     Agents get only relevant episodes. If vectors that represent meaning were compared, only the
     cosine decides.

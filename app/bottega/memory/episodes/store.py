@@ -102,7 +102,7 @@ def _hit(
     if asked.floor is not None:
         with_words = by_meaning and shared >= LEAST_WORDS
         floor = asked.floor.with_words if with_words else asked.floor.alone
-    # A query without content words, such as a greeting, has no topic, but is similar to greetings.
+    # A query without content words, such as a greeting, has no topic, so no episode is relevant.
     relevant = content.count() > 0 and is_relevant(
         shared, parts.cosine, floor, by_meaning=by_meaning or not words
     )

@@ -117,8 +117,7 @@ class RunPart:
         received: answers that this node or sub-agent got, by the name of the node that answered.
         task_id: id of the task, if the node or sub-agent had exactly one task.
         checks: checks of the answer.
-        passed: result of the checks of the answer, with the ``reason`` of a failure; ``None``: no
-            result.
+        passed: true: all checks passed; false: one failed, see ``reason``; ``None``: no result.
     """
 
     part: str

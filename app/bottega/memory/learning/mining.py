@@ -116,7 +116,7 @@ def observation_of(episode: Episode) -> Observed | None:
 
 
 def without_private_texts(episodes: Sequence[Observed]) -> list[Observed]:
-    """Remove texts that fewer than three owners have from episodes.
+    """Remove from episodes the texts that fewer than three owners have.
 
     Names of defined agents and tools stay. Names of all other calls count as texts, because a model
     or a request wrote these names.

@@ -173,8 +173,8 @@ class PatternCache:
     ) -> list[Match]:
         """Return the candidates that apply to a task, the most promising first.
 
-        The candidates are sorted by the success rate that their evidence lets expect, and
-        candidates with equal rates by ``draw``.
+        The candidates are sorted by expected success rate (:attr:`Tally.expected`), and candidates
+        with equal rates by ``draw``.
 
         Args:
             draw: a function that returns a random number from 0 to 1 for a pattern; the pattern

@@ -64,7 +64,7 @@ class Tally(NamedTuple):
 
     @property
     def variance(self) -> float:
-        """Variance of the success rate of these outcomes with one more success and one failure."""
+        """Variance of the success rate after one more success and one more failure."""
         return self.expected * (1 - self.expected) / (self.n + 2)
 
     @property
@@ -109,7 +109,7 @@ class Comparison(NamedTuple):
 
     @property
     def p_worse(self) -> float:
-        """The p-value of "the pattern does no harm", from the test of :attr:`p_better` reversed."""
+        """The p-value of "the pattern does no harm"; the tests are those of :attr:`p_better`."""
         if self.without.n:
             return fisher_p(self.without, self.given)
         return binomial_p(self.given.bad, 1 - self.baseline.rate)

@@ -1,7 +1,7 @@
 """Matching of patterns: an index finds the patterns that apply to a task, ordered by score.
 
-The key of a pattern in the index is a value that a task must have so that the pattern applies: a
-task type, a domain or a failure's signature.
+The key of a pattern in the index is a value that the pattern's conditions require, such as a task
+type, a domain or a failure's signature.
 """
 
 from collections import defaultdict
@@ -37,7 +37,7 @@ class Match(NamedTuple):
         score: from 0 to 1: 0.4 confidence + 0.3 success rate + 0.15 min(ln(1 + uses)/10, 1) + 0.1
             exp(-days since validation/90) (0 without a validation) + 0.05 quality.
         quality: from 0 to 1: number of the task's known features that the pattern names, divided by
-            this number plus the number of its other known features in :data:`ALWAYS`.
+            this number plus the number of the task's other known features in :data:`ALWAYS`.
     """
 
     pattern: Pattern
@@ -122,7 +122,7 @@ def _test(feature: str, op: str, value: object) -> Condition:
 
 
 class Matcher:
-    """An index of the VALIDATED and CANDIDATE patterns among some patterns."""
+    """An index of patterns. It omits patterns that are neither VALIDATED nor CANDIDATE."""
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
         self._files: defaultdict[tuple[PatternState, Place], list[Rule]] = defaultdict(list)
@@ -180,8 +180,8 @@ class Matcher:
     ) -> Iterator[Match]:
         """Yield the patterns of a state that apply to a task, ordered by score, then id.
 
-        Only the matches that a caller reads are made: thousands of objects would start the garbage
-        collector, which takes as long as the search.
+        The method makes only the matches that the caller reads, because thousands of objects would
+        start the garbage collector, which takes as long as the search.
         """
         known = {name for name, value in features.items() if value is not None}
         features = searchable(features)

@@ -167,7 +167,7 @@ def of_low_value(pattern: Pattern, now: datetime) -> str | None:
     if pattern.state is not PatternState.CANDIDATE:
         return None
     tally, baseline = tally_of(pattern.evidence), pattern.evidence.baseline
-    as_few = binomial_p(tally.bad, 1 - baseline.rate)  # the probability of so few successes
+    as_few = binomial_p(tally.bad, 1 - baseline.rate)  # probability of at most this many successes
     if tally.n >= min(LOOKS) and as_few < 0.01:
         return (
             f"contrary evidence: {tally.good} of {tally.n} went well, against a baseline of "

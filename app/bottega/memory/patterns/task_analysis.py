@@ -35,8 +35,8 @@ _LABEL = re.compile(
 @dataclass(frozen=True, slots=True)
 class Goals:
     goals: tuple[str, ...]  # text after the label, list items, or the first sentence
-    constraints: tuple[str, ...]  # text behind the label
-    criteria: tuple[str, ...]  # text behind the label
+    constraints: tuple[str, ...]  # text after the label
+    criteria: tuple[str, ...]  # text after the label
     complexity: float  # 0 to 1; grows with length, sentences and named tools
     features: Features
 

@@ -152,8 +152,8 @@ def _ignored(words: Collection[str]) -> frozenset[str]:
     """Return the folded words that are not content words in the text's language.
 
     The text's language is the language to which most of the stop words belong; if several languages
-    have equally many, all of them count. If no language has two of several words, a long word must
-    be a stop word of English: *todo* is a stop word of Spanish only, but occurs in English texts.
+    have equally many, all of them count. If no language has two stop words in a text, a long word
+    is ignored only if it is English: *todo* is a Spanish stop word that occurs in English texts.
     """
     by_language: dict[str, set[str]] = {}
     for word in words:
