@@ -38,7 +38,7 @@ _BY_STATUS = {
     504: "model_timeout",
 }
 
-# Codes in a server's error that replace the code for the HTTP status, because they say more.
+# Codes in a server's error that replace the less specific code for the HTTP status.
 _REFINING = frozenset(
     {
         "model_quota_exhausted",
@@ -162,7 +162,7 @@ class ErrorMapper:
         )
 
     def unreadable(self, what: str) -> ModelError:
-        """Make the error for an answer that is not valid in the API. It opens no breaker."""
+        """Make the error for an answer that is not valid in the API. The error opens no breaker."""
         return ModelError(
             f"the answer of the model's API at {self._address} cannot be read: {what}",
             code=BAD_RESPONSE,
@@ -256,8 +256,8 @@ def _code_of_other_status(status: int) -> str:
 def _error_part(body: object) -> Any:
     """Return the part of a response's body that describes the error.
 
-    Most vendors send this part as ``error``, but Mistral sends it as the whole body. Gemini may put
-    it into a list.
+    Most vendors send this part as ``error``. Mistral's whole body is this part. Gemini may put the
+    part into a list.
     """
     if isinstance(body, list) and body:
         body = body[0]

@@ -66,7 +66,7 @@ class ServerLimits(NamedTuple):
 
 
 class LimitPermit(NamedTuple):
-    """Amounts that an admitted call uses until its end; 0: it was admitted without such a limit."""
+    """Amounts that an admitted call uses until its end; 0: the server had no limit of this kind."""
 
     calls: int
     tokens: int

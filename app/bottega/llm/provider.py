@@ -97,7 +97,7 @@ class Request:
 
 
 class _Body(aiohttp.BytesPayload):
-    """Body of a request, which sets ``is_owed`` when it is sent."""
+    """Body of a request. The body sets ``request.is_owed`` at the moment of sending."""
 
     def __init__(self, body: bytes, request: Request) -> None:
         super().__init__(body)

@@ -334,7 +334,7 @@ class WorkingMemory:
     def retrieve_from_episodic(self, found: Iterable[Retrieved]) -> None:
         """Store retrieved episodes, best first, each shortened to an equal share of the section.
 
-        Earlier episodes are removed to make room; those that no prompt contained are removed first.
+        To make room, earlier episodes are removed, first the episodes that no prompt contained.
         """
         entries = self._entries[Area.RETRIEVED]
         items, room = list(found), self.budgets.retrieved - self._frame
@@ -557,7 +557,7 @@ def _rendered(kind: VariableKind, value: Any) -> str:
 
 
 def _jsonable(value: Any) -> Any:
-    """Convert a value to JSON types or, if this fails, to a text with its type; never raise."""
+    """Convert a value to JSON types or, if this fails, to a text with the type; never raise."""
     if type(value) in (str, bool, type(None)):
         return value
     try:

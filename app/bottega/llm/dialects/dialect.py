@@ -1,6 +1,6 @@
 """Requests to a model's API: the work on parts, turns and body that is the same for all dialects.
 
-A message is converted to the API's objects once, for its first request. Later requests reuse them.
+A message is converted to the API's objects once. Later requests reuse these objects.
 
 Content parts that each dialect accepts:
 

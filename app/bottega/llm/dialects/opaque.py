@@ -5,8 +5,7 @@ MiniMax), ``extra_content.google.thought_signature`` of a tool call (Gemini's Op
 endpoint), and other unknown fields of a message or a tool call.
 
 A message keeps these fields as JSON in ``state``: ``{"origin": …, "message": {field: value},
-"calls": {id: {field: value}}}``. Bottega sends such fields back only to the server from which they
-came.
+"calls": {id: {field: value}}}``. Bottega sends the fields back only to the server that sent them.
 """
 
 from collections.abc import Mapping, Sequence

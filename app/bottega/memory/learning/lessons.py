@@ -235,7 +235,7 @@ def _sentences(episode: Episode) -> Iterable[str]:
 
 
 def rendered(insight: FoundInsight) -> str:
-    """Render an insight for a prompt: a line about its source, then the insight's sentence.
+    """Render an insight for a prompt: a line about the source, then the insight's sentence.
 
     Models may trust the first line. The sentence is indented, so that the sentence cannot imitate
     the first line.

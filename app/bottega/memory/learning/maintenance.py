@@ -108,7 +108,7 @@ async def order(
     cause: str = "demand",
     tick: datetime | None = None,
 ) -> tuple[UUID, bool]:
-    """Enqueue a job, unless the tenant has an open job; return the job's id, and true if it is new.
+    """Enqueue a job, unless the tenant has an open job. Return the id, and true for a new job.
 
     For a job on demand, the function also enqueues the runs whose learning failed after all tries.
 

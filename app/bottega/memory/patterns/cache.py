@@ -129,7 +129,7 @@ class PatternCache:
         self.forget(tenant_id)
 
     def store(self, connection: asyncpg.Connection, tenant_id: UUID) -> PatternStore:
-        """Return a tenant's patterns in a transaction; the caller calls :meth:`forget` after it."""
+        """Return a tenant's patterns in a transaction. At its end, the caller calls ``forget``."""
         return PatternStore(connection, tenant_id, self.clock())
 
     def forget(self, tenant_id: UUID) -> None:

@@ -262,8 +262,8 @@ class Validation(NamedTuple):
 def validated(was: Pattern, sides: Sides, now: datetime) -> Validation:
     """Validate a pattern: update its evidence and, if a look (interim test) is due, its state.
 
-    If no evidence changed, the pattern keeps the old evidence and the time of its validation. With
-    too few applications, confidence and p-value keep their old values.
+    If no evidence changed, the pattern keeps the old evidence and the time of its validation. If
+    there are too few applications, confidence and p-value keep their old values.
     """
     given, without = sides
     after = looked_at(was, Comparison(given.since, without.since, given.known_rate), now)

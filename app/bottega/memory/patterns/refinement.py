@@ -53,7 +53,7 @@ class Applied(NamedTuple):
 
     Attributes:
         owner: see :func:`owner_of`; ``None``: the features are public.
-        agent: root agent of the run; its name is public.
+        agent: name of the run's root agent. The name is public.
     """
 
     features: Features
