@@ -348,9 +348,9 @@ async def test_a_newer_database_that_serves_this_version_no_longer_is_refused(
     database_url: str, database: Database
 ) -> None:
     await execute(database_url, *NEWER, "UPDATE sql_files SET hash = '0002' WHERE name = 'serves'")
-    with pytest.raises(UnavailableError, match=r"0002_next.* use the newer version"):
+    with pytest.raises(UnavailableError, match=r"0002_next.* start the newer version"):
         await migrate.require_current(database.pool)
-    with pytest.raises(UnavailableError, match=r"0002_next.* use the newer version"):
+    with pytest.raises(UnavailableError, match=r"0002_next.* start the newer version"):
         await asyncio.to_thread(migrate.upgrade, database_url)
 
 

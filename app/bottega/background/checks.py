@@ -1,10 +1,10 @@
 """Background work that decides the success checks of completed runs.
 
 A run's agent or graph defines the checks; for an item of an eval, the eval's case defines them. The
-statement that ends the run adds a row to ``run_checks``, and a row for each sub-agent's or node's
-answer that a model or plugin must judge. A worker leases due rows, decides the checks without a
-transaction, and stores the verdicts, also in the run's episode. If the worker dies, another worker
-decides the checks after the lease has expired.
+end of a run adds a row to ``run_checks`` for the run's answer, and a row for each answer of a node
+or sub-agent that a model or plugin must judge. A worker leases due rows, decides the checks without
+a transaction, and stores the verdicts, also in the run's episode. If the worker dies, another
+worker decides the checks after the lease has expired.
 
 A round has three stages: simple checks, which need no plugin or model; checks by plugins; and
 checks by models (judges). Each stage has separate tasks, so no check waits for a check of a later
@@ -124,7 +124,7 @@ def _signature(check: Check) -> str:
 MOST_TRIES = 6
 
 JUDGED_WITHIN_S = 150.0
-"""Timeout of a judge's call in seconds. The wait for the provider's limits counts."""
+"""Timeout of a judge's call in seconds, including the wait for the provider's limits."""
 _OURS, _PLUGINS, _JUDGES = range(3)
 _STAGE_OF = {"python": _PLUGINS, "judge": _JUDGES}
 _UNPAID_FOR = timedelta(days=7)
@@ -159,7 +159,7 @@ _LABEL_PART = "SELECT label_part_of($1, $2, $3)"
 
 
 ModelsFor = Callable[[PinnedModels, UUID, Any], Awaitable[LLMProvider]]
-"""Function from a run, its id and a definition's ``model`` to models that the run's tenant pays."""
+"""Function from a run, its id and a definition's ``model`` to a model for which the tenant pays."""
 PluginCheck = Callable[[Mapping[str, Any]], Any]
 """A plugin's ``check_success``; ``docs/guides/agents-in-python.md`` describes it."""
 

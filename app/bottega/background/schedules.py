@@ -259,8 +259,8 @@ async def page(
     """List a page of schedules by name, after the name ``after``.
 
     Args:
-        user: list only schedules whose runs belong to this user. full: return the inputs of the
-            schedules' runs, too.
+        user: list only schedules whose runs belong to this user.
+        full: return the inputs of the schedules' runs, too.
     """
     column = _columns.name
     run = _columns.run if full else _columns.run.op("-", return_type=JSONB())("input").label("run")

@@ -34,7 +34,7 @@ keys = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys, o
 tenants = typer.Typer(no_args_is_help=True, help="List and delete tenants.")
 
 TENANT = r"(?=.{1,63}$)[a-z](?:-?[a-z0-9])*"
-"""Pattern of tenant names. ``--`` is not allowed, because names are parts of variables."""
+"""Pattern of tenant names. ``--`` is not allowed, because variables contain names."""
 _UNITS = {"d": "days", "h": "hours", "m": "minutes"}
 _LONGEST = timedelta(days=36500)
 
@@ -68,9 +68,9 @@ def _name(name: str) -> str:
 
 
 def duration(text: str) -> timedelta | None:
-    """Parse a duration of at most 100 years: ``90d``, ``12h``, ``30m``.
+    """Parse a duration, such as ``90d``, ``12h`` or ``30m``; ``None``: the text is not valid.
 
-    ``None``: the text is not valid.
+    A longer duration than 100 years counts as 100 years.
     """
     if match := re.fullmatch(r"(\d{1,9})([dhm])", text):
         return min(timedelta(**{_UNITS[match[2]]: int(match[1])}), _LONGEST)

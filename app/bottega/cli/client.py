@@ -312,7 +312,7 @@ class RemoteServer:
 
 
 def placed(problem: Mapping[str, Any], places: Mapping[str, str]) -> Iterator[str]:
-    """Yield a text for each error of a problem; ``places``: definitions' names by JSON Pointer."""
+    """Yield a text for each error in a definition, with the definition's name from ``places``."""
     for error in problem.get("errors") or ():
         _, section, number, *rest = [*str(error.get("pointer")).split("/"), "", ""]
         if (place := places.get(f"/{section}/{number}")) is not None:

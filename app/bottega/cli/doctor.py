@@ -398,7 +398,7 @@ async def _object_store(settings: "Settings") -> Check:
 
 
 async def _objects_in_database(settings: "Settings") -> Check:
-    """Report how much of the database files and large episodes take if there is no object store."""
+    """Report the share of the database that files and episodes take without an object store."""
     from bottega.db.connect import connect
 
     assert settings.database_url is not None

@@ -141,7 +141,7 @@ def resolve(server: RemoteServer, interrupt_id: str, decision: Mapping[str, Any]
 
 
 def value_for(schema: Mapping[str, Any] | None, text: str) -> Any:
-    """Return a typed answer as text; if the schema allows no text, parse the answer as JSON."""
+    """Return a person's answer as text, or parsed as JSON if the schema allows no text."""
     wanted = schema or {}
     choices = wanted.get("enum", ())
     kinds = wanted.get("type", None if choices else "string")

@@ -570,7 +570,7 @@ def serves_newer(revision: str, stored: Mapping[str, str]) -> bool:
     if _number(head()) < stored.get(_SERVES, revision):
         raise UnavailableError(
             f"the database has the schema of a newer version ({revision}), which this version "
-            f"({head()}) cannot use: install the newer version",
+            f"({head()}) cannot use: start the newer version",
             code="database_incompatible",
         )
     return True

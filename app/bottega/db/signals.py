@@ -46,7 +46,7 @@ _MOST_IDS = 200
 logger = Logger(__name__)
 
 Notify = Callable[[str | None], None]
-"""Function of a signal's payload; ``None``: signals may have been lost."""
+"""Function that receives a signal's payload; ``None``: signals may have been lost."""
 
 
 class _Outbox:

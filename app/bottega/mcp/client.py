@@ -50,7 +50,7 @@ class Patterns:
     """Distinct regular expressions in one server's schemas, up to a limit of number and size."""
 
     _known: set[str] = field(default_factory=set)
-    # Bytes of memory for further patterns, as a model server may compile all patterns of a request.
+    # Bytes of memory that further patterns may take in a model server that compiles all patterns.
     _left: int = 8_000_000
 
     def fit(self, pattern: str) -> bool:
@@ -226,7 +226,7 @@ def _part(block: Any) -> Part:
 
 
 def _media(encoded: str, declared: Any) -> Part:
-    """Decode base64 to a part. The bytes determine the media type, helped by the declared type."""
+    """Decode base64 to a part. The bytes determine its media type; for text, ``declared`` does."""
     try:
         data = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError):

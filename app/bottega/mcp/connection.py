@@ -34,7 +34,7 @@ _MOST_LOGGED = 50
 _MOST_NONSENSE = 1000
 """Maximum number of lines without a message in a connection. Programs may write a greeting."""
 
-# This script starts a server's program. On Linux, the program ends even if SIGKILL ends Bottega.
+# This script starts a server's program. On Linux, the program also ends if SIGKILL ends Bottega.
 _START = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9)

@@ -32,7 +32,7 @@ from bottega.tenants.erase import RUNS_AT_ONCE, Removed
 RUNS = "runs"
 KINDS = (RUNS, "audit", "episodes")
 _ANSWERS_KEPT = timedelta(days=2)
-"""Time longer than stored responses to requests with an ``Idempotency-Key`` are kept."""
+"""A longer time than the lifetime of stored responses to requests with an ``Idempotency-Key``."""
 
 Begin = Callable[[UUID], AbstractAsyncContextManager[AsyncConnection]]
 """Function that opens a transaction for a tenant's rows."""

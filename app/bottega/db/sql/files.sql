@@ -30,7 +30,7 @@ BEGIN
         RETURN 'user_erasing';
     END IF;
     IF v_user IS NOT NULL THEN
-        -- Lock the session until the file is visible, because its deletion must find the file.
+        -- Lock the session until the file is visible: a deletion of the session must find the file.
         PERFORM FROM sessions s WHERE hold_user(v_tenant, v_user)
             AND s.tenant_id = v_tenant AND s.id = p_file->>'session_id' FOR KEY SHARE;
         IF NOT FOUND THEN
