@@ -168,7 +168,7 @@ logger = Logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _EndedRun:
-    """An ended run, or one sub-agent's or node's work in the run, with the checks to decide.
+    """An ended run, or the work of one agent in the run, whose checks must be decided.
 
     Attributes:
         agent: name of the agent, or of the DAG's graph, that defines the checks.

@@ -137,7 +137,7 @@ def resolve(server: RemoteServer, interrupt_id: str, decision: Mapping[str, Any]
     except RemoteError as error:
         if error.code not in ("resolved", "expired", "cancelled"):
             raise
-        return server.get(path)  # a first try of our request may have stored the decision
+        return server.get(path)  # an earlier try of our request may have stored the decision
 
 
 def value_for(schema: Mapping[str, Any] | None, text: str) -> Any:

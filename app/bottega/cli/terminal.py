@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 @cache
 def console() -> "Console":
-    """Return the output for people, on standard error. Import rich late, because it takes 3 MB."""
+    """Return the output for people, on standard error. The import of rich takes 3 MB."""
     from rich.console import Console
 
     return Console(stderr=True)
@@ -56,7 +56,7 @@ def start(log: TextIO | None = None, **overrides: object) -> "Settings":
 
 
 def announce(settings: "Settings", text: str, style: str = "") -> None:
-    """Write a message about the service's start to standard error, as text or JSON like the log."""
+    """Write a message about the service's start to standard error, as text or JSON (see the log)."""
     from bottega.logs import is_json
 
     if is_json(settings.log_format):
