@@ -40,15 +40,13 @@ if TYPE_CHECKING:
 _NO_KEY = "none"
 _HOSTED = "openai:"
 _NIGHTLY = "0 3 * * *"
-"""Times of memory maintenance (cron, in UTC): in a night it disturbs few runs."""
+"""Times of memory maintenance (cron, in UTC), at night, when it disturbs few runs."""
 
 log = Logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryServices:
-    """The services of a process's memory."""
-
     memory: EpisodicMemory
     patterns: PatternCache
     embedders: Embedders
@@ -60,7 +58,7 @@ class MemoryServices:
 async def open_memory_services(
     settings: Settings, database: Database, listener: NotifyListener, services: Services
 ) -> AsyncIterator[MemoryServices]:
-    """Open the memory's services without a connection to any server.
+    """Open the memory's services. They connect to servers only later.
 
     Raises:
         InvalidInputError: a setting is invalid.
@@ -89,7 +87,7 @@ async def open_memory_services(
             return hosted(model, int(dimensions))
 
         if settings.embedding_model not in (None, BUILTIN):
-            current()  # a wrong setting must fail at the start of the process
+            current()  # if the setting is wrong, the process must not start
         objects = Objects(object_store_of(settings), database.pool)
         embedders = Embedders(database.pool, current, named)
         memory = EpisodicMemory(
@@ -112,9 +110,9 @@ async def run_memory_jobs(
     parts: MemoryServices,
     analyst: "Analyst | None" = None,
 ) -> AsyncIterator[Callable[[], None]]:
-    """Run the background work of memory during the block.
+    """Run the memory's background work during the block.
 
-    Yields a function that wakes this work; call the function after a run's episode was stored.
+    Yields a function that wakes this work, to be called after an episode was stored.
     """
     from bottega.leased_work import WorkLoop, wake_on_notify
     from bottega.memory.episodes.embedding_worker import EmbeddingWorker
@@ -126,8 +124,8 @@ async def run_memory_jobs(
     offloading = episodes.offloading()
     learning = ReflectionWorker(database.pool, parts.patterns, analyst=analyst)
     maintenance = _maintenance(settings, database, parts, episodes, vectors.measure)
-    # The loops start one after another, because loops that start together would each need a
-    # database connection.
+    # The loops start one after another, because loops that start at the same time would each need
+    # a database connection.
     one_by_one = itertools.count(0.1, 0.1)
     leased = [learning.work, vectors.work, offloading, maintenance.leased()]
     for work in leased:
@@ -175,7 +173,7 @@ def _maintenance(
 
 
 def _load_model(settings: Settings, parts: MemoryServices) -> None:
-    """Start to load the model of ``bottega[embed]``, so that the first run need not wait."""
+    """Start to load the model of ``bottega[embed]``; otherwise the first run would wait for it."""
     if settings.embedding_model is None and available():
         from bottega.memory.text.embeddings import is_ready
 
@@ -184,7 +182,7 @@ def _load_model(settings: Settings, parts: MemoryServices) -> None:
 
 @functools.cache
 def builtin() -> "BuiltinEmbedder":
-    """Return this process's built-in embedder; the first call loads it, with numpy."""
+    """Return this process's built-in embedder; the first call loads the embedder and numpy."""
     from bottega.llm.builtin_embedder import BuiltinEmbedder
 
     return BuiltinEmbedder()
@@ -201,7 +199,7 @@ def _local(stack: contextlib.AsyncExitStack) -> "LocalEmbedder | None":
 
 
 def embedder_of(settings: Settings) -> str:
-    """Return a sentence that names the embedder and says if it compares meaning or spelling."""
+    """Return a sentence for people: the embedder, and whether it compares meaning or spelling."""
     if settings.embedding_model not in (None, BUILTIN):
         return f"Memory compares episodes with the embedding model {settings.embedding_model}."
     if settings.embedding_model is None and available():
@@ -223,7 +221,7 @@ def _hosted(
 
     key = settings.embedding_api_key
     if key is None and settings.embedding_base_url is None:
-        key = settings.openai_api_key  # never sent to other servers
+        key = settings.openai_api_key  # this key goes only to the server of the OPENAI_* settings
     made = OpenAIEmbedder(
         model,
         budgets,
@@ -236,14 +234,14 @@ def _hosted(
 
 
 def _has_server(settings: Settings) -> bool:
-    """Return true if a server in the settings may have computed the stored vectors."""
+    """Return true if the settings have a server that may have computed stored vectors."""
     return settings.embedding_base_url is not None or not settings.uses_demo_model
 
 
 def object_store_of(settings: Settings) -> str | None:
-    """Return the URL of the object store; the default is a folder next to the embedded database.
+    """Return the URL of the object store, or ``None`` if the database stores the objects.
 
-    ``None``: the database stores the objects.
+    For the embedded database, the default is a folder next to the database.
     """
     if settings.objects_url is not None or settings.database_url is not None:
         return settings.objects_url

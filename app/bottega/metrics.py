@@ -1,8 +1,8 @@
 """Prometheus metrics of this process's work.
 
-All services in a process share these metrics. Processes with one parent (``bottega serve --workers
-N``) store their values in files of one folder, so that each process can report the sums. A label
-has few different values, and is never an id.
+All services in a process share these metrics. Processes that have the same parent (``bottega serve
+--workers N``) store their values in files of one folder. So each of them can report the sums. A
+label has few different values, and is never an id.
 """
 
 import os
@@ -25,7 +25,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""Environment variable: the folder of processes with one parent. The library also reads it."""
+"""Environment variable: the folder for processes of one parent; ``prometheus_client`` reads it."""
 NAME = "BOTTEGA_PROCESS"
 """Environment variable that names a process in that folder. After a restart, a process with the
 same name continues its counts."""
@@ -38,7 +38,7 @@ _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10
 _MODEL = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 
 if FOLDER in os.environ and NAME in os.environ:
-    # The library would name the files by pid, so each restart would leave files behind.
+    # The library would name the files by process id, so files would remain after each restart.
     values.ValueClass = values.MultiProcessValue(  # type: ignore[no-untyped-call]
         lambda: os.environ[NAME]
     )
@@ -152,8 +152,8 @@ learning_jobs = _counter("learning_jobs", "Jobs of learning and maintenance of m
 
 for _mode in ("orchestrated", "dag"):
     for _status in ("completed", "failed", "cancelled", "timeout"):
-        # Create metrics of failures with value 0 at the start, so that Prometheus counts the first
-        # failure as an increase.
+        # Start each metric with the value 0. Otherwise Prometheus would not count the first failure
+        # as an increase.
         runs.labels(_status, _mode)
 for _direction in _DIRECTIONS:
     tokens.labels(_direction)
@@ -181,7 +181,7 @@ def refresh() -> None:
 
 
 class _Collected:
-    """A collector for ``prometheus_client`` with metrics that have already been read."""
+    """A collector for ``prometheus_client`` that returns the given metrics."""
 
     def __init__(self, found: Iterable[Metric]) -> None:
         self._found = list(found)
@@ -191,10 +191,10 @@ class _Collected:
 
 
 def report(more: Iterable[Metric] = ()) -> bytes:
-    """Return the metrics of this process, or of all processes of its parent, as Prometheus's text.
+    """Return a text for Prometheus: the metrics of this process, or of all processes of its parent.
 
     Args:
-        more: further metrics that belong to no process, such as metrics of the database.
+        more: metrics that belong to no process, such as metrics of the database.
     """
     refresh()
     folder = os.environ.get(FOLDER)
@@ -203,10 +203,10 @@ def report(more: Iterable[Metric] = ()) -> bytes:
 
 
 class _Names:
-    """The names of providers and models that are used as labels; their number is limited.
+    """The names of providers and models that are labels; their number is limited.
 
-    Tenants choose both names. So a model gets a label only after it has answered, or has failed
-    with an error that may be temporary; all other models count as ``other``.
+    Tenants choose these names. Therefore a model gets a label only after it has answered, or has
+    failed with an error that may be temporary. All other models have the label ``other``.
     """
 
     def __init__(self) -> None:
@@ -214,7 +214,7 @@ class _Names:
         self._operators: set[str] = set()
 
     def add_operators(self, providers: Iterable[str]) -> None:
-        """Give labels to the operator's providers, even if tenants' providers use all labels."""
+        """Give labels to the operator's providers, even if no labels are free."""
         self._operators.update(providers)
 
     def of(self, provider: str, model: str, *, proven: bool) -> tuple[str, str]:
@@ -234,7 +234,7 @@ class _Names:
 
 @cache
 def _labelled(metric: Any, *labels: str) -> Any:
-    """Return the metric with these labels from a cache: the library's look-up is slow."""
+    """Return a metric with labels from a cache, because the library's look-up is slow."""
     return metric.labels(*labels)
 
 
@@ -256,7 +256,7 @@ def model_called(
     Args:
         outcome: ``ok``, ``cancelled``, or an error code.
         first_s: seconds until the first piece of the answer; ``None``: no piece arrived.
-        may_recover: true: another try may succeed.
+        may_recover: true if another try may succeed.
     """
     labels = _names.of(provider, model, proven=may_recover)
     _labelled(model_calls, *labels, outcome).inc()
@@ -266,7 +266,7 @@ def model_called(
 
 
 class Paid(Protocol):
-    """Tokens of a model call, and the call's cost in US dollars, if known."""
+    """Tokens of a model call, and the call's cost in US dollars (``None``: unknown)."""
 
     input: int
     cached: int
@@ -285,6 +285,6 @@ def paid(provider: str, model: str, usage: Paid) -> None:
 
 
 def answered(method: str, route: str, status: int, seconds: float) -> None:
-    """Count a request; ``route`` is the pattern of the request's path."""
+    """Count a request. ``route``: pattern of the request's path."""
     http_requests.labels(method if method in _METHODS else "OTHER", route, str(status)).inc()
     http_request_duration.observe(seconds)

@@ -1,6 +1,6 @@
-"""Model services of a process: the model servers of the settings and of tenants' definitions.
+"""Model servers of a process: those of the settings, and those that tenants define.
 
-Probes are small calls that show which features a model server supports.
+A probe is a small call that shows if a model server supports a feature.
 """
 
 import asyncio
@@ -45,15 +45,15 @@ from bottega.tools.guard import HostGuard, ModelHosts
 from bottega.tools.secrets import DEFAULT as DEFAULT_NAME
 
 PROBE = "provider:test"
-"""Name that is counted, in place of an agent's name, for calls that test a provider."""
+"""Name to which calls that test a provider are charged, in place of an agent's name."""
 
 Provider = Mapping[str, Any]
-"""The definition of a provider, in the form that :class:`ProviderContent` dumps."""
+"""The definition of a provider, as :class:`ProviderContent` dumps it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """A :class:`SpecSource` of a server whose description never changes."""
+    """A :class:`SpecSource` for a server whose description never changes."""
 
     found: ServerSpec
 
@@ -65,10 +65,10 @@ class Fixed:
 
 
 class DemoSource:
-    """A :class:`SpecSource` of the demo model, which starts at its first use.
+    """A :class:`SpecSource` for the demo model, which starts at its first use.
 
     Args:
-        start: a function that starts the model for this process and returns the model's base URL.
+        start: a function that starts the demo model and returns its base URL.
     """
 
     def __init__(self, start: Callable[[], Awaitable[str]]) -> None:
@@ -88,12 +88,12 @@ class DemoSource:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A :class:`SpecSource` of a server that a provider's definition describes.
+    """A :class:`SpecSource` for a server that a provider's definition describes.
 
     Attributes:
-        tenant_id: tenant whose secrets the server may get; ``None``: an operator's server.
+        tenant_id: tenant whose secrets the server may get; ``None``: the operator's server.
         more: further fields of :class:`ServerSpec`.
-        hosts: the allowed hosts of tenants' servers; ``None``: the server is an operator's server.
+        hosts: the allowed hosts of tenants' servers; ``None``: the operator's server.
     """
 
     name: str
@@ -111,7 +111,7 @@ class Described:
         return allowed, await self.secrets.state(self.tenant_id, fresh=fresh)
 
     async def spec(self) -> ServerSpec:
-        """Return the server's description with the current values of the server's secrets.
+        """Return the server's description, with the current values of its secrets.
 
         Raises:
             InvalidInputError: see :meth:`SecretLookup.bound`.
@@ -133,12 +133,12 @@ class ModelServices:
 
     Args:
         budgets: the tenants' daily budgets, to which calls are charged.
-        default: the server of the settings ``OPENAI_*``, or the demo model; ``None``: none.
-        secrets: values of the secrets that are sent to model servers.
-        hosts: the allowed hosts of tenants' own servers.
-        traffic: limits and circuit breakers of providers; ``None``: no call is limited.
-        lookups: resolver for tenants' own servers; ``None``: the system's resolver.
-        demo: the demo model, for drafts.
+        default: the server of the settings ``OPENAI_*``, or the demo model; ``None``: no server.
+        secrets: look-up of the secrets for model servers.
+        hosts: the allowed hosts of tenants' servers.
+        traffic: limits and circuit breakers of providers; ``None``: no limits.
+        lookups: resolver for the names of tenants' servers; ``None``: the system's resolver.
+        demo: the demo model, for runs of drafts.
     """
 
     def __init__(
@@ -168,10 +168,10 @@ class ModelServices:
     async def for_agent(
         self, run: PinnedModels, definition: Mapping[str, Any], *, is_called: bool = False
     ) -> FallbackProvider:
-        """Return the models of a run's agent; the run's recorder reserves tokens for model calls.
+        """Return the models of a run's agent; the run's recorder reserves tokens for their calls.
 
         Args:
-            is_called: true: the agent is a sub-agent. A sub-agent waits a shorter time for a model,
+            is_called: true if the agent is a sub-agent. A sub-agent waits less long for a model,
                 because its caller can continue without an answer.
 
         Raises:
@@ -187,7 +187,7 @@ class ModelServices:
     async def for_judge(
         self, run: PinnedModels, run_id: UUID, model: str | Sequence[str] | None
     ) -> FallbackProvider:
-        """Return a judge's models for an ended run; a failed call of a model is not repeated.
+        """Return a judge's models for an ended run. They do not repeat a failed call.
 
         Raises:
             InvalidInputError: see :meth:`for_agent`.
@@ -197,7 +197,7 @@ class ModelServices:
         return FallbackProvider(models, 0.0, account)
 
     async def of_operator(self, model: str, patience_s: float) -> ProviderFor:
-        """Return a function that makes the operator's model for a run; the run's tenant is charged.
+        """Return a function that makes the operator's model for a run, at the tenant's cost.
 
         Raises:
             InvalidInputError: see :meth:`for_agent`.
@@ -217,7 +217,7 @@ class ModelServices:
         tenant: str,
         model: str | None,
     ) -> FallbackProvider:
-        """Return a model of one provider; a failed call of the model is not repeated.
+        """Return a model of one provider. The model does not repeat a failed call.
 
         Args:
             own: the tenant's definition of the provider; ``None``: the provider is the operator's.
@@ -237,7 +237,7 @@ class ModelServices:
         return FallbackProvider([ServedModel(server, model or first)], 0.0, account)
 
     def success_checks(self, pool: asyncpg.Pool) -> SuccessChecks:
-        """Return the success checks of runs; a check may call this process's models.
+        """Return the success checks of runs, which may call models by these services.
 
         Raises:
             InvalidInputError: a plugin cannot be loaded.
@@ -250,11 +250,11 @@ class ModelServices:
         )
 
     def calls(self) -> Mapping[UUID, Sequence[Mapping[str, Any]]]:
-        """Return each tenant's number of running and waiting calls; see :meth:`Traffic.load`."""
+        """Return the numbers of running and waiting calls by tenant; see :meth:`Traffic.load`."""
         return {} if self._traffic is None else self._traffic.load()
 
     def task_places(self, most: int | None) -> TaskPlaces | None:
-        """Return the slots that a tenant's sub-agents share in all workers; ``None``: no limit."""
+        """Return the places for a tenant's tasks, shared by all workers; ``None``: no limit."""
         if self._traffic is None or most is None:
             return None
         return TaskPlaces(self._traffic.shares, most)
@@ -264,7 +264,7 @@ class ModelServices:
         return 0 if self._traffic is None else self._traffic.breakers.count()
 
     async def check(self) -> None:
-        """Open the operator's model servers, so that wrong settings fail when the process starts.
+        """Open the operator's model servers, to find wrong settings when the process starts.
 
         Raises:
             InvalidInputError: see :meth:`for_agent`.
@@ -281,7 +281,8 @@ class ModelServices:
         there = self._settings.operator_providers
         names = there.keys() if run is None else run.operators
         name, model = named_by(reference, own.keys() | names)
-        # Without this check, the reference could mean a model of a different provider than before.
+        # The run's provider must still exist. Otherwise the reference could now mean a model of a
+        # different provider.
         if name not in own and name not in there and name != DEMO:
             raise InvalidInputError(
                 f"the operator of this server has removed the provider '{name}'",
@@ -334,11 +335,11 @@ def named_secrets(provider: Provider) -> Iterator[str]:
 
 
 def spec_of(name: str, provider: Provider, secrets: Mapping[str, str], **more: Any) -> ServerSpec:
-    """Convert a provider's definition to the description of the provider's model server. Pure.
+    """Return the description of a provider's model server, from the provider's definition. Pure.
 
     Args:
         secrets: values of the secrets by name.
-        more: ``timeout_s`` (which the definition may override), ``is_own`` and ``guard``.
+        more: further fields of :class:`ServerSpec`; a ``timeout_s`` in the definition goes first.
     """
 
     def value(header: str | Mapping[str, str]) -> str:
@@ -374,7 +375,7 @@ async def open_models(
     traffic: Traffic | None = None,
     lookups: DnsResolver | None = None,
 ) -> AsyncIterator[ModelServices]:
-    """Open a worker's model servers, and the demo model if no other model is configured."""
+    """Open a worker's model servers, including the demo model if no other model is configured."""
     async with contextlib.AsyncExitStack() as stack:
 
         async def start_demo() -> str:
@@ -410,10 +411,10 @@ _MOST_IDS, _LONGEST_ID = 1000, 200
 
 
 async def listed_models(spec: ServerSpec, egress: Egress, tenant: str) -> Sequence[str]:
-    """Request the names of the models from a model server; the request costs nothing.
+    """Request the list of a server's models, which costs nothing, and return their names.
 
     Raises:
-        UnavailableError: the server did not send the list; the error text has the reason.
+        UnavailableError: the server did not send the list; the error's text has the reason.
         EgressRefusedError: requests to this address are not allowed.
     """
     url = f"{spec.base_url}{_LISTS[spec.dialect]}"
@@ -434,7 +435,7 @@ async def listed_models(spec: ServerSpec, egress: Egress, tenant: str) -> Sequen
         )
     except (OutsideError, ValueError, LookupError, TypeError, AttributeError):
         raise UnavailableError(f"{host} answers, but {_NO_LIST}") from None
-    sent = Redactor({*spec.hidden, spec.api_key or ""})  # a server's answer may repeat secrets
+    sent = Redactor({*spec.hidden, spec.api_key or ""})  # an answer may contain the sent secrets
     fit = (each for each in names if isinstance(each, str) and 0 < len(each) <= _LONGEST_ID)
     return [each for each in dict.fromkeys(fit) if sent.text(each) == each][:_MOST_IDS]
 
@@ -481,7 +482,7 @@ _SCHEMA = {
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """The result of a probe of one kind; ``problem`` is ``None`` if the probe succeeded."""
+    """The result of a probe. ``problem``: ``None`` if the probe succeeded."""
 
     kind: str
     problem: str | None
@@ -489,7 +490,7 @@ class Probed:
 
 
 async def probes(provider: LLMProvider) -> AsyncIterator[Probed]:
-    """Make one small model call of each kind: text, tool, stream, and schema."""
+    """Make one small model call of each kind (text, tool, stream, schema); yield the results."""
     kinds: dict[str, Callable[[LLMProvider], Awaitable[str | None]]] = {
         "text": _text,
         "tool": _tool,

@@ -1,8 +1,8 @@
 """Storage of large bodies of episodes and files: an object store, a folder, or the database.
 
-The library obstore accesses local folders, S3, stores compatible with S3, Google Cloud Storage and
-Azure. Without an object store, the database stores objects as rows, in pieces, so that every
-process can read the objects. An object is written once, as a whole, and with a checksum.
+The library obstore reads and writes local folders, S3, stores compatible with S3, Google Cloud
+Storage and Azure. Without an object store, the database stores each object as several rows, which
+every process can read. An object is written once, as a whole, with a checksum.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ class CorruptObjectError(BottegaError):
 
 
 class StoredElsewhereError(UnavailableError):
-    """A row's object is neither in this process's object store nor in the database."""
+    """A row refers to an object that is neither in the object store nor in the database."""
 
     code = "stored_elsewhere"
 
@@ -63,17 +63,17 @@ class StoredElsewhereError(UnavailableError):
 def new_key(tenant_id: UUID, owner_id: UUID, part: str) -> str:
     """Return a new key: ``<tenant>/<owner>/<part>-<random>``.
 
-    A key is never used twice, so a pending deletion never deletes a newer object.
+    No key is used twice, so a late deletion cannot delete a newer object.
     """
     return f"{tenant_id}/{owner_id}/{part}-{uuid4().hex[:12]}"
 
 
 class Objects:
-    """A store of bytes by key; bytes are compressed with zlib, and each read verifies a checksum.
+    """A store of bodies by key: it compresses them with zlib, and verifies a checksum at each read.
 
     Args:
-        url: URL of the object store; ``None``: the database stores new objects. With and without an
-            object store, objects in the database can be read and deleted.
+        url: URL of the object store; ``None``: the database stores new objects. In both cases,
+            objects in the database can be read and deleted.
         timeout_s: timeout of one operation of the object store, in seconds.
 
     Raises:
@@ -85,7 +85,7 @@ class Objects:
         self._bucket = None if url is None else Bucket(url, timeout_s=timeout_s)
 
     async def put(self, key: str, body: bytes, *, level: int = zlib.Z_DEFAULT_COMPRESSION) -> None:
-        """Write an object; readers see the whole object or no object.
+        """Write an object; readers never see a part of it.
 
         Args:
             level: compression level from 0 (none) to 9; the default is zlib's default.
@@ -105,7 +105,7 @@ class Objects:
 
         Raises:
             StoredElsewhereError: the object is neither in the object store nor in the database.
-            CorruptObjectError: the object's bytes differ from the written bytes.
+            CorruptObjectError: the object's bytes are not the bytes that were written.
             UnavailableError: the store is unreachable, or refuses the request.
         """
         _check(key)
@@ -117,11 +117,11 @@ class Objects:
         return await asyncio.to_thread(unpack, key, packed)
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; objects that do not exist are no error.
+        """Delete objects; ignore objects that do not exist.
 
         Raises:
-            UnavailableError: the object store is unreachable or refuses; some objects may be
-                deleted.
+            UnavailableError: the object store is unreachable, or refuses the request. Some objects
+                may have been deleted.
         """
         for key in keys:
             _check(key)
@@ -143,7 +143,7 @@ _DELETE = "DELETE FROM object_pieces WHERE tenant_id = $1 AND object_key = $2"
 
 
 class _Pieces:
-    """Objects in the database; each row has a piece of :data:`PIECE_BYTES`."""
+    """Objects in the database; a row has a piece of at most :data:`PIECE_BYTES`."""
 
     def __init__(self, pool: asyncpg.Pool) -> None:
         self._pool = pool
@@ -168,7 +168,7 @@ class _Pieces:
         return b"".join(pieces) if pieces else None
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects in separate transactions, because a large object has many rows."""
+        """Delete each object in a separate transaction, because a large object has many rows."""
         for tenant_id, some in itertools.groupby(sorted(keys), _tenant_of):
             async with acting_as(self._pool, tenant_id) as connection:
                 stored = await connection.fetch(_STORED, tenant_id, list(some))
@@ -207,11 +207,11 @@ class Bucket:
         client: ClientConfig = {
             "timeout": timedelta(seconds=timeout_s),
             "connect_timeout": timedelta(seconds=min(5.0, timeout_s)),
-            # Plain HTTP is allowed only if the configured endpoint begins with http://.
+            # The client uses plain HTTP only if the configured endpoint begins with http://.
             "allow_http": True,
         }
         try:
-            # A folder is created at its first use.
+            # For a folder, `_opened` creates the store.
             self._store: ObjectStore | None = (
                 from_url(url, client_options=client, retry_config=retries)
                 if self._folder is None
@@ -224,8 +224,7 @@ class Bucket:
 
     async def put(self, key: str, packed: bytes) -> None:
         async with self._asking():
-            # Upload in a single request, because an interrupted multipart upload would leave parts
-            # behind.
+            # Upload in one request: after an interrupted multipart upload, parts would remain.
             await self._opened().put_async(key, packed, use_multipart=False)
             if self._folder is not None:
                 await asyncio.to_thread(_flush, self._folder, key)
@@ -243,7 +242,8 @@ class Bucket:
             async with self._asking():
                 await self._opened().delete_async(list(keys))
         except _MissingError:
-            # One request per object: if one is missing, some stores fail and may keep the others.
+            # Try again with one request per object: if one object is missing, some stores may keep
+            # the others.
             for key in keys:
                 with contextlib.suppress(_MissingError):
                     async with self._asking():
@@ -288,12 +288,12 @@ class _MissingError(Exception):
 
 
 def pack(body: bytes, level: int = zlib.Z_DEFAULT_COMPRESSION) -> bytes:
-    """Return a body in its stored form: format, checksum, and compressed bytes. Pure."""
+    """Return a body's stored form: format, checksum, and compressed bytes. Pure."""
     return _FORM + _digest(body) + zlib.compress(body, level)
 
 
 def unpack(key: str, packed: bytes) -> bytes:
-    """Return the body from its stored form. Pure.
+    """Return the body that a stored form contains. Pure.
 
     Raises:
         CorruptObjectError: the format or the checksum is wrong.
@@ -322,7 +322,7 @@ def _check(key: str) -> None:
 
 
 def _flush(folder: Path, key: str) -> None:
-    """Write a file and its folders to disk, so that they survive a power failure."""
+    """Write a file and its folders to disk; otherwise a power failure could remove them."""
     for name in (PurePath(key), *PurePath(key).parents):
         handle = os.open(folder / name, os.O_RDONLY)
         try:
@@ -355,7 +355,7 @@ async def copied(
         JSON for the SQL functions: ``episode_id``, ``part`` and ``object_key`` of each copied body.
 
     Raises:
-        UnavailableError: the object store cannot be reached; nothing has changed.
+        UnavailableError: the object store is unreachable; no episode has changed.
     """
     async with acting_as(pool, tenant_id) as connection:
         rows = await connection.fetch(_INLINE, tenant_id, ids, parts)

@@ -1,4 +1,4 @@
-"""Objects for outgoing requests: a guarded HTTP client, tenants' secrets, and MCP servers.
+"""Objects for outgoing requests: HTTP client, tenants' secrets, and access to MCP servers.
 
 This module also divides the process's file descriptors between incoming and outgoing connections.
 """
@@ -31,14 +31,14 @@ MAX_CONNECTIONS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Descriptors:
-    """Limits on this process's number of file descriptors: the soft limit and the hard limit."""
+    """Maximum numbers of this process's file descriptors: the soft and the hard limit."""
 
     soft: int
     hard: int
 
     @property
     def connections(self) -> int:
-        """Maximum number of client connections: at most half of the descriptors."""
+        """Maximum number of connections of clients to this process."""
         return max(1, min(MAX_CONNECTIONS, self.soft // 2))
 
     def note(self) -> None:
@@ -51,7 +51,7 @@ class Descriptors:
 
 
 def raise_limit() -> Descriptors:
-    """Raise the soft limit to the hard limit, but not above ``MOST``; return both limits."""
+    """Raise the soft limit to the hard limit, to at most ``MOST``; return both limits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
     if soft == resource.RLIM_INFINITY:
@@ -62,9 +62,9 @@ def raise_limit() -> Descriptors:
 
 
 async def warn_when_exhausted(found: Descriptors) -> None:
-    """Log the limits; then log an error every few seconds while no descriptor is free.
+    """Log the limits once, and log an error every 5 s while no descriptor is free.
 
-    The event loop drops connections when no descriptor is free, and logs nothing.
+    The event loop itself logs nothing when it drops a connection because no descriptor is free.
     """
     found.note()
     while True:
@@ -99,11 +99,11 @@ async def open_outgoing(
     is_open: Callable[[], Awaitable[bool]],
     descriptors: Descriptors,
 ) -> AsyncIterator[Outgoing]:
-    """Yield the objects that send requests, and close their connections at the end.
+    """Yield the objects that send requests; close their connections at the end of the block.
 
     Args:
         url: URL of the database.
-        is_open: a function that returns true if the server has no keys.
+        is_open: a function that returns true if the server has no API keys.
     """
     from bottega.engine.mcp import McpAccess
     from bottega.tools.egress import Egress
@@ -123,7 +123,7 @@ async def open_outgoing(
 
 
 def secret_rules(settings: Settings, hosts: ModelHosts) -> SecretRules:
-    """Return the operator's rules about secrets."""
+    """Return the operator's rules for secrets, from the settings."""
     return SecretRules(
         keyring=partial(keyring, settings, hosts.folder),
         environment=secrets,

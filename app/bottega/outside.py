@@ -1,10 +1,10 @@
-"""A reader with limits for bytes from outside: from models, tools, MCP servers and uploads.
+"""Reading of bytes from outside, with limits: from models, tools, MCP servers and uploads.
 
-The reader decompresses and parses bytes in small steps. The event loop runs after each step, so
-that a message delays all other work by only one step. A message's number of bytes, its number of
-units (lines, events, parts) and its CPU time are limited; a message beyond a limit is its sender's
-error. CPU time is measured only after the first 64 KB, because most messages are shorter, and
-measuring needs 10 % more CPU time.
+The reader decompresses a message in small steps, and lets the event loop run after each step, so
+one message never delays all other work for long. A message's bytes, its units (lines, events,
+parts) and its CPU time are limited; a message above a limit is an error of its sender. The CPU time
+of the first 64 KB is not measured, because most messages are shorter, and the measurement needs
+10 % more CPU time.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ STEP_BYTES = 64 * 1024
 MOST_UNITS = 200_000
 MOST_CPU_S = 1.0
 MOST_VALUES = MOST_UNITS
-"""Maximum number of values in one JSON document, which are all made in one step of about 40 ms."""
+"""Maximum number of values in a JSON document. All values are made in one step of about 40 ms."""
 _SHORT_JSON = STEP_BYTES
 _INFLATED = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 """Window bits of zlib, by content-encoding."""
@@ -31,7 +31,7 @@ class OutsideError(Exception):
     """Bytes from outside are unreadable, or would cost too much CPU time.
 
     Attributes:
-        detail: what the sender sent, such as "chunks of a few bytes".
+        detail: the wrong content, such as "chunks of a few bytes".
     """
 
     def __init__(self, detail: str) -> None:
@@ -63,11 +63,10 @@ class BoundedReader:
         """Yield decompressed bytes in steps of at most 64 KB; the event loop runs after each step.
 
         Raises:
-            OutsideError: the bytes are not in the message's encoding, or the message has too many
-                bytes.
+            OutsideError: the bytes are not compressed as the encoding says, or there are too many.
         """
         self._calls += 1
-        if self._calls % _CALLS_AT_ONCE == 0:  # many short pieces came
+        if self._calls % _CALLS_AT_ONCE == 0:  # after many short pieces
             await asyncio.sleep(0)
         if self._inflate is None and len(raw) <= STEP_BYTES:  # the usual case
             if raw:
@@ -90,19 +89,19 @@ class BoundedReader:
         return piece
 
     def count(self, units: int) -> None:
-        """Count lines, events or parts.
+        """Count units (lines, events or parts) of the message.
 
         Raises:
-            OutsideError: the number of units exceeds the limit.
+            OutsideError: the message has too many units.
         """
         self._units_left -= units
         if self._units_left < 0:
             raise OutsideError(f"more than {self._most_units} lines or parts")
 
     def __enter__(self) -> None:
-        """Start to parse.
+        """Start the measurement of CPU time for parsing.
 
-        The block must not await, because the CPU time of the whole thread is charged.
+        The block must not await, because the CPU time of the whole thread is measured.
         """
         self._began = cpu_s() if self._most - self._left > STEP_BYTES else None
 
@@ -112,10 +111,10 @@ class BoundedReader:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop parsing.
+        """End the measurement, and charge the CPU time to the message.
 
         Raises:
-            OutsideError: the message has cost too much.
+            OutsideError: the message has cost too much CPU time.
         """
         if self._began is not None:
             self._cpu_left -= cpu_s() - self._began
@@ -123,10 +122,10 @@ class BoundedReader:
                 self.charge(0.0)
 
     def charge(self, cpu: float) -> None:
-        """Charge for seconds of CPU time that the message took outside of the block.
+        """Charge seconds of CPU time that were measured outside of a block.
 
         Raises:
-            OutsideError: the message has cost too much.
+            OutsideError: the message has cost too much CPU time.
         """
         self._cpu_left -= cpu
         if self._cpu_left < 0:
@@ -141,7 +140,7 @@ class BoundedReader:
 
 
 class _Inflate:
-    """Decompresses one zlib stream, in pieces of at most 64 KB; ignores bytes after the stream."""
+    """Decompressor of one zlib stream, in pieces of at most 64 KB. Later bytes are ignored."""
 
     def __init__(self, bits: int) -> None:
         self._bits = bits
@@ -159,7 +158,7 @@ class _Inflate:
     def pieces(self, raw: bytes) -> Iterator[bytes]:
         for start in range(0, len(raw), _PACKED_BYTES):
             packed, found = raw[start : start + _PACKED_BYTES], b""
-            # If a piece was full, the stream may have more output.
+            # After a piece of 64 KB, the decompressor may have more output.
             while (packed or len(found) == STEP_BYTES) and not self._stream.eof:
                 if found := self._inflated(packed):
                     yield found
@@ -171,7 +170,7 @@ class _Inflate:
         except zlib.error:
             if self._begun or self._bits != _INFLATED["deflate"]:
                 raise OutsideError("content that is not compressed as its header says") from None
-            # Some servers leave out the zlib header (RFC 9110, 8.4.1.2).
+            # Some servers omit the zlib header (RFC 9110, 8.4.1.2).
             self._bits, self._stream = _RAW, zlib.decompressobj(_RAW)
             return self._inflated(packed)
         self._begun = True
@@ -179,7 +178,7 @@ class _Inflate:
 
 
 def check_json(document: bytes | bytearray | str) -> None:
-    """Check before a JSON document is parsed that it does not have too many values.
+    """Check the number of values in a JSON document, before the document is parsed.
 
     Raises:
         OutsideError: the document has too many values.

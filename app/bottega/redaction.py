@@ -1,4 +1,4 @@
-"""Removal of secrets from texts, because external servers and programs may repeat secrets.
+"""Removal of secrets from texts, because answers of servers and programs may contain secrets.
 
 A secret must not be a word that Bottega itself uses in responses, events or log lines.
 """
@@ -38,15 +38,14 @@ _ZONE = re.compile(
 
 
 def is_word(text: str) -> bool:
-    """Return true if a text is a word of Bottega, in upper or lower case, or a date or time."""
+    """Return true if a text is a word that Bottega uses (in any case), a date or a time."""
     return text.casefold() in read_words() or is_time(text)
 
 
 def is_time(text: str) -> bool:
-    """Return true if a text is a date or time: in words, in ISO form, or in seconds since 1970.
+    """Return true if a text is a date or time: in words, in digits, or in seconds since 1970.
 
-    Seconds and milliseconds since 1970 are recognised for times from 2001 on, because earlier times
-    have fewer digits.
+    A number counts as (milli)seconds since 1970 only for times after 2001, which have more digits.
     """
     if _EPOCH.fullmatch(text):
         return True
@@ -78,9 +77,8 @@ def _is_numeric_date(text: str) -> bool:
 def read_words() -> frozenset[str]:
     """Return the names and the one-word string literals in Bottega's source code.
 
-    The source code contains all names in responses, events and log lines: statuses, event types,
-    roles, fields and columns. The first call of this function takes 0.1 s; a service makes the
-    first call when it starts.
+    They include all names that responses, events and log lines use: statuses, event types, roles,
+    fields and columns. The first call takes 0.1 s; a service makes this call at its start.
 
     Raises:
         UnavailableError: ``no_sources``: the source code is not installed.
@@ -102,21 +100,21 @@ def read_words() -> frozenset[str]:
 
 
 SHORTEST = 8
-"""Minimum number of characters of a secret; a shorter secret occurs in too many other texts."""
+"""Minimum number of characters of a secret; a shorter text occurs too often by chance."""
 LEFT_OUT = "[secret]"
 
 
 class Redactor:
-    """A filter that replaces secrets in texts with ``[secret]``.
+    """A filter that replaces secrets in texts by ``[secret]``.
 
-    The filter also removes long words of a secret, because a server may quote only the second word
-    of ``Bearer abcdefgh``. The filter also removes the JSON, HTML, URL and base64 forms of a
-    secret, and the credentials in ``Basic …``.
+    The filter also removes each long word of a secret, because a server may quote only the second
+    word of ``Bearer abcdefgh``; the JSON, HTML, URL and base64 forms of a secret; and the
+    credentials in ``Basic …``.
 
     Args:
-        secrets: the secrets to remove; the redactor ignores secrets shorter than :data:`SHORTEST`.
-        beside: another redactor, whose secrets are also removed: for example, the tenant's
-            redactor, in addition to the redactor of a call.
+        secrets: the secrets to remove; secrets shorter than :data:`SHORTEST` are ignored.
+        beside: a second redactor, whose secrets are also removed. For example, a call's redactor
+            also uses the tenant's redactor.
     """
 
     def __init__(self, secrets: Iterable[str] = (), *, beside: "Redactor | None" = None) -> None:
@@ -125,7 +123,7 @@ class Redactor:
         self.keep(secrets)
 
     def keep(self, secrets: Iterable[str]) -> None:
-        """Remove only the given secrets from now on."""
+        """Replace the list of secrets."""
         known = self._marks_of
         self._marks_of = {each: known.get(each) or _marks(each) for each in secrets}
         self._marks = _joined(self._marks_of)
@@ -140,7 +138,7 @@ class Redactor:
     def text(self, text: str) -> str:
         if self._beside is not None:
             text = self._beside.text(text)
-        if not self._holds(text):  # the usual case, and much faster
+        if not self._holds(text):  # the usual case: skip the slow pattern
             return text
         return self._pattern.sub(LEFT_OUT, text)
 
@@ -151,11 +149,10 @@ class Redactor:
         return any(mark in text for mark in self._marks)
 
     def value(self, value: Any) -> Any:
-        """Return JSON from outside without secrets; secrets are also removed from the JSON's keys.
+        """Return JSON from outside without secrets, neither in its values nor in its keys.
 
-        Keys that would become equal get numbers, so that no entry is lost. The caller must limit
-        the depth of the JSON. If the JSON contains no secret (the usual case), the method returns
-        the same object.
+        If two keys become equal, they get different numbers. The caller must limit the depth of the
+        JSON. If the JSON contains no secret (the usual case), the method returns the same object.
         """
         return self._cleaned(value) if self.knows_any and self._is_in(value) else value
 
@@ -189,11 +186,11 @@ class Redactor:
         return clean
 
     def record(self, record: Any) -> Any:
-        """Return a record of this service without secrets in its texts.
+        """Return a record of this service without the secrets in its texts.
 
-        Keys, names, ids, times and words of Bottega are not changed. The caller must limit the
-        depth of the record. If the record contains no secret (the usual case), the method returns
-        the same object.
+        Keys, names, ids, times and Bottega's words do not change. The caller must limit the depth
+        of the record. If the record contains no secret (the usual case), the method returns the
+        same object.
         """
         return self._record(record, "") if self._is_in(record) else record
 
@@ -239,12 +236,12 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _is_ours(name: str, text: str) -> bool:
-    """Return true if a field's text is a name, an id, a time or a word that Bottega itself uses."""
+    """Return true if a field's text is a name, an id, a date, a time, or a word of Bottega."""
     return name in _NAMES or name.endswith("_id") or bool(_UUID.fullmatch(text)) or is_word(text)
 
 
 def is_vocabulary(secret: str) -> bool:
-    """Return true if a secret is a word of Bottega, or a scheme and such a word."""
+    """Return true if a secret, without a scheme such as ``Bearer``, is a word of Bottega."""
     scheme, _, credential = secret.rpartition(" ")
     return is_word(secret) or (len(scheme.split()) == 1 and is_word(credential))
 
@@ -254,7 +251,7 @@ def _all_forms(secret: str) -> set[str]:
 
 
 def _marks(secret: str) -> tuple[str, ...]:
-    """Return a secret's shortest forms: every form of the secret contains one of these."""
+    """Return the shortest forms of a secret. Each form of the secret contains one of them."""
     forms = sorted(_all_forms(secret), key=len)
     return tuple(
         text
@@ -268,7 +265,7 @@ def _joined(marks_of: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
 
 
 def _words(secret: str) -> set[str]:
-    """Return a secret, the secret's long words, and its decoded ``Basic`` credentials."""
+    """Return a secret, its long words, and the credentials in ``Basic …``."""
     words = {secret, *secret.split()}
     for word in tuple(words):
         if secret.lower().startswith("basic "):
@@ -294,9 +291,10 @@ def _forms(text: str) -> set[str]:
 
 
 def _in_base64(text: bytes) -> set[str]:
-    """Return the base64 forms of a text, for each of the three offsets at which the text may start.
+    """Return the base64 forms of a text that is a part of an encoded text.
 
-    The forms leave out the characters at both ends, because these depend on the neighbouring text.
+    There is a form for each start of the part (modulo 3 bytes). The forms omit the characters at
+    both ends, because these depend on the rest of the encoded text.
     """
     forms = set()
     for offset, first in ((0, 0), (1, 2), (2, 3)):

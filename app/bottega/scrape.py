@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: who may read the metrics, and gauges that come from the database."""
+"""Metrics for Prometheus: the permission to read them, and gauges with values of the database."""
 
 import asyncio
 import contextlib
@@ -46,7 +46,7 @@ log = Logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Scraping:
-    """The report of this process's metrics, for callers that may read metrics."""
+    """The report of this process's metrics, after a check of the caller's permission."""
 
     settings: Settings
     pool: asyncpg.Pool
@@ -55,15 +55,15 @@ class Scraping:
     async def report(self, authorization: Sequence[bytes]) -> bytes:
         """Return the metrics in Prometheus's text form.
 
-        While the database is unreachable, the report leaves out the database's metrics.
+        While the database is unreachable, its metrics are missing.
 
         Args:
             authorization: values of the request's header ``Authorization``.
 
         Raises:
             UnauthenticatedError: the caller may not read the metrics.
-            UnavailableError: the process cannot check whether keys exist, because the database is
-                unreachable.
+            UnavailableError: the database is unreachable, so the process does not know if API keys
+                exist.
         """
         if not self._has_token(authorization) and not await self._is_open():
             raise UnauthenticatedError(_REFUSAL, code="bad_metrics_token")
@@ -142,10 +142,10 @@ def _by_state(
     kinds: Iterable[str],
     counts: Mapping[str, Mapping[str, int]],
 ) -> GaugeMetricFamily:
-    """Return a gauge with two labels and a value for each pair, including pairs without rows.
+    """Return a gauge that has a value for each pair of a state and a kind, also if it is 0.
 
     Args:
-        counts: number of rows by state, then by kind.
+        counts: numbers of rows by state and kind.
     """
     gauge = GaugeMetricFamily(name, text, labels=[state_label, kind_label])
     for state, kind in product(states, kinds):
@@ -154,7 +154,7 @@ def _by_state(
 
 
 async def refresh_regularly(operators: Iterable[str]) -> None:
-    """Set this process's gauges every few seconds, because other processes report them, too.
+    """Set this process's gauges every 2 s, because reports of sibling processes contain them, too.
 
     Args:
         operators: names of the operator's model providers.
@@ -167,7 +167,7 @@ async def refresh_regularly(operators: Iterable[str]) -> None:
 
 @asynccontextmanager
 async def serving(scraping: Scraping, port: int) -> AsyncIterator[int]:
-    """Serve ``GET /metrics`` without a web framework during the block, and yield the port.
+    """Serve ``GET /metrics`` during the block, without a web framework; yield the port.
 
     Raises:
         UnavailableError: ``port_taken``.
@@ -224,7 +224,7 @@ async def _answer(scraping: Scraping, head: Sequence[bytes]) -> bytes:
 
 
 def _names_this_machine(host: str, sent: Sequence[bytes]) -> bool:
-    """Return true if a request's Host header names this machine, which prevents DNS rebinding."""
+    """Return true if the Host header names this machine. This check prevents DNS rebinding."""
     try:
         name = urlsplit(f"//{sent[0].decode('ascii')}").hostname if len(sent) == 1 else None
     except ValueError:

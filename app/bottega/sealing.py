@@ -1,6 +1,6 @@
 """Encryption of stored secrets: AES-256-GCM (NIST SP 800-38D). Pure except for random nonces.
 
-A sealed text consists of the id of its key (8 bytes), a nonce (12), the ciphertext and a tag (16).
+A sealed text: id of the key (8 bytes), nonce (12 bytes), ciphertext, tag (16 bytes).
 """
 
 import os
@@ -17,7 +17,7 @@ _NONCE_BYTES = 12
 
 
 class Place(NamedTuple):
-    """The row in which a sealed text is stored; the text cannot be opened for another row."""
+    """The row in which a sealed text is stored. The text can be opened only for this row."""
 
     tenant_id: UUID
     name: str
@@ -25,7 +25,7 @@ class Place(NamedTuple):
 
 
 class CannotOpenError(Exception):
-    """A sealed text was changed, or was sealed with an unknown key or for a different row."""
+    """A sealed text was changed, or was sealed by an unknown key, or for a different row."""
 
 
 class Keyring:
@@ -76,11 +76,11 @@ class Keyring:
             raise CannotOpenError from None
 
     def opens(self, sealed: bytes) -> bool:
-        """Return true if one of the keys sealed the text, as the text's first 8 bytes show."""
+        """Return true if the text's first 8 bytes are the id of one of the keys."""
         return sealed[:_ID_BYTES] in self._keys
 
     def is_current(self, sealed: bytes) -> bool:
-        """Return true if the first key sealed the text."""
+        """Return true if the first key, which seals new texts, sealed this text."""
         return sealed.startswith(self._first)
 
 

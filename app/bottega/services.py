@@ -1,8 +1,8 @@
 """Background services of a process; a service that fails is restarted.
 
-A service is a function that works until it is cancelled. The function need not catch errors: a
-restarted function continues with the state that it has stored in an object. A service whose
-function returns has ended. :meth:`failing` reports the name of a service that fails repeatedly.
+A service is a function that works until it is cancelled, and that keeps its state in an object. If
+the function raises an error, it is called again; if it returns, the service has ended.
+:meth:`Services.failing` reports the services that fail repeatedly.
 """
 
 import asyncio
@@ -31,9 +31,9 @@ class _Deaths:
     """Failures of a service since it was last healthy.
 
     Attributes:
-        number: number of failures, without failures because the database was unreachable.
-        pause_s: seconds before the next restart.
-        until: time after which the service counts as healthy if it has not failed again.
+        number: number of failures, except failures because the database was unreachable.
+        pause_s: seconds between the last failure and the restart.
+        until: time at which the service counts as healthy, unless it fails again before.
     """
 
     number: int = 0
@@ -49,7 +49,7 @@ class Services:
 
     @asynccontextmanager
     async def running(self, **services: Service) -> AsyncIterator[None]:
-        """Run services by name during the block; at the end, cancel and await them."""
+        """Run services by name during the block; at the end of the block, stop them."""
         tasks = [asyncio.ensure_future(self._keep(*each)) for each in services.items()]
         try:
             yield
@@ -87,7 +87,7 @@ class Services:
         if is_transient(error):
             if not deaths.pause_s:
                 log.warning("service.waits", service=name, error=str(error) or repr(error))
-            longest_s = 1.0  # so that work resumes soon after the database is available again
+            longest_s = 1.0  # work must resume soon after the database is available
         else:
             deaths.number += 1
             metrics.service_deaths.labels(name).inc()
@@ -99,7 +99,7 @@ class Services:
 
 
 def background(*services: Service) -> AbstractAsyncContextManager[None]:
-    """Run services during the block; failures of the services are only logged."""
+    """Run services during the block; only log their failures."""
     named = {f"{_name(service)} {n}": service for n, service in enumerate(services)}
     return Services().running(**named)
 

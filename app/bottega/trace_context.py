@@ -1,4 +1,4 @@
-"""W3C trace context: a run belongs to its caller's trace, and sends the trace to called servers."""
+"""W3C trace context: a run joins its caller's trace, and passes the trace to servers it calls."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,12 @@ _MEMBER = re.compile(
 
 
 class Trace(NamedTuple):
-    """A position in a trace: the span that is the parent of the next spans.
+    """A position in a trace: a span, and the parent of spans that begin below it.
 
     Attributes:
+        traceparent: ids of the trace and of the span.
         tracestate: data of tracing vendors; may be empty.
-        is_local: true: the parent is a span of this process.
+        is_local: true if the span belongs to this process.
     """
 
     traceparent: str
@@ -31,7 +32,7 @@ class Trace(NamedTuple):
 
     @classmethod
     def of(cls, traceparent: str | None, tracestate: str | None) -> "Trace | None":
-        """Return the trace that is stored with a run; ``None``: the run belongs to no trace."""
+        """Return the stored trace of a run, or ``None`` if the run belongs to no trace."""
         return None if traceparent is None else cls(traceparent, tracestate or "")
 
 
@@ -40,17 +41,17 @@ current: ContextVar[Trace | None] = ContextVar("trace", default=None)
 
 
 def taken(traceparents: Sequence[bytes], tracestates: Sequence[bytes] = ()) -> Trace | None:
-    """Return the trace of a request; ``None``: the ``traceparent`` is missing or wrong.
+    """Return the trace of a request; ``None``: its header ``traceparent`` is missing or invalid.
 
     Args:
-        traceparents, tracestates: values of these headers. An invalid ``tracestate`` is dropped.
+        traceparents, tracestates: values of these headers. An invalid ``tracestate`` is ignored.
     """
     text = traceparents[0].decode("latin-1") if len(traceparents) == 1 else ""
     return Trace(text, _state(tracestates)) if _FORM.fullmatch(text) else None
 
 
 def _state(values: Sequence[bytes]) -> str:
-    """Return a valid ``tracestate`` of at most :data:`LONGEST_STATE` characters, or ""."""
+    """Return the ``tracestate``, cut to :data:`LONGEST_STATE` characters, or "" if invalid."""
     sent = b",".join(values)
     if len(sent) > 8192:
         return ""
@@ -67,22 +68,19 @@ def _state(values: Sequence[bytes]) -> str:
 
 
 def trace_id(traceparent: str | None) -> str | None:
-    """Return the trace's id, which has 32 hexadecimal digits; ``None``: there is no trace."""
+    """Return the id of a trace, which has 32 hexadecimal digits, or ``None`` without a trace."""
     match = None if traceparent is None else _FORM.fullmatch(traceparent)
     return None if match is None else match[1]
 
 
 def with_trace(headers: Mapping[str, str]) -> Mapping[str, str]:
-    """Add the trace of the current work to the headers of an outgoing request.
-
-    A ``traceparent`` in ``headers`` is not replaced.
-    """
+    """Return headers with the trace of the current work, unless they have a ``traceparent``."""
     trace = current.get()
     return headers if trace is None or HEADER in headers else {**headers, **headers_of(trace)}
 
 
 def headers_of(trace: Trace | None) -> dict[str, str]:
-    """Return the headers that send a trace; without a trace, return no headers."""
+    """Return the headers that pass on a trace; no headers without a trace."""
     if trace is None:
         return {}
     state = {STATE: trace.tracestate} if trace.tracestate else {}

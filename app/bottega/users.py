@@ -1,12 +1,13 @@
 """Erasure of all data of an end user.
 
-The request stores a row in ``user_erasures``; while this row exists, the database refuses new data
-of the user. Rows are removed in pages; one transaction removes the rows of a page and stores their
-number. After the rows, the objects in the object store are deleted, and caches are cleared. When no
-stored data belongs to the user, the last transaction removes the row in ``user_erasures``.
+The request stores a row in ``user_erasures``. While this row exists, the database refuses new data
+of the user. The user's rows are removed in pages: a transaction removes the rows of a page and
+stores their number. Then the user's objects are deleted from the object store. When no stored data
+belongs to the user, the last transaction removes the row in ``user_erasures``, and caches are
+cleared.
 
-All processes look for rows in ``user_erasures``, so if a process dies, another process continues
-the erasure.
+Every process looks for rows in ``user_erasures``. So if a process dies, another process continues
+its erasures.
 """
 
 from base64 import b64encode
@@ -57,14 +58,14 @@ from bottega.tenants.erase import (
 
 CHANNEL = "bottega_users"
 LEASE_S = 5.0
-"""Lease of a process that erases a user, in seconds; each page renews it. Two processes at a time
-do no harm.
+"""Lease of a process that erases a user, in seconds; each page renews it. If two processes erase a
+user at the same time, this does no harm.
 """
 _AT_ONCE, _OF_ONE_TENANT = 4, 2
 
 _own = user_erasures.c
 _user_column = column("user_id", String)
-# The erasure removes the rows of the tables in _NAMING separately.
+# Tables that have a column ``user_id``, but whose rows the erasure removes separately.
 _NAMING = {"runs", "sessions", "episodes", "episode_search", "episode_vectors", "user_erasures"}
 _LOCK = text("SELECT pg_try_advisory_xact_lock(user_lock(:tenant, :user))")
 _TRASH = text("SELECT due_deleted_objects(:tenant, '0', 500)")
@@ -89,7 +90,7 @@ def pseudonym(user: str) -> str:
 
 
 async def request(tx: AsyncConnection, tenant_id: UUID, user: str, actor: str) -> Mapping[str, Any]:
-    """Request the erasure of a user's data, unless it was requested before; return the user.
+    """Request the erasure of a user's data, unless it has been requested; return the user.
 
     Raises:
         NotFoundError: no stored data belongs to the user.
@@ -104,7 +105,7 @@ async def request(tx: AsyncConnection, tenant_id: UUID, user: str, actor: str) -
 
 
 async def get(tx: AsyncConnection, tenant_id: UUID, user: str) -> Mapping[str, Any]:
-    """Return a user, with the progress of the erasure if it was requested.
+    """Return a user, including the progress of an erasure.
 
     Raises:
         NotFoundError: no stored data belongs to the user.
@@ -128,13 +129,13 @@ def _is(tenant_id: UUID, user: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class UserErasure:
-    """Background work that erases users; several processes may do this work at the same time."""
+    """Background work that erases users; several processes may do it at the same time."""
 
     database: Database
     objects: Objects
 
     def leased(self) -> LeasedWork:
-        """Return this work as leased work for the users of all tenants."""
+        """Return the leased work that erases the users of all tenants."""
         return LeasedWork(
             pool=self.database.pool,
             name="erase",
@@ -163,8 +164,8 @@ class UserErasure:
 
     async def _erase_page(self, tenant_id: UUID, user: str) -> bool:
         async with self.database.begin(tenant_id) as tx:
-            # The lock lets only one process at a time erase a user. After another process has
-            # finished the erasure, the row is missing.
+            # The row's lock lets only one process at a time erase the user. The row is missing if
+            # another process has finished the erasure.
             query = select(_own.removed).where(_is(tenant_id, user)).with_for_update()
             before = await tx.scalar(query)
             if before is None:
@@ -184,7 +185,7 @@ class UserErasure:
             await self.database.pool.execute("SELECT forget_deleted_objects($1)", keys)
 
     async def _finish(self, tenant_id: UUID, user: str) -> None:
-        """End the erasure, unless an older transaction has stored more of the user's data."""
+        """End the erasure, unless data of the user exists again: an older transaction stored it."""
         async with self.database.begin(tenant_id) as tx:
             values = {"tenant": tenant_id, "user": user}
             if not await tx.scalar(_LOCK, values) or await tx.scalar(_KNOWS_USER, values):
@@ -204,10 +205,10 @@ def _later(seconds: float) -> Any:
 
 
 async def erase_page(tx: AsyncConnection, tenant_id: UUID, user: str) -> Removed:
-    """Remove a page of a user's rows; return the number of removed rows by kind.
+    """Remove a page of a user's rows; return the numbers of removed rows by kind.
 
-    Schedules and unfinished runs are removed first, because schedules and runs make new rows. A
-    worker can no longer write to a run after the transaction that removes the run.
+    Schedules and unfinished runs come first, because they make new rows. After the transaction that
+    removes a run, no worker can write to the run.
     """
     removed: Removed = Counter()
     names = await tx.scalars(text(_SCHEDULES_OF_USER), {"tenant": tenant_id, "user": user})
@@ -217,7 +218,7 @@ async def erase_page(tx: AsyncConnection, tenant_id: UUID, user: str) -> Removed
     for which in (and_(of_user, runs.c.ended_at.is_(None)), of_user):
         page, spent = await erase_runs(tx, tenant_id, which)
         if page:
-            # comes last, because its row is the last in the order of locks
+            # This statement is the last, because locks are taken in a fixed order.
             await tx.execute(select(func.count_spending(tenant_id, spent)))
             return removed + page
     found = select(sessions.c.id).where(
@@ -239,7 +240,7 @@ async def erase_page(tx: AsyncConnection, tenant_id: UUID, user: str) -> Removed
 async def _forget_answers(
     tx: AsyncConnection, tenant_id: UUID, user: str, removed: Removed
 ) -> None:
-    """Remove stored responses about the user's sessions, runs, episodes and schedules."""
+    """Remove responses that are stored under idempotency keys and name the user."""
     body = idempotency_keys.c.answer
     places = (("body", "user"), ("body", "user_id"), ("body", "run", "user"))
     naming = or_(*(body[place].astext == user for place in places))
@@ -252,10 +253,10 @@ OWNERS = {"user_id": "text", "run_id": "uuid", "session_id": "text", "episode_id
 NOT_EXPORTED = frozenset(
     (
         "user_erasures",  # an export during an erasure is not possible
-        "run_queue",  # only names the worker of a run
+        "run_queue",  # for each run, only its worker
         "run_heads",
         "ended_tokens",  # credentials
-        "idempotency_keys",  # copies of the objects that requests made
+        "idempotency_keys",  # copies of responses
         "episode_search",  # words of episodes
         "episode_vectors",  # vectors that were computed from episodes
         "episode_work",
@@ -283,11 +284,11 @@ GROUP BY c.oid, c.relname ORDER BY c.relname
 
 @dataclass(frozen=True, slots=True)
 class Belongings:
-    """The rows of a table that belong to users through one column.
+    """The rows of a table whose owner is in the column ``owner``.
 
     Attributes:
-        key: names and types of the primary key's columns, without the tenant's column.
-        owner: the column with the owner's name or id.
+        key: names and types of the primary key's columns, except ``tenant_id``.
+        owner: the column that has the owner's name or id.
         where: an additional SQL condition.
     """
 
@@ -298,7 +299,7 @@ class Belongings:
 
 
 async def find(connection: AsyncConnection) -> list[Belongings]:
-    """Return the rows of users that an export contains; each row belongs to exactly one item."""
+    """Return descriptions of the rows that an export contains; no row is in two of them."""
     found = []
     for row in await connection.execute(_COLUMNS):
         owners = [each for each in OWNERS if each in row.columns and "tenant_id" in row.columns]
@@ -322,13 +323,13 @@ _BYTES = 1_000_000
 _OWNERS = 50
 """Number of runs, sessions or episodes whose rows are read together."""
 _HIDDEN = ("tenant_id", "filler", "object_key", "object_keys")
-"""Tables whose rows own rows of other tables, with the column that names the owner there."""
+"""Columns that the export leaves out."""
 _OWNING = {"runs": "run_id", "sessions": "session_id", "episodes": "episode_id"}
 """Tables whose rows own rows of other tables, with the column that names the owner in those."""
 _TYPES = {"user_facts": "fact"}
 """Types of lines whose name differs from the table's name."""
 _MORE = {
-    # A row of a step has the step's events as lines of JSON.
+    # A row has a step's events as lines of JSON; the export has a list of events.
     "run_steps": " || jsonb_build_object("
     "'events', ('[' || replace(t.events, E'\\n', ',') || ']')::jsonb)",
 }
@@ -351,7 +352,7 @@ class UserExport:
     _count: Counter[str] = field(default_factory=Counter)
 
     async def check(self, tx: AsyncConnection) -> None:
-        """Check that there is data to export.
+        """Check that the user has data, and is not being erased.
 
         Raises:
             NotFoundError: no stored data belongs to the user.
@@ -361,10 +362,10 @@ class UserExport:
             raise UserErasingError
 
     async def lines(self) -> AsyncIterator[bytes]:
-        """Yield pages of lines; each line is an object with ``type`` and ``data``.
+        """Yield pages of lines; each line is a JSON object that has ``type`` and ``data``.
 
-        The last line has the type ``end`` and the number of lines of each type. The last line is
-        missing if an erasure of the user began, or if an error occurred.
+        The last line has the type ``end``, and the numbers of lines by type. If an erasure of the
+        user began, or an error occurred, this line is missing.
         """
         async with self.database.begin(self.tenant_id) as tx:
             found = await find(tx)
@@ -424,7 +425,7 @@ class UserExport:
 
 
 async def as_array(lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Convert pages of JSON lines to pages of one JSON array."""
+    """Convert pages of JSON lines to pages that together are one JSON array."""
     before = b"["
     async for page in lines:
         yield before + page.rstrip(b"\n").replace(b"\n", b",\n")

@@ -28,8 +28,7 @@ async def work(
     Args:
         url: URL of the database, which must be up and migrated.
         port: port on which to serve metrics; ``None``: no metrics are served.
-        on_ready: a function that is called when the worker claims runs.
-
+        on_ready: a function that is called when the worker starts to claim runs.
     """
     async with open_service(settings, url, api=False, worker=True) as service:
         loop = asyncio.get_running_loop()
