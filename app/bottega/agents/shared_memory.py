@@ -32,7 +32,7 @@ def inject_shared_memory(query: Query) -> None:
     """Put the predecessors' publications into the history, in place of those of the last query.
 
     The function runs once per query, before the first model call. The publications follow the
-    agent's system message and awareness message, in the graph's order.
+    agent's system message and :func:`awareness_message`, in the graph's order.
     """
     query.memory_pulled = True
     agent = query.agent

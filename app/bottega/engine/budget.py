@@ -43,7 +43,8 @@ _ASK_AGAIN_S = 1.0
 _LAST_S = 5.0
 """Timeout in seconds for the last reports of a process that ends."""
 _SHARE = 100  # a slice is 1 / _SHARE of the day's limit; more if a call needs more
-_WAIT_S = 20.0  # less than the timeout of a judge
+_WAIT_S = 20.0
+"""Longest wait of a call for the daily budget: less than the timeout of a judge."""
 _EMBEDDING_WAIT_S = 1.0  # short, because vectors can be computed later
 
 EMBEDDING = "memory:embedding"

@@ -133,7 +133,8 @@ def _turn_result(call: ToolCallReplay | None) -> ToolResult | None:
 GISTS = 12
 """Number of older turns that a prompt summarises in one line each."""
 _GIST_BYTES = 150
-_LEAST = 50  # a smaller turn counts as 50 tokens, which limits the number of turns in a prompt
+_LEAST = 50
+"""Tokens for which a smaller turn counts, so that a prompt has a limited number of turns."""
 _MOST_EVENTS = 1000  # the logs of longer runs are not read
 _SPOKEN = ("final_answer", "hook_stop", "length", "max_iterations")
 _TURNS = "SELECT * FROM earlier_turns($1, $2, $3, $4, $5)"
@@ -280,8 +281,7 @@ async def _replays(
         lines = await connection.fetch(_LINES, run.tenant_id, runs, pattern)
         for number, row in enumerate(lines):
             run_id = row["run_id"]
-            # The query returns no seq. Each event gets a negative seq, to which no ``answer_seq``
-            # refers.
+            # The query returns no seq. Each event gets a negative seq, which no ``answer_seq`` has.
             event = event_of(run_id, -1 - number, run.started_at, row["line"])
             events[run_id].append(event)
             if (seq := event.data.get("answer_seq")) is not None:

@@ -680,8 +680,7 @@ class GraphRun:
         usage = sum((each.usage for each in ended.values()), AgentUsage())
         failed = {number: end for number, end in sorted(ended.items()) if end.error is not None}
         if failed and on_error == "fail":
-            # Report the failed element rather than elements that were cancelled because of the
-            # failure.
+            # Report the failed element, not elements that were cancelled after the failure.
             first = min(failed, key=lambda n: (failed[n].error_code == CANCELLED["code"], n))
             code = failed[first].error_code or "agent_failed"
             return _failed(code, f"element {first}: {failed[first].error}", usage)

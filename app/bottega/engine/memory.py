@@ -54,7 +54,8 @@ from bottega.tools.mcp import model_name, tools_in
 
 _PATIENCE_S = 2.0
 _ANALYSIS_S = 30.0
-_HELPS = 8  # maximum number of retrievals after failures in a run
+_HELPS = 8
+"""Maximum number of retrievals after failures in a run."""
 _READ, _ALIKE = 10, 3  # read at most 10 episodes with a similar failure, and use at most 3
 
 _Ask = Callable[[], Awaitable[list[dict[str, Any]]]]
@@ -90,7 +91,7 @@ def _silent(run: ClaimedRun) -> frozenset[str]:
 
 
 def _with_mcp_tools(run: ClaimedRun, definition: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an agent's definition with one entry for each MCP tool. Each may change data."""
+    """Replace MCP servers in an agent's definition by their tools. Each tool counts as writing."""
     tools = definition.get("tools", ())
     found = [tool for tool in tools if tool["type"] == "mcp"]
     if not found:

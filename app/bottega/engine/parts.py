@@ -36,7 +36,8 @@ from bottega.memory.prompts import Recalled
 from bottega.subagents.swarm import TaskOfQuery
 
 _PATIENCE_S = 2.0
-_MOST_SEARCHES = 200  # maximum number of memory searches in a run
+_MOST_SEARCHES = 200
+"""Maximum number of memory searches in a run."""
 _MOST_CALLS = 8  # maximum number of remembered calls of a sub-agent
 
 _Given = list[dict[str, Any]]

@@ -456,8 +456,7 @@ class JournalRecorder(Recorder):
                 **served_by(call.target),
                 **({} if first_ms is None else {"first_token_ms": first_ms}),
                 "message": data_of(message),
-                # The vendor's state is stored as text, because the model server needs the order of
-                # its keys.
+                # State is stored as text, because the model server needs the order of its keys.
                 **({STATE: to_json(message.state).decode()} if message.state else {}),
                 "usage": message.usage.to_dict(),
                 "duration_ms": round((monotonic() - began) * 1000),

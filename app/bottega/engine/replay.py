@@ -914,8 +914,7 @@ def restored_task(
         spent = Usage.from_dict(ended.token_usage)  # includes agents that the task called
     return RestoredTask(
         params,
-        # If a child run executes the task, the child run continues, and the task begins no new
-        # attempt.
+        # If a child run executes the task, the task begins no new attempt.
         attempt=1 + task.resumed + (task.ended is None and not params.spread),
         waited=seconds(dispatched.at, now),
         remaining=remaining,
