@@ -106,8 +106,8 @@ class FairQueue:
             line = self._waiting.pop(tenant_id)
             turn = line.popleft()
             if line:
-                self._waiting[tenant_id] = line  # behind the other waiting tenants
-            if not turn.done():  # done: the waiting call was cancelled
+                self._waiting[tenant_id] = line  # now the last of the waiting tenants
+            if not turn.done():  # a cancelled call is done
                 turn.set_result(None)
                 self._left -= 1
         if self._left < _AT_ONCE:

@@ -21,7 +21,7 @@ FONT_SIZE = 14.0
 HEAD = 9.0  # length of an arrow head; an edge's curve ends at this distance from the box
 
 _LINE_HEIGHT = 19.0
-_MARGIN = 20.0  # margin around the drawing
+_MARGIN = 20.0
 _BOX_GAP = 32.0  # gap between two boxes of a column
 _COLUMN_GAP = 84.0
 _TRACK_GAP = 11.0
