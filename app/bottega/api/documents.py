@@ -478,13 +478,13 @@ class OutputChunk(Delta):
 
 
 class ToolReport(Answer):
-    """Progress of a call of an MCP tool, in the server's own units."""
+    """Progress of a call of an MCP tool, in units that the MCP server chooses."""
 
     tool_call_id: str
     name: str
     """Name of the tool."""
     progress: float
-    """Progress so far, in the server's own units."""
+    """Progress so far, in units that the MCP server chooses."""
     total: float | None
     """Value of `progress` at the end of the call; null: unknown."""
     message: str | None

@@ -608,7 +608,7 @@ _UNSHOWN = datetime.min.replace(tzinfo=UTC)
 
 
 def draw(content: dict[str, Any], versions: Mapping[str, int], form: str) -> bytes:
-    """Draw a graph. The largest graph takes 0.2 s.
+    """Draw a graph. Drawing the largest graph takes 0.2 s.
 
     Args:
         content: see :func:`to_graph`.

@@ -124,7 +124,7 @@ async def create(
     name: str,
     content: dict[str, Any],
 ) -> Definition:
-    """Store a definition under a new name; a deleted name continues its version numbers.
+    """Store a definition under a new name; after a deletion, a name's version numbers continue.
 
     Raises:
         ConflictError: the name is in use (``exists``), or there are too many names or versions

@@ -94,7 +94,7 @@ class RunsHere(Protocol):
         """Cancel a run, or only one of the run's tasks. Idempotent."""
 
     async def take(self, run_ids: Collection[UUID]) -> set[UUID]:
-        """Deliver new messages and decisions to runs. Return the ids of runs that accept them."""
+        """Deliver new messages and decisions to runs. Return the ids of the runs that took them."""
 
     def child_ended(self, run_id: UUID) -> None:
         """Tell the parent run that this child run has ended. Idempotent."""

@@ -48,8 +48,8 @@ class Fork:
         at_seq: ``seq`` of the last event to copy. A model's message that then lacks tool results is
             not copied.
         publication: text that the node publishes; ``None``: the new run executes the node.
-        agent: new values, by field, for the definition of the node's agent or, without a node, of
-            the run's agent.
+        agent: new values of fields in the definition of the node's agent or, without a node, of the
+            run's agent.
         input: a message to the run's agent; in a graph, the question to the repeated nodes.
         session_id: session of the new run, which continues no conversation; ``None``: no session.
     """

@@ -215,8 +215,8 @@ def shown(row: Mapping[str, Any]) -> dict[str, Any]:
 
     The outcome comes from the feedback. Without feedback, it comes from the checks of the eval or
     of the agent. Without checks, it comes from the run's status. A completed run without feedback
-    and checks is ``UNKNOWN``. If checks decide, the reason is that of the first check with the same
-    result.
+    and checks is ``UNKNOWN``. If checks decide the outcome, the first check with this result gives
+    the reason.
 
     Args:
         row: the run's row. Columns of ``run_checks`` have the prefix ``check_``; outcome, comment
@@ -675,8 +675,8 @@ async def ids_by_metadata(
 ) -> Sequence[str]:
     """Return ids of the tenant's runs or sessions with some metadata, sorted.
 
-    Under row-level security, PostgreSQL cannot use the index for ``@>``. So an SQL function without
-    row-level security searches, and reads only rows of the transaction's tenant.
+    PostgreSQL cannot use the index for ``@>`` under row-level security. Therefore, an SQL function
+    searches without row-level security, and reads only rows of the transaction's tenant.
 
     Args:
         where: further conditions: column, operator (``=``, ``<`` or ``>``) and value. A value of

@@ -518,7 +518,7 @@ def _is_node(agent: str) -> ColumnElement[bool]:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """The runs whose messages are listed: a session's runs, and runs that a fork copied into it."""
+    """The runs of a session whose messages are listed, including runs that a fork copied."""
 
     tenant_id: UUID
     session_id: str

@@ -2,7 +2,7 @@
 
 The intermediate results are the answers of the root agent's tools and sub-agents. In a DAG, the
 intermediate results are the answers of the agents. An agent can recall each result by a reference.
-Only the newest results are read with their texts, so that long runs cost no more.
+Only the texts of the newest results are read, so a long run costs no more than a short run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -79,7 +79,7 @@ WHERE e.tenant_id = :tenant_id AND e.run_id = :run_id AND e.type = 'llm.complete
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """An intermediate result. ``size``: in bytes. ``text``: its beginning, if it was read."""
+    """An intermediate result. ``size``: in bytes. ``text``: first part of the text, if read."""
 
     seq: int
     name: str

@@ -60,7 +60,7 @@ MOST = 500
 class Resources(Body):
     """Definitions of a tenant.
 
-    Each definition has the form of the body with which POST creates a definition of this kind.
+    Each definition has the same form as the body of the POST request that creates it.
     """
 
     deep = frozenset({"providers", "mcp_servers", "agents", "graphs", "schedules"})

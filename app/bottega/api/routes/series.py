@@ -558,7 +558,7 @@ async def _judged_span(
 
 
 async def _now(tx: AsyncConnection) -> datetime:
-    """Return the current time, and make the transaction read rollups in the order of an index."""
+    """Return the current time; make PostgreSQL read rollups by an index instead of sorting them."""
     by_index = func.set_config("enable_sort", "off", True)
     now: datetime = (await tx.execute(select(func.now(), by_index))).one()[0]
     return now

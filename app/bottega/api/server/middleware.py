@@ -186,7 +186,7 @@ def _add_headers(message: Message, path: str) -> None:
 
 
 def begin(method: str) -> Span | None:
-    """Begin a request's span below the caller's span; only for POST, because POST starts work."""
+    """Begin a span of a POST request, below the caller's span; other methods start no work."""
     if spans.tracer is None or method != "POST":
         return None
     return spans.begin("POST", spans.SERVER, {spans.METHOD: method})

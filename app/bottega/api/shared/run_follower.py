@@ -1,4 +1,4 @@
-"""A follower of a run, for a client of another protocol that waits for the run's answer."""
+"""A follower of a run, for clients of MCP and OpenAI's API that wait for the run's answer."""
 
 import asyncio
 import contextlib
