@@ -162,7 +162,7 @@ class Acting:
         return self.principal.tenant_id
 
     def refuse_other(self, owner: str | None, what: str) -> None:
-        """Check that the resource to change belongs to the request's user, if the request has one.
+        """Check that the resource to change belongs to the request's user, if there is a user.
 
         Raises:
             ConflictError: ``session_user``.

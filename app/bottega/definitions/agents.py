@@ -78,7 +78,7 @@ async def reachable(
 
 
 async def hold_sub_agents(connection: AsyncConnection, tenant_id: UUID) -> None:
-    """Lock the lists of sub-agents of all agents until the end of this transaction.
+    """Lock every agent's list of sub-agents until the end of this transaction.
 
     A transaction must call this function before it locks the row of an agent.
     """

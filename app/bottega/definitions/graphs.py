@@ -80,7 +80,7 @@ Schemas = Mapping[str, Mapping[str, Any] | None]
 
 
 def subgraphs_of(content: Mapping[str, Any]) -> Iterator[tuple[int, GraphRef]]:
-    """Yield the sub-graphs of a stored definition, each with the index of its node."""
+    """Yield (index of a node, sub-graph that the node runs) from a stored definition."""
     for number, node in enumerate(content["nodes"]):
         if (name := node.get("graph")) is not None:
             yield number, (name, node.get("version"))

@@ -229,7 +229,7 @@ async def get(
     *,
     lock: bool = False,
 ) -> Definition:
-    """Return a name's current version; ``lock``: lock its row until the transaction ends.
+    """Return a name's current version; ``lock``: lock the name's row until the transaction ends.
 
     Raises:
         NotFoundError: the name does not exist.
@@ -494,7 +494,7 @@ async def _store_version(
 async def _refuse_excess(
     connection: AsyncConnection, kind: DefinitionKind, tenant_id: UUID
 ) -> None:
-    """Refuse more than ``MOST_NAMES`` names, including deleted names, which runs may still use."""
+    """Refuse more than ``MOST_NAMES`` names. Deleted names count, because runs may use them."""
     names = select(func.count()).where(kind.table.c.tenant_id == tenant_id)
     if (await connection.scalar(names) or 0) > MOST_NAMES:
         raise ConflictError(
@@ -510,7 +510,7 @@ def missing(wanted: Sequence[str], found: Sequence[str]) -> list[str]:
 
 
 async def forget_source(connection: AsyncConnection, tenant_id: UUID, kind: str, name: str) -> None:
-    """Delete the record of the source that deployed a definition, which is now deleted."""
+    """Delete the record that names the source of a deleted definition."""
     row = applied_definitions.c
     mine = and_(row.tenant_id == tenant_id, row.kind == kind, row.name == name)
     await connection.execute(sqlalchemy.delete(applied_definitions).where(mine))

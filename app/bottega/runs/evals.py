@@ -165,7 +165,7 @@ class NewEval:
     Attributes:
         cases: input and checks of each case.
         targets: agent and version of each target; ``None``: the current version.
-        judges: versions of the providers whose models judge, by name; ``None``: an operator's.
+        judges: version of each judging model's provider, by name; ``None``: an operator's provider.
     """
 
     name: str

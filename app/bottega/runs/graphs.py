@@ -133,7 +133,7 @@ async def graph(
     seq: int | None = None,
     inside: str | None = None,
 ) -> dict[str, Any]:
-    """Return a run's graph, or the inner nodes of a node, with their states and publications.
+    """Return a run's graph, or a node's inner nodes, with the nodes' states and publications.
 
     The graph of a child run that executes an element consists of this element.
 
@@ -364,7 +364,7 @@ def _unended(replay: RunReplay, status: str | None) -> str:
 
 
 def _status_of(replay: RunReplay, task: TaskReplay) -> str:
-    """Return a task's status. A tool node's element has the status of its last tool call."""
+    """Return a task's status. A tool node's element has the status of the element's last tool call."""
     ended = next((call.ended for call in reversed(task.tools.values())), None)
     if task.status is None and ended is not None:
         return "completed" if ended.status == ToolStatus.SUCCESS else "failed"

@@ -213,8 +213,8 @@ _DRAW = """(
 def shown(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the API's fields ``outcome``, ``judged_by`` and ``success_check`` for a run's row.
 
-    The outcome comes from the feedback. Without feedback, it comes from the checks of the eval or
-    of the agent. Without checks, it comes from the run's status. A completed run without feedback
+    The outcome comes from the feedback; without feedback, from the checks of the eval or of the
+    agent; without checks, from the run's status. A completed run without feedback
     and checks is ``UNKNOWN``. If checks decide the outcome, the first check with this result gives
     the reason.
 
@@ -342,8 +342,8 @@ def _first_subagents() -> ScalarSelect[Any]:
 
 
 _AGENT_OF_NODE = text("'$.nodes[*].agent ? (@ != null)'::jsonpath")
-# Statements for frequent requests are built only once, because it takes longer to build a statement
-# than to execute the request.
+# Statements for frequent requests are built only once, because building a statement takes longer
+# than executing the request.
 _RUN = _runs("spent", "parent_task", "root_run_id", "child_limit", "batch").where(
     runs.c.tenant_id == bindparam("tenant"), runs.c.id == bindparam("run")
 )
@@ -906,7 +906,7 @@ async def deliveries_page(
     if user is not None:
         query = query.where(_run.c.user_id == user)
     query = paged(query, own.run_id, own.seq, after=after, descending=descending)
-    few = filters.get("status") == "pending"  # their index has another order
+    few = filters.get("status") == "pending"  # the index has another order
     return await fetch_page(tx, query, limit, by_index=not few)
 
 
@@ -953,7 +953,7 @@ async def usage_page(
     """List the summed usage of ended runs that were created from ``since`` to ``until``.
 
     Each sum has the name of its group in the field ``by``, for example ``agent``. The sums are
-    sorted by this name. The group ``None`` has runs without a value, such as no session.
+    sorted by this name. The group ``None`` has the runs without a value.
 
     Args:
         by: what the usage is grouped by: one of `USAGE_BY`, or ``metadata``.

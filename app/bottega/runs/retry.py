@@ -297,7 +297,7 @@ def carry_over(
         and not (
             event.type in _ASKS
             and _call_of(event) not in ended
-            and event.task_id not in settled  # the answer to such a node ends no tool call
+            and event.task_id not in settled  # people's answer to a node ends no tool call
         )
         and not (
             event.type == EventType.MESSAGE_RECEIVED and event.data["message_id"] not in delivered

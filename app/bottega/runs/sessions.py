@@ -438,7 +438,7 @@ async def get(connection: AsyncConnection, tenant_id: UUID, session_id: str) -> 
 async def clear_memory(
     connection: AsyncConnection, tenant_id: UUID, session_id: str, agent: str | None
 ) -> int:
-    """Delete the publications of a session's agents, or of one agent. Return their number.
+    """Delete the publications of a session's agents, or of one agent. Return the number.
 
     After the deletion, unfinished runs may publish again.
     """

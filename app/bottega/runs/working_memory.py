@@ -121,7 +121,7 @@ def fold_working(
         spent: the run's ``tokens``, ``model_calls`` and ``cost`` in US dollars.
         tasks: the newest tasks, sorted from new to old.
         retrieved: memory of earlier runs that this run's prompts contain.
-        prompt: ``tokens``, ``shrunk`` and ``left`` of the last prompt, if it was cut.
+        prompt: ``tokens``, ``shrunk`` and ``left`` of the last prompt, if it was shortened.
         plan: the root agent's plan, if the agent wrote a plan.
     """
     memory = _filled(run, definition, results, spent)

@@ -1,4 +1,4 @@
-"""Routes of evals, which run the same cases with several agents or versions and compare these."""
+"""Routes of evals, which run the same cases with several agents and compare the results."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -211,7 +211,7 @@ async def create(
 async def _judges(
     tx: AsyncConnection, service: Service, principal: Principal, body: NewEval
 ) -> dict[str, int | None]:
-    """Return, by name, the version of each provider whose model judges; None: an operator's."""
+    """Return {provider of a judging model: its version; None: the provider is an operator's}."""
     models = {
         f"/cases/{number}/checks/{place}/model": check.model
         for number, case in enumerate(body.cases)

@@ -1,4 +1,4 @@
-"""Routes of API keys; an administrator manages the keys of its own tenant."""
+"""Routes of API keys. A key with the scope ``admin`` manages the keys of its tenant."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime

@@ -186,7 +186,7 @@ async def readiness(service: Service) -> Readiness | Response:
 
 @router.get("/metrics", include_in_schema=False)
 async def metrics(service: ServiceDep, request: Request) -> Response:
-    """Report metrics of all tenants to Prometheus, which needs a separate token."""
+    """Report metrics of all tenants to Prometheus. The request needs a separate token."""
     report = await service.scraping.report(sent(request.scope, b"authorization"))
     return Response(report, media_type=CONTENT_TYPE)
 

@@ -149,9 +149,8 @@ class Page(Answer, Generic[T]):
 def check_storable(value: Any, most_depth: int = 16) -> None:
     """Refuse values that the database cannot store, or that are too large to read.
 
-    The check of a body delays the event loop. So the check handles all values of one depth
-    together, which takes a third of the time of single checks if there are thousands of small
-    values.
+    The check of a body delays the event loop. Therefore, the check handles all values of one depth
+    together. With thousands of small values, this takes a third of the time of single checks.
 
     Raises:
         PydanticCustomError: a value has NUL characters, lone surrogates, NaN or infinity, is nested

@@ -634,7 +634,7 @@ class Context(Answer):
 
 
 class RunGraph(Answer):
-    """The run's own copy of its graph."""
+    """The graph that the run has pinned, with the states of the nodes."""
 
     name: str
     """Name of the graph."""

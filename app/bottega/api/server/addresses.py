@@ -93,7 +93,7 @@ class KeylessRates:
         return self._limits.take(_place(self.client(scope)))
 
     def look(self, scope: Scope) -> Decision:
-        """Decide if a request may pass; do not count the request: its key may be valid."""
+        """Decide if a request may pass; do not count the request, because its key may be valid."""
         return self._limits.look(_place(self.client(scope)))
 
     def client(self, scope: Scope) -> _Address | None:

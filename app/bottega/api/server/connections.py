@@ -56,8 +56,8 @@ MAX_HEAD_BYTES = 32 * 1024
 MAX_PIPELINED = 16
 SLOW_READER_S = 10.0
 """Seconds after which a client is disconnected if it reads nothing of a response or stream."""
-# Hide uvicorn's warnings about unreadable requests, because anyone could fill the log with
-# such warnings.
+# Hide uvicorn's warnings about unreadable requests, because anyone could fill the log with these
+# warnings.
 _LOGGER = logging.getLogger("uvicorn.error.http")
 _LOGGER.setLevel(logging.ERROR)
 

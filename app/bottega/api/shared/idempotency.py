@@ -51,7 +51,7 @@ class IdempotencyGuard:
 
         Args:
             tx: the open transaction in which ``create`` works.
-            response: the response whose headers ``create`` sets, and which are stored.
+            response: the response in which ``create`` sets headers, which are stored, too.
             output: the schema of the response.
 
         Raises:

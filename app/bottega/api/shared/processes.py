@@ -89,7 +89,7 @@ class ProcessEndedError(Exception):
 async def output_of(command: Command, data: bytes) -> bytes:
     """Run a program at low priority, and return its output.
 
-    The program always ends before the call ends.
+    The program always ends before this function returns.
 
     Args:
         command: arguments and environment of the program.

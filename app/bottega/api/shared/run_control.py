@@ -73,8 +73,8 @@ async def send_message(
     """Store a message for a run, and return the message's ``message_id``.
 
     Args:
-        once: the guard that acts once per idempotency key, and the response whose headers it
-            stores; ``None``: the request has no key.
+        once: the guard that stores only one message per idempotency key, and the response whose
+            headers the guard stores; ``None``: the request has no key.
 
     Raises:
         ConflictError: ``session_user``.

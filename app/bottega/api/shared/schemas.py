@@ -1,4 +1,4 @@
-"""Checks of JSON Schemas, which take long and are done outside of the event loop."""
+"""Checks of JSON Schemas, outside of the event loop because the checks take long."""
 
 import asyncio
 from collections.abc import Mapping

@@ -396,7 +396,7 @@ def failed(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def waiting(run: Mapping[str, Any], pending: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the result of a tool call whose run waits for people, for a client without forms."""
+    """Return the result of a call whose run waits for people that the client cannot ask."""
     waits = [
         f"- {each['kind']} {each['id']} (tool {each['tool']}): "
         f"POST /v1/interrupts/{each['id']}/resolve"
@@ -411,7 +411,7 @@ def waiting(run: Mapping[str, Any], pending: Sequence[Mapping[str, Any]]) -> dic
 
 
 def refused(text: str) -> dict[str, Any]:
-    """Return the result of a tool call with wrong arguments, which the model can correct."""
+    """Return the result of a tool call with wrong arguments, so that the model corrects them."""
     return {"content": [{"type": "text", "text": text}], "isError": True}
 
 

@@ -285,7 +285,7 @@ async def pieces(follower: RunFollower) -> AsyncIterator[str | RoundAnswer | Non
 
 
 async def shown(follower: RunFollower) -> RoundAnswer:
-    """Return the current state of an answer, whose run may still continue or may have failed.
+    """Return the answer so far. The run may continue, or may have failed.
 
     Raises:
         NotFoundError: the run does not exist.

@@ -147,7 +147,7 @@ _NO_QUESTION = "(no message of the user follows: go on)"
 
 
 class Lenient(BaseModel):
-    """Base class for parts of a request that ignore unknown fields."""
+    """Base class that ignores unknown fields, for parts of a request."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -260,7 +260,7 @@ class RunBody:
 
 
 def body_of(request: ModelRequest, user: str | None) -> RunBody:
-    """Return the body of a run for a request; ``user``: ``None``: no end user.
+    """Return the body of a run for a request. A ``user`` of ``None`` means no end user.
 
     Raises:
         UnknownAgentError: the model cannot be the name of an agent or graph.
@@ -352,7 +352,7 @@ def id_of(kind: str, own: UUID, after: int = 0) -> str:
 
 
 def known_by(kind: str, sent: str | None) -> tuple[UUID, int] | None:
-    """Parse an id of :func:`id_of` into ``own`` and ``after``; ``None``: the text is no such id."""
+    """Parse an id of :func:`id_of` into ``own`` and ``after``; ``None``: no id of this form."""
     match = _ID.fullmatch(sent or "")
     return None if match is None or match[1] != kind else (UUID(hex=match[2]), int(match[3] or 0))
 

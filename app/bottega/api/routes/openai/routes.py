@@ -404,7 +404,7 @@ async def place_of(service: Service, acting: Acting, sent: ResponsesRequest) -> 
 
 
 async def _in_conversation(service: Service, acting: Acting, session: str, model: str) -> Place:
-    """Return the place for a request in a conversation, with the run that waits for the caller."""
+    """Return the place of a request in a conversation, and the run that waits for the caller."""
     async with service.database.begin(acting.tenant_id) as tx:
         waiting = await interrupts.of_client(tx, acting.tenant_id, session_id=session)
     name = versioned(model)[0]
