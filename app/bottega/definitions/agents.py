@@ -181,7 +181,7 @@ class ModelName(NamedTuple):
 
 
 class KnownProvider(NamedTuple):
-    """The fields of a provider that decide to which models references may refer.
+    """Fields of a provider, for the check of references to the provider's models.
 
     Attributes:
         version: version of the tenant's provider; ``None``: the provider belongs to the operator.

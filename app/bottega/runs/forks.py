@@ -173,9 +173,9 @@ def _done_again(
 ) -> set[str]:
     """Return the nodes that a fork executes again: the fork's node, and all later nodes.
 
-    The fork also executes a node that asks people again, and all nodes after it, in two cases: the
-    fork changes the question that the people saw; or the fork executes nodes again that depend on
-    the people's answer, and the caller may not answer for these people.
+    A node that asks people, and all nodes after this node, are also executed again in two cases:
+    the fork changes the question that the people saw; or a node that depends on the people's answer
+    is executed again, and the caller may not answer for these people.
 
     Args:
         may_answer: returns true if the caller may answer for a node that asks people.

@@ -364,7 +364,7 @@ def _unended(replay: RunReplay, status: str | None) -> str:
 
 
 def _status_of(replay: RunReplay, task: TaskReplay) -> str:
-    """Return a task's status. A tool node's element has the status of the element's last tool call."""
+    """Return a task's status or, for a tool node's element, the status of the last tool call."""
     ended = next((call.ended for call in reversed(task.tools.values())), None)
     if task.status is None and ended is not None:
         return "completed" if ended.status == ToolStatus.SUCCESS else "failed"

@@ -570,7 +570,7 @@ def _models(
 
 
 def _refuse_unknown(named_by: dict[str, str], agents: Mapping[str, Reached]) -> None:
-    """Refuse a run if an agent that the request or an agent names does not exist.
+    """Refuse a run with an unknown agent, which the request names or an agent has as sub-agent.
 
     Args:
         named_by: JSON Pointer to the field of ``POST /v1/runs`` that names an agent, by the agent's

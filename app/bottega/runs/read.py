@@ -394,8 +394,8 @@ class RunSearch:
     Attributes:
         statuses, agents, outcomes: the run must have one of these values; empty: any value.
             :func:`shown` determines the outcome.
-        judged_by: who judged the run. outcome_reason: text that the outcome's reason must contain.
-            Case and accents are ignored.
+        judged_by: judge of the run.
+        outcome_reason: text that the outcome's reason must contain. Case and accents are ignored.
         memory_draw: a random draw gave the run a pattern, or withheld all patterns that applied.
         text: text that the run's question must contain. Case and accents are ignored.
         error_code: code of the run's error.
@@ -646,7 +646,7 @@ async def _with_metadata(
     """Return the ids of a page of runs with the wanted metadata."""
     first = [] if after is None or descending else [after]
     last = [after] if after is not None and descending else []
-    if wanted.created_after is not None:  # `>` below is right: no run has exactly this id
+    if wanted.created_after is not None:  # `>` is enough below: no run has exactly this id
         first.append(first_id(wanted.created_after))
     if wanted.created_before is not None:
         last.append(first_id(wanted.created_before + MOST_SKEW))

@@ -534,7 +534,7 @@ def _is_failure(event: Event) -> bool:
 
 
 def _is_of_attempt(event: Event) -> bool:
-    """Check if an event is void once its asynchronous task is executed again."""
+    """Check if an event no longer applies when its asynchronous task is executed again."""
     return event.type.startswith("subagent.") and event.type not in (
         EventType.SUBAGENT_DISPATCHED,
         EventType.SUBAGENT_MESSAGE_SENT,

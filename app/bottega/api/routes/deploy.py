@@ -493,7 +493,7 @@ async def _delete(caller: Caller, kind: str, name: str) -> dict[str, Any] | None
 
 
 def _bounded(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    left = 4 * 1024 * 1024  # bytes of definitions, because no other limit bounds the response
+    left = 4 * 1024 * 1024  # maximum bytes of definitions; nothing else limits the response
     for each in results:
         left -= len(to_json(each["before"])) + len(to_json(each["after"]))
         if left < 0:

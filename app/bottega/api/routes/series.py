@@ -205,7 +205,7 @@ class MetricSeries(Answer):
 
 
 class Total(Answer):
-    """Figures of one group of runs, which has a `key`, or of all runs."""
+    """Figures of the runs of one group (`key`), or of all runs."""
 
     key: Annotated[str, Field(examples=["clerk@2"])]
     """Name of the agent, version, model or code, as in a time series."""
@@ -242,7 +242,7 @@ class Totals(Answer):
 
 
 class JudgedRuns(Answer):
-    """Numbers of runs of one group whose outcome is from one source."""
+    """Number of runs by outcome, for one group of runs and one source of outcomes."""
 
     key: Annotated[str, Field(examples=["clerk@2"])]
     """A day (UTC), an agent or graph, its version, or `with` or `without` for memory."""

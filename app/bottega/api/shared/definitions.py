@@ -112,7 +112,7 @@ Others = Callable[[Service], Sequence[dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Bodies of GET for a kind of definitions that the operator may define, too.
+    """Bodies of GET for a kind whose definitions may also be the operator's.
 
     Attributes:
         output: schema of the body of a single definition.

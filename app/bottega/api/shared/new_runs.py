@@ -68,8 +68,8 @@ async def start_run(
 
     Args:
         once: the request's idempotency key; if the key was used before, the first run is returned.
-        channel: the API that got the request, if it is not this API. The agent's ``expose`` must
-            name it.
+        channel: name of the façade that got the request, which the agent's ``expose`` must contain;
+            ``None``: this API.
         before: a function that is called in the transaction that stores the run, so that a refusal
             of the run undoes the function's changes.
         draft: definition of the run's agent; see :meth:`bottega.runs.pins.PinCache.of_draft`.
