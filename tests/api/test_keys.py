@@ -202,7 +202,7 @@ async def test_a_key_has_each_of_its_scopes_once(closed: Running, admin: Holder)
     assert made["scopes"] == noted["details"]["scopes"] == ["run", "define"]
     headers = {"authorization": f"Bearer {made['key']}"}
     answer = await closed.client.get("/v1/keys", headers=headers)
-    detail = "this request needs a key with the scope 'admin', and yours has 'run', 'define'"
+    detail = "this request needs a key with the scope 'admin', but your key has 'run', 'define'"
     assert problem(answer, 403)["detail"] == detail
 
 

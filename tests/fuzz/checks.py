@@ -78,7 +78,7 @@ DETAILS = {
     r"/headers: ": "names and values of header fields have a grammar, and some are reserved",
     r"a part needs exactly one of|data needs its media": "a part's fields depend on each other",
     r"'steer' needs a text|cannot be steered": "a run's fields depend on each other",
-    r"a body of application/json has all fields": "parameters depend on the type of the body",
+    r"send all fields in the application/json body": "parameters depend on the type of the body",
     r"budget: Invalid JSON": "JSON in a query parameter",
     r"give items or a file|name an agent or a graph": (
         "a batch's fields depend on each other, and on the type of the body"

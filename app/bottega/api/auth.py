@@ -140,7 +140,7 @@ class Principal:
             needed = " or ".join(f"'{scope}'" for scope in one_of)
             held = ", ".join(f"'{each}'" for each in self.scopes)
             raise ForbiddenError(
-                f"this request needs a key with the scope {needed}, and yours has {held}",
+                f"this request needs a key with the scope {needed}, but your key has {held}",
                 code="insufficient_scope",
             )
 
@@ -169,7 +169,7 @@ class Acting:
         """
         if self.user not in (None, owner):
             raise ConflictError(
-                f"{what} belongs to another user, or to no user: send its user, or omit the user",
+                f"{what} belongs to another user, or to no user: send that user, or no user",
                 code="session_user",
             )
 
@@ -396,7 +396,7 @@ async def _by_token(scope: Scope, key_cache: KeyCache, text: str) -> Principal:
         )
     token = await key_cache.token(text)
     if token.opens is not None:
-        raise UnauthenticatedError("a ticket opens a stream only", code="bad_token")
+        raise UnauthenticatedError("a ticket only opens a stream: send a key", code="bad_token")
     # Routes check the scope ``run``. Before a route runs, :func:`refusal` checks if the token
     # allows the route's action.
     return Principal(

@@ -107,7 +107,7 @@ def title_of(status: int) -> str:
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Describe the problems that an operation may return, for OpenAPI."""
+    """Return OpenAPI's description of the problems that an operation may return."""
     return {
         status: {
             "description": title_of(status),
@@ -118,7 +118,7 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def headers(**described: str) -> dict[str, Any]:
-    """Describe a response's headers for OpenAPI; ``_`` in an argument's name stands for ``-``."""
+    """Return OpenAPI's description of headers; ``_`` in an argument's name stands for ``-``."""
     return {
         "headers": {
             name.replace("_", "-"): {"description": text, "schema": {"type": "string"}}

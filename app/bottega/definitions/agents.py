@@ -69,7 +69,7 @@ class Reached:
 async def reachable(
     connection: AsyncConnection, tenant_id: UUID, roots: Sequence[str]
 ) -> dict[str, Reached]:
-    """Return those of ``roots`` that exist, and their sub-agents at all depths, by name."""
+    """Return the existing agents of ``roots``, and their sub-agents at all depths, by name."""
     rows = await connection.execute(_REACHABLE, {"tenant": tenant_id, "roots": list(roots)})
     return {
         row.name: Reached(row.version, tuple(row.children), row.undescribed, row.stateful)

@@ -479,7 +479,7 @@ class _Checks:
             needed[name] = found
 
     def _choice(self, edge: EdgeRule) -> dict[str, frozenset[str]]:
-        """Return the choice that leads to an edge: a router's route, or ``when`` or ``else``."""
+        """Return {source: choice that leads to an edge}: a router's route, ``when`` or ``else``."""
         source = edge.source
         if self.rules.nodes[source].is_router and not self.rules.nodes[source].goes_on:
             return {source: frozenset((edge.target,))}

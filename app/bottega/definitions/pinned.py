@@ -100,7 +100,7 @@ class PinnedDefinitions:
         )
 
     async def get(self, pins: Set[Pin]) -> Mapping[Pin, dict[str, Any]]:
-        """Return the definitions of pins that exist; read all uncached definitions in one query."""
+        """Return the existing definitions of pins; read all uncached definitions in one query."""
         found = {}
         for pin in pins & self._kept.keys():
             found[pin] = self._kept[pin][0]

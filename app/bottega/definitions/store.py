@@ -50,7 +50,7 @@ class DefinitionKind:
 
     @property
     def word(self) -> str:
-        """The kind's noun in names of operations and of actions in the audit log."""
+        """Noun for this kind in the names of operations and of actions in the audit log."""
         return self.noun.lower().replace(" ", "_")
 
     @property
@@ -197,7 +197,7 @@ async def replace(
     content: dict[str, Any],
     if_version: int | None = None,
 ) -> Definition:
-    """Store a new version of a name.
+    """Store a new version of the definition with this name.
 
     Args:
         if_version: number that the current version must have.

@@ -63,7 +63,7 @@ class Fork:
 
 
 def _refuse_giving(nodes: NodeTasks, name: str, may_give: Callable[[Any], None]) -> None:
-    """Check that the caller may answer for a node, and for people whom its sub-graph asks."""
+    """Check that the caller may answer for a node, or for the people whom its sub-graph asks."""
     for node in (nodes.node(name), *nodes.human_nodes().get(name, ())):
         may_give(node)
 

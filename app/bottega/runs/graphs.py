@@ -206,7 +206,7 @@ async def _publications(
     seq: int,
     names: Sequence[str],
 ) -> dict[str, Any]:
-    """Return each node's last publication up to ``seq``, or else that of the session before."""
+    """Return each node's last publication, from this run up to ``seq`` or from the session."""
     rows: dict[str, Any] = {
         item["agent"]: {**item, "task_id": None, "metadata": item["details"].get("metadata") or {}}
         for item in run["session_base"] or ()

@@ -389,7 +389,7 @@ class RunFilter:
 
 @dataclass(frozen=True, slots=True)
 class RunSearch:
-    """Conditions that have no index. A field that is ``None`` is no condition.
+    """Conditions without an index in the database. A field that is ``None`` is no condition.
 
     Attributes:
         statuses, agents, outcomes: the run must have one of these values; empty: any value.

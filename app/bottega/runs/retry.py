@@ -221,7 +221,7 @@ class NodeTasks(NamedTuple):
         return {**found[name], "name": name}
 
     def human_nodes(self) -> dict[str, list[Mapping[str, Any]]]:
-        """Return, by node: the nodes that ask people, among this node and its inner nodes."""
+        """Return {name of a node: the nodes that ask people, which are this node or inside it}."""
         asking = {name_of_node(node): list(_asking(node)) for node in self.definition["nodes"]}
         return {name: found for name, found in asking.items() if found}
 

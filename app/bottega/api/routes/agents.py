@@ -129,7 +129,7 @@ def refuse_unknown_plugins(checks: Iterable[AnyCheck], place: str = "/success_ch
     for number, check in enumerate(checks):
         if isinstance(check, PythonCheck) and check.name not in installed():
             raise InvalidInputError(
-                f"this server has no plugin '{check.name}': install it beside the service",
+                f"the plugin '{check.name}' is not installed: install it in the service's Python",
                 code="unknown_plugin",
                 pointer=f"{place}/{number}/name",
             )

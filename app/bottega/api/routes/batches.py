@@ -231,7 +231,7 @@ async def _file_items(service: Service, tenant: UUID, file_id: UUID) -> list[Bat
     row = await service.files.find(tenant, file_id)
     if row["size"] > LONGEST_BODY:
         raise InvalidInputError(
-            f"a batch's file has at most {LONGEST_BODY} bytes",
+            f"the file of a batch may have at most {LONGEST_BODY} bytes",
             code="file_too_large",
             pointer="/file",
         )

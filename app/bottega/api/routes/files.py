@@ -144,7 +144,7 @@ class MultipartFile:
         self._field, self._value = name, b""
         if self._in_file:
             if self._has_file:
-                raise _bad("the body has several files: send one per request")
+                raise _bad("the body has several files: send one file per request")
             self._has_file = True
             self.name = clean_name(options.get(b"filename", b"").decode(errors="replace"))
             self.media_type = headers.get(b"content-type", b"")[:200].decode("latin-1") or None
@@ -157,7 +157,7 @@ class MultipartFile:
     def _add_to_field(self, data: bytes) -> None:
         if not self._field:
             if data.strip(b"\r\n"):
-                raise _bad("the body is not multipart/form-data as its content-type says")
+                raise _bad("the content-type is multipart/form-data, but the body is not")
             return
         self._value += data
         if len(self._value) > _LONGEST_FIELD:

@@ -163,7 +163,7 @@ class ModelCalls(Answer):
 
 
 class FailedCalls(Answer):
-    """Failed tries with the same agent, model, error code and HTTP status."""
+    """Number of failed tries with the same agent, model, error code and HTTP status."""
 
     agent: str
     """Name of the agent."""

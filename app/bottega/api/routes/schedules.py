@@ -79,7 +79,7 @@ class ScheduleContent(Body):
     def _room_for_the_mark(self) -> Self:
         if len({*self.run.metadata, MARK}) > 50:
             raise PydanticCustomError(
-                "too_long", f"at most 49 keys of metadata: '{MARK}' is added to every run"
+                "too_long", f"send at most 49 keys: the service adds the key '{MARK}' to every run"
             )
         return self
 

@@ -450,7 +450,7 @@ async def get_outcomes(
     tx: Transaction, tenant: Tenant, query: Annotated[OutcomesQuery, Query()]
 ) -> Outcomes:
     found = await tx.execute(_OUTCOMES_BY[query.by], await _judged_span(tx, tenant, query))
-    looked = found.mappings().all()  # the query returns one row without a key if no run counts
+    looked = found.mappings().all()  # if no run was judged, the query returns one row without a key
     rows = [row for row in looked if row["key"] is not None]
     runs: Counter[str] = Counter()
     for row in rows:

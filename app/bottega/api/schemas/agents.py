@@ -277,7 +277,7 @@ class SubAgents(Body):
     def _once(cls, names: list[str]) -> list[str]:
         if twice := sorted(name for name, times in Counter(names).items() if times > 1):
             raise PydanticCustomError(
-                "duplicate_subagent", f"named more than once: {', '.join(twice)}"
+                "duplicate_subagent", f"name each sub-agent only once: {', '.join(twice)}"
             )
         return names
 
@@ -311,7 +311,7 @@ class SubAgents(Body):
 
 
 class AncestorsRecall(Body):
-    """Recall of answers from the agent's indirect ancestors in the graph."""
+    """Rules by which an agent recalls answers of its indirect ancestors in the graph."""
 
     mode: Literal["semantic", "ancestors"] = "semantic"
     """`semantic`: the answers that are most similar to the query; `ancestors`: all answers."""

@@ -641,7 +641,7 @@ EVENTS: Mapping[EventType, type[Event]] = {kind: _event(kind) for kind in EventT
 
 
 def type_events(schemas: dict[str, Any]) -> None:
-    """Replace, in place, the schema ``Event`` by one schema for each type of event.
+    """Replace, in place, the schema ``Event`` with one schema for each type of event.
 
     ``KnownEvent`` is the union of all types that this version knows. An event of a plugin, or of a
     different version of Bottega, is an ``OtherEvent``.

@@ -254,7 +254,7 @@ async def refuse(answer: Response, scope: Scope, receive: Receive, send: Send) -
 
 @dataclass(frozen=True, slots=True)
 class LongBodies:
-    """Limit on concurrent requests of a kind that may have long bodies.
+    """Limits for requests of one kind, which may have long bodies.
 
     Attributes:
         bytes: maximum size of a body in bytes.

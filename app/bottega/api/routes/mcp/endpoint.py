@@ -591,7 +591,7 @@ async def begun(service: Service, principal: Principal, message: McpMessage) -> 
     """
     name = message.params.get("name")
     if not isinstance(name, str):
-        raise message.refusal(RpcCode.INVALID_PARAMS, "'name' is the name of a tool")
+        raise message.refusal(RpcCode.INVALID_PARAMS, "'name' must be the name of a tool")
     if "requestState" in message.params and message.stateless:
         return await _resumed(service, principal, message, name)
     if not (found := await _schemas(service, principal, name)):

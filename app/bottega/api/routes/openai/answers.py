@@ -40,7 +40,7 @@ _e = run_events.c
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A round of a run.
+    """One round of a run, which makes one answer to the client.
 
     Attributes:
         until: ``seq`` of the last event of the round.

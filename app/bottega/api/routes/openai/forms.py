@@ -56,7 +56,7 @@ class StreamOptions(Lenient):
 class Request(NamedUser):
     """Fields that chat completions and responses share. Unknown fields are refused.
 
-    Known fields that do not affect the answer are ignored, with any value.
+    Known fields that do not affect the answer are ignored, whatever their values are.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

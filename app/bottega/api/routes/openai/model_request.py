@@ -79,7 +79,7 @@ def _part(part: Any, place: str, is_history: bool) -> dict[str, Any] | None:
     if is_history:
         return _text(json.dumps(part, ensure_ascii=False))
     raise InvalidInputError(
-        "a part must have a text, an image, an audio or a file, as data, URL or id",
+        "a part must be a text, an image, audio or a file, given as data, URL or id",
         pointer=place,
     )
 
@@ -201,7 +201,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """A chat completion or response request; pointers are JSON Pointers into the request's body.
+    """A request for a chat completion or a response. Pointers are JSON Pointers into its body.
 
     Attributes:
         messages_at: pointer to the list of messages.
@@ -239,7 +239,7 @@ class RunBody:
 
     @contextmanager
     def named_as_sent(self) -> Iterator[None]:
-        """Make pointers of errors in the block point into the client's request."""
+        """Convert the pointers of errors in the block to pointers into the client's request."""
         try:
             yield
         except BottegaError as error:
@@ -335,12 +335,12 @@ def graph_of(model: str) -> str | None:
 
 
 def model_of(run: Mapping[str, Any]) -> str:
-    """Return the model name that means a run's agent or graph."""
+    """Return the name of the model that stands for a run's agent or graph."""
     return str(run["agent"]) if run["agent"] else f"{GRAPH}{run['graph']}"
 
 
 def id_of(kind: str, own: UUID, after: int = 0) -> str:
-    """Return an id that a client sees.
+    """Return the id of a response, an item or a call that clients see.
 
     Args:
         kind: ``resp``: a response; ``msg``: the response's item with the text; ``call``: a call of
