@@ -40,7 +40,7 @@ _LONGEST = timedelta(days=36500)
 
 
 class _Scope(StrEnum):
-    """The scopes of keys as an enumeration, because a repeatable option of Typer needs one."""
+    """The scopes of keys as an enumeration, because Typer needs one for a repeatable option."""
 
     READ = "read"
     RUN = "run"

@@ -401,12 +401,11 @@ def _write(line: str) -> None:
 
 
 class ParentLink:
-    """A child's link to its parent, which reports that the child is ready and ends the child.
+    """Link of this child to its parent: reports that the child is ready; ends an orphaned child.
 
     Args:
         descriptor: file descriptor of the child's socket to the parent.
-        patience_s: if this process still runs this number of seconds after the parent's end, it is
-            killed.
+        patience_s: seconds from the parent's end until this process, if it still runs, is killed.
     """
 
     def __init__(self, descriptor: int, patience_s: float) -> None:

@@ -56,7 +56,7 @@ def start(log: TextIO | None = None, **overrides: object) -> "Settings":
 
 
 def announce(settings: "Settings", text: str, style: str = "") -> None:
-    """Write a message about the service's start to standard error, as text or JSON (see the log)."""
+    """Write a message about the service's start to standard error: text, or JSON as in the log."""
     from bottega.logs import is_json
 
     if is_json(settings.log_format):
@@ -135,7 +135,7 @@ def used_database(settings: "Settings") -> Iterator[tuple[str, tuple[str, int] |
 
 @contextmanager
 def _with_folder(folder: Path) -> Iterator[None]:
-    """Add the folder of the embedded database server to an error about the database."""
+    """Add the folder of the embedded database server to the text of an error about the database."""
     try:
         yield
     except UnavailableError as error:

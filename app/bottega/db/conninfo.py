@@ -278,7 +278,7 @@ def _each(options: Mapping[str, str], name: str) -> list[str]:
 
 
 def _patience(options: Mapping[str, str]) -> float | None:
-    """Return the timeout for connecting in seconds. As in libpq, 0 means no limit, 1 means 2."""
+    """Return the timeout for connecting in seconds. As in libpq, 0 means no limit, 1 means 2 s."""
     seconds = _number(options.get("connect_timeout", "0"), "connect_timeout", range(-1, 1_000_000))
     return max(2, seconds) if seconds > 0 else None
 

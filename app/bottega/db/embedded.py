@@ -66,8 +66,8 @@ class DataFolderError(UnavailableError):
 def default_data_dir() -> Path:
     """Return the default data folder of the user, which depends on the platform.
 
-    Root's default is the machine's state folder: PostgreSQL refuses to run as root, and the user
-    that runs PostgreSQL must not need access to root's home.
+    For root, the default is in the machine's state folder: PostgreSQL runs as a different user,
+    because it refuses to run as root, and this user has no access to root's home.
     """
     if _is_root():
         return platformdirs.site_state_path("bottega")

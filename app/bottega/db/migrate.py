@@ -126,7 +126,7 @@ REVOKE CREATE ON SCHEMA public FROM bottega_system;
 
 
 def _with_owners(text: str) -> str:
-    """Replace the lines ``-- owner: ..., execute: ...`` by SQL."""
+    """Replace the lines ``-- owner: ..., execute: ...`` with SQL."""
     closed = [_close(match) for match in _CLOSED_FUNCTION.finditer(text)]
     if not closed:
         return text
@@ -448,7 +448,7 @@ def repair(connection: "Connection") -> None:
 
 
 def stored_notes(connection: "Connection") -> dict[str, str]:
-    """Return the values that the SQL of :func:`note` has stored, by name."""
+    """Return the hashes and other values that the SQL of :func:`note` has stored, by name."""
     return {row.name: row.hash for row in connection.exec_driver_sql(_STORED)}
 
 

@@ -1,7 +1,7 @@
 """Tables for queries that Python composes: names and types of the columns.
 
 The baseline migration has the whole schema, with comments. Most tables are not in this module,
-because only SQL functions and SQL texts use these tables.
+because only SQL functions and fixed SQL statements use them.
 """
 
 from typing import Any

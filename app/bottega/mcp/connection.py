@@ -167,7 +167,7 @@ async def _write(process: asyncio.subprocess.Process, out_of: Any) -> None:
 
 
 async def _log(server: McpServer, process: asyncio.subprocess.Process) -> None:
-    """Log lines of the program's standard error, shortened; if there are many, omit some."""
+    """Write the program's standard error to the log, in short lines; omit some of many lines."""
     assert process.stderr is not None
     while piece := await process.stderr.read(STEP_BYTES):
         for line in piece.splitlines()[:_MOST_LOGGED]:
@@ -570,7 +570,7 @@ class Connection:
         return self._egress.turn(self._server.tenant)
 
     async def _hold(self) -> None:
-        """Hold the connection open until :meth:`close`; the SDK requires one task for this."""
+        """Open the connection, and end it after :meth:`close`; the SDK needs one task for both."""
         from mcp import Client
 
         async with (

@@ -115,7 +115,7 @@ class SecretLookup:
         self._environment_read_at = -math.inf
 
     def watch(self, listener: NotifyListener) -> None:
-        """Make :meth:`run` read changed secrets as soon as the database reports the change."""
+        """Subscribe to changes of secrets; then :meth:`run` reads changed secrets at once."""
         listener.subscribe(CHANNEL, self._forget)
 
     async def run(self) -> None:

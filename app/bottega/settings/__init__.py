@@ -963,7 +963,7 @@ def unknown_variables(environment: Iterable[str]) -> list[str]:
 
 
 def redactor(settings: Settings) -> Redactor:
-    """Return a redactor of all secrets of this process, for its own log.
+    """Return a redactor that removes all secrets of this process from its log.
 
     Raises:
         InvalidInputError: see :class:`TenantSecrets`.

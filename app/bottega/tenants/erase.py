@@ -138,12 +138,12 @@ def _of_sessions(ids: Sequence[str]) -> ColumnElement[bool]:
 async def erase_sessions(
     tx: AsyncConnection, tenant_id: UUID, ids: Sequence[str], removed: Removed
 ) -> bool:
-    """Remove sessions that have no runs, with all their rows.
+    """Remove sessions, with all their rows, after their runs were removed.
 
-    Return false if rows or runs remain. The lock order is runs, then sessions.
+    Return false if runs, or more than a page of episodes, remain.
     """
     # A run that is being accepted locks the session until the run's row is visible. Runs that are
-    # accepted later wait for the lock of this function.
+    # accepted later wait for this function's lock.
     own = and_(sessions.c.tenant_id == tenant_id, sessions.c.id.in_(ids))
     await tx.execute(select(sessions.c.id).where(own).order_by(sessions.c.id).with_for_update())
     others = select(runs.c.id).where(runs.c.tenant_id == tenant_id, _of_sessions(ids))

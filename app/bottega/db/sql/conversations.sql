@@ -1,8 +1,8 @@
 -- Conversations: runs of one agent in a session, in order. A run continues the last completed run.
 
--- Called by accept_run before the session is locked, because ends of runs and deletions lock runs
--- first. If the new run interrupts (if_busy), cancel the conversation's unfinished runs. If the new
--- run steers, send its input to the unfinished run, and return that run, or a refusal.
+-- Called by accept_run before the session is locked, because all transactions lock runs before
+-- sessions. If the new run interrupts (if_busy), cancel the conversation's unfinished runs. If it
+-- steers, send its input to the unfinished run, and return the unfinished run, or a refusal.
 CREATE OR REPLACE FUNCTION meet_busy_run(p_tenant uuid, p_new jsonb) RETURNS jsonb
 LANGUAGE plpgsql AS $$
 DECLARE

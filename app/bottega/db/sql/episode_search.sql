@@ -52,9 +52,9 @@ BEGIN
     RETURN reverse(regexp_replace(reverse(p_words::text), v_endings, ':''\1', 'g'))::tsvector;
 END $$;
 
--- Called when an episode is stored or has a new verdict. Return the episode's searchable words (the
--- verdict's reason is an error), weighted by section, and a word that only its tenant has, so that
--- an index scan never visits other tenants' episodes.
+-- Called when an episode is stored or has a new verdict. Return the episode's searchable words,
+-- weighted by section (the verdict's reason is in the section errors), and a word that only this
+-- tenant has: by this word, an index scan never visits other tenants' episodes.
 CREATE OR REPLACE FUNCTION episode_terms(
     p_tenant uuid, p_summary jsonb, p_verdict jsonb DEFAULT NULL
 ) RETURNS tsvector LANGUAGE plpgsql IMMUTABLE AS $$
@@ -234,8 +234,8 @@ BEGIN
     FOREACH v_any IN ARRAY CASE WHEN cardinality(v_near) >= p_most AND v_rare_rows > 3000 THEN '{}'
         ELSE array_remove(ARRAY[v_rare, v_known], NULL) END
     LOOP
-        -- The planner expects too many episodes with rare words, and would read all episodes by
-        -- time until it has found enough.
+        -- For rare words, the planner expects too many episodes, and would read all episodes by time
+        -- until it has found enough.
         PERFORM set_config('enable_indexscan', v_by_time, true);
         v_by_time := 'on';
         EXECUTE 'SELECT coalesce(array_agg(episode_id), ''{}'') FROM (

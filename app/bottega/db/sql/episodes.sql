@@ -165,7 +165,7 @@ BEGIN
          FROM episode_bodies b WHERE b.tenant_id = v_tenant AND b.episode_id = e.id),
         s.label, s.label_source, s.verdict
     -- A subquery with LIMIT reads each row by its key. In a join, the planner may expect only one
-    -- row of a tenant, and read all rows for each row.
+    -- row of a tenant, and read all of the tenant's rows for each id.
     FROM (SELECT DISTINCT unnest(v_ids)) AS wanted(id)
     CROSS JOIN LATERAL (
         SELECT * FROM episodes e WHERE e.tenant_id = v_tenant AND e.id = wanted.id LIMIT 1) AS e
@@ -184,7 +184,7 @@ BEGIN
     WHERE s.state <> 'deleted';
 END $$;
 
--- Return the bodies and parts of an episode in the scope. A body in the object store is its key.
+-- Return the bodies and parts of an episode in the scope; for a body in the object store, its key.
 CREATE OR REPLACE FUNCTION read_episode_bodies(p_scope jsonb, p_id uuid) RETURNS TABLE (
     part text, content jsonb, object_key text
 ) LANGUAGE plpgsql STABLE AS $$
@@ -315,8 +315,8 @@ BEGIN
         WHERE tenant_id = p_tenant AND episode_id = p_episode AND reason = v_text);
 END $$;
 
--- Called in the transaction that has stored the result of a part's checks. Give the part of the
--- run's episode, if any, a verdict.
+-- Called in the transaction that has stored the result of the checks of a node or sub-agent. Give
+-- this part of the run's episode, if there is an episode, a verdict.
 CREATE OR REPLACE FUNCTION label_part_of(p_tenant uuid, p_run uuid, p_part text) RETURNS void
 LANGUAGE sql AS $$
     UPDATE episode_parts p SET content = p.content || jsonb_build_object('verdict', (
@@ -333,8 +333,8 @@ LANGUAGE sql AS $$
       AND p.tenant_id = p_tenant AND p.episode_id = e.id AND p.part = p_part
 $$;
 
--- Called at a run's start. Return the scope's latest pinned lessons (null: none), and the latest
--- lessons for all runs whose root agent is the agent.
+-- Called at a run's start. Return the latest pinned lessons of the scope (p_scope NULL: none), and
+-- the latest lessons for all runs whose root agent is p_agent.
 CREATE OR REPLACE FUNCTION pinned_lessons(p_tenant uuid, p_scope jsonb, p_agent text)
 RETURNS TABLE (id uuid, text text, episode_id uuid, pinned boolean) LANGUAGE plpgsql STABLE AS $$
 BEGIN

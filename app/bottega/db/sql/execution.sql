@@ -1,7 +1,7 @@
 -- Functions that begin the attempts of claimed runs, and return the data that workers need.
 
 -- Called by claim with the runs locked. Begin an attempt of each run: change the run's row, and
--- write the run head and an event.
+-- write the run head and the event run.started or run.resumed.
 CREATE OR REPLACE FUNCTION begin_attempts(p_worker uuid, p_tenants uuid[], p_runs uuid[])
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE

@@ -11,8 +11,8 @@ LANGUAGE sql STABLE AS $$
     WHERE t.tenant_id = p_tenant AND t.session_id = p_session
 $$;
 
--- Give a new session the conversations of an old session, as they are now or as they were after a
--- run. Return NULL, or why this is refused: unknown_run, not_final, not_completed.
+-- Give a new session the conversations of an old session, as they are now (p_run NULL) or as they
+-- were after a run. Return NULL, or a refusal: unknown_run, not_final, not_completed.
 CREATE OR REPLACE FUNCTION fork_session(
     p_tenant uuid, p_session text, p_run uuid, p_fork text
 ) RETURNS text LANGUAGE plpgsql AS $$

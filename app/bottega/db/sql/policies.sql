@@ -42,9 +42,9 @@ GRANT USAGE ON SCHEMA public
 -- In tenants and in every table with a tenant_id, a transaction sees only its tenant's rows. FORCE
 -- applies the policy to the table's owner, too.
 -- The planner gets no statistics about tenants. With statistics, the planner would expect only one
--- row of a tenant that is newer than the last ANALYZE, and read all the tenant's rows for each row
--- of a join. Without statistics, the planner expects 1/200 of a table. Two tables have statistics
--- about tenants, because the search for episodes needs estimates of them.
+-- row of a tenant that was created after the last ANALYZE, and read all the tenant's rows for each
+-- row of a join. Without statistics, the planner expects 1/200 of a table. Two tables have
+-- statistics about tenants, because the search for episodes needs estimates of a tenant's rows.
 DO $$
 DECLARE
     v_table text;

@@ -28,8 +28,8 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
     ORDER BY t.name, k.kind
 $$;
 
--- Return the conversations that may have the runs p_runs as turns in prompts: the runs' own
--- conversations, and the conversations of sessions that began with the runs.
+-- Return the conversations that may have the runs p_runs as turns in prompts: the conversations of
+-- the runs, and the conversations of forked sessions that began with these runs.
 CREATE OR REPLACE FUNCTION conversations_of(p_tenant uuid, p_runs uuid[]) RETURNS SETOF uuid
 LANGUAGE sql STABLE AS $$
     SELECT conversation_id FROM runs

@@ -1,7 +1,7 @@
 -- Rollups of metrics. A row of metric_rollups has sums over a tenant's runs that were accepted in
 -- one minute or hour: over all these runs, or by agent, version, model or error code. The sums are
--- an object by name: runs, errors, tokens, cost, run_cost, and numbers of times by bucket, such as
--- "duration:27". After a run's end, sum_storage calls roll_up, which adds the run.
+-- an object by name: runs, errors, tokens, cost, run_cost, and numbers of durations by bucket, such
+-- as "duration:27". After a run's end, sum_storage calls roll_up, which adds the run.
 
 -- Return the bucket of a duration. Bucket b ends at 2 ^ (b / 4) seconds.
 CREATE OR REPLACE FUNCTION time_bucket(p_seconds double precision) RETURNS integer
@@ -26,7 +26,7 @@ $$;
 
 -- Called by sum_storage, by one process at a time. Add ended runs to the sums of their minute and
 -- hour, and the spending of checks and memory for runs (p_beside: [{"run", "spent"}], see
--- runs.spent). In a minute or hour, 199 keys have their own rows; the others share the row "other".
+-- runs.spent). In a minute or hour, 199 keys have a row each; all other keys share the row "other".
 CREATE OR REPLACE FUNCTION roll_up(p_tenant uuid, p_ended uuid[], p_beside jsonb) RETURNS void
 LANGUAGE sql AS $$
     WITH beside AS MATERIALIZED (
@@ -129,7 +129,7 @@ LANGUAGE sql AS $$
 $$;
 
 -- Called by GET /v1/metrics/series and /v1/metrics/totals. Return, for each key and step, the sums
--- with names like p_name, if any. Read at most p_most + 1 rows. n: the number of rows.
+-- whose names match p_name (LIKE). Read at most p_most + 1 rows. n: the number of rows read.
 CREATE OR REPLACE FUNCTION read_rollups(
     p_tenant uuid, p_span text, p_by text, p_name text, p_from timestamptz, p_to timestamptz,
     p_step interval, p_most bigint

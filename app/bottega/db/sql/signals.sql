@@ -21,8 +21,8 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
     ORDER BY w.common_places > 0 DESC, w.common_places > cardinality(w.runs) DESC, w.id LIMIT 4
 $$;
 
--- Send a signal about due runs to one worker with a free place, if there is such a worker. If all
--- free places are for tenants without a run in the worker, choose a random worker.
+-- Send a signal about due runs to one worker with a free place, if there is such a worker. If every
+-- free place is reserved for tenants without a run in that worker, choose a random worker.
 CREATE OR REPLACE FUNCTION wake_worker(p_except uuid DEFAULT NULL) RETURNS void
 LANGUAGE sql AS $$
     SELECT send_signal('bottega_queue', w.id::text) FROM (

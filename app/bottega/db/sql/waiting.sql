@@ -59,7 +59,7 @@ BEGIN
     RETURN true;
 END $$;
 
--- Called after new rows in a run's inbox, by the sender or by the sweep. If a worker executes the
+-- Called when a run's inbox has new rows, by the sender or by the sweep. If a worker executes the
 -- run, assign these rows to the worker. If the run waits, log people's decisions. Then end a run
 -- with a requested cancellation, or queue the run if its wait is over (p_at_once: in any case).
 CREATE OR REPLACE FUNCTION arrive(p_tenant uuid, p_run uuid, p_at_once boolean DEFAULT false)
@@ -135,8 +135,8 @@ BEGIN
     END IF;
 END $$;
 
--- Cancel some of a tenant's runs and held child runs. The sweep cancels locked runs. Workers end
--- the runs that they execute or claim.
+-- Cancel the runs p_runs of a tenant, including held child runs. The sweep cancels locked runs.
+-- Workers end the runs that they execute or claim.
 CREATE OR REPLACE FUNCTION request_cancel(p_tenant uuid, p_runs uuid[]) RETURNS void
 LANGUAGE sql AS $$
     UPDATE run_children SET is_held = false, status = 'cancelled'
