@@ -88,7 +88,7 @@ class RequestLimits(BaseModel):
             if allowed is not None and (others := sorted({*names} - {*allowed})):
                 raise ForbiddenError(
                     f"the limits of this key do not include the {what} '{others[0]}', which the "
-                    "run may use",
+                    "run would use",
                     code="beyond_limits",
                 )
 

@@ -234,8 +234,8 @@ BEGIN
     FOREACH v_any IN ARRAY CASE WHEN cardinality(v_near) >= p_most AND v_rare_rows > 3000 THEN '{}'
         ELSE array_remove(ARRAY[v_rare, v_known], NULL) END
     LOOP
-        -- For rare words, the planner expects too many episodes, and would read all episodes by time
-        -- until it has found enough.
+        -- For rare words, the planner expects too many episodes. So it would read all episodes by
+        -- time until it has found enough.
         PERFORM set_config('enable_indexscan', v_by_time, true);
         v_by_time := 'on';
         EXECUTE 'SELECT coalesce(array_agg(episode_id), ''{}'') FROM (
