@@ -14,7 +14,7 @@
     │   ├── AgentBusyError    conflict      another query of the agent has not ended
     │   └── BusyError         conflict      another run of the conversation has not ended
     ├── VersionConflictError  precondition
-    ├── LimitedError          limited       a limit is reached; has the time for a retry
+    ├── LimitedError          limited       a limit is reached; a later retry may work
     ├── SubagentRefusedError  limited       a task was refused at its dispatch
     │   ├── SubagentQueueFullError      too many tasks wait
     │   ├── SubagentDepthExceededError  tasks would be nested too deeply
@@ -22,8 +22,8 @@
     │   └── SubagentCircuitOpenError    tasks of the same agent failed repeatedly
     ├── UnavailableError      unavailable   a dependency is down; a retry may work
     │   └── DatabaseAwayError unavailable   the database is away
-    ├── UpstreamError        upstream      a server that a tenant named does not answer
-    ├── ModelError            model         the model's side failed (see ``retryable``)
+    ├── UpstreamError         upstream      a tenant's server does not answer
+    ├── ModelError            model         a model or its server failed (see ``retryable``)
     ├── HookContractError     internal      a hook's result is not allowed for its event
     ├── PluginError           internal      a plugin failed to configure an agent
     ├── HistoryError          internal      a model server would refuse the history
@@ -155,8 +155,8 @@ class NotFoundError(BottegaError):
 def no_run(run_id: object) -> NotFoundError:
     """Return the error for a run that is not stored."""
     return NotFoundError(
-        f"there is no run {run_id}: it never was, was deleted, or was lost when the database "
-        "failed over to a standby without its last commits"
+        f"there is no run {run_id}: it never existed, was deleted, or was lost when the database "
+        "failed over to a standby that did not have the last commits"
     )
 
 
@@ -172,7 +172,7 @@ class LogWentBackError(ConflictError):
 
 
 class AgentBusyError(ConflictError):
-    """An agent object gets a query during a query, which would mix the two histories."""
+    """An agent object gets a query before the last query has ended: this would mix histories."""
 
     code = "agent_busy"
 

@@ -40,7 +40,7 @@ log = Logger(__name__)
 class WorkLoop:
     """A loop that calls ``act`` at the start, at each wake-up, and at each due time.
 
-    If ``act`` fails because a service is down, the loop pauses: from 1 s, doubled to 60 s at most.
+    If a service is down, the loop pauses: first 1 s, then twice as long each time, up to 60 s.
 
     Args:
         channel: notifications on this channel wake the loop; see :func:`wake_on_notify`.
@@ -99,7 +99,7 @@ class WorkLoop:
                 async with asyncio.timeout(pause if self.rests() else min(pause, self._poll_s)):
                     await self._awake.wait()
             self._awake.clear()
-            # Wait at least 50 ms, because a row may be due that another worker claims just now.
+            # Wait at least 50 ms, because another worker may be claiming the due rows just now.
             pause = max(0.05, await self.act_or_pause())
 
     async def act_or_pause(self) -> float:

@@ -17,12 +17,12 @@ _context: ContextVar[Fields] = ContextVar("log_fields", default=MappingProxyType
 
 
 def context() -> Fields:
-    """Return the fields that the current task adds to each entry."""
+    """Return the fields that the current asyncio task adds to each entry."""
     return _context.get()
 
 
 def bind_context(**fields: Any) -> None:
-    """Add fields to all later entries of the current task."""
+    """Add fields to all later entries of the current asyncio task."""
     _context.set({**_context.get(), **fields})
 
 

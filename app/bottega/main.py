@@ -73,8 +73,8 @@ class RouteIndex:
     """Router that tries only routes with the request's method, number of segments and group.
 
     The group is a part of the path; see :func:`_group`. The first request for a group in
-    :data:`_ROUTERS` loads the group's routes. Requests without a route go to Starlette's router,
-    which makes the error; so do all requests while FastAPI traces requests.
+    :data:`_ROUTERS` loads the group's routes. Starlette's router answers requests without a route,
+    and all requests while FastAPI traces requests.
     """
 
     def __init__(self, router: Router) -> None:

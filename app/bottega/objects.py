@@ -307,7 +307,7 @@ def unpack(key: str, packed: bytes) -> bytes:
     whole = packed.startswith(_FORM) and unpacker.eof and not unpacker.unused_data
     if not whole or _digest(body) != packed[len(_FORM) : start]:
         raise CorruptObjectError(
-            f"the object {key} differs from the bytes written: restore it from a backup"
+            f"the object {key} is not what was written: restore the object from a backup"
         )
     return body
 
@@ -318,7 +318,7 @@ def _digest(body: bytes) -> bytes:
 
 def _check(key: str) -> None:
     if not _KEY.fullmatch(key):
-        raise InvalidInputError("a key must have the form <tenant>/<episode>/<part>")
+        raise InvalidInputError("a key must have the form <tenant>/<owner>/<part>")
 
 
 def _flush(folder: Path, key: str) -> None:

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: the permission to read them, and gauges with values of the database."""
+"""Metrics for Prometheus: the permission to read them, and gauges from the database."""
 
 import asyncio
 import contextlib

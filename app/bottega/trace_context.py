@@ -18,7 +18,7 @@ _MEMBER = re.compile(
 
 
 class Trace(NamedTuple):
-    """A position in a trace: a span, and the parent of spans that begin below it.
+    """A position in a trace: a span, which is the parent of the spans that begin next.
 
     Attributes:
         traceparent: ids of the trace and of the span.

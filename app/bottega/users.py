@@ -185,7 +185,7 @@ class UserErasure:
             await self.database.pool.execute("SELECT forget_deleted_objects($1)", keys)
 
     async def _finish(self, tenant_id: UUID, user: str) -> None:
-        """End the erasure, unless data of the user exists again: an older transaction stored it."""
+        """End the erasure, unless an older transaction has stored more data of the user."""
         async with self.database.begin(tenant_id) as tx:
             values = {"tenant": tenant_id, "user": user}
             if not await tx.scalar(_LOCK, values) or await tx.scalar(_KNOWS_USER, values):
@@ -218,7 +218,7 @@ async def erase_page(tx: AsyncConnection, tenant_id: UUID, user: str) -> Removed
     for which in (and_(of_user, runs.c.ended_at.is_(None)), of_user):
         page, spent = await erase_runs(tx, tenant_id, which)
         if page:
-            # This statement is the last, because locks are taken in a fixed order.
+            # Last, because all transactions lock rows in the same order, and this row is the last.
             await tx.execute(select(func.count_spending(tenant_id, spent)))
             return removed + page
     found = select(sessions.c.id).where(
@@ -253,7 +253,7 @@ OWNERS = {"user_id": "text", "run_id": "uuid", "session_id": "text", "episode_id
 NOT_EXPORTED = frozenset(
     (
         "user_erasures",  # an export during an erasure is not possible
-        "run_queue",  # for each run, only its worker
+        "run_queue",  # only the worker of each run
         "run_heads",
         "ended_tokens",  # credentials
         "idempotency_keys",  # copies of responses

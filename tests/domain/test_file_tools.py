@@ -104,7 +104,7 @@ async def test_full_workspace_is_an_answer_and_stays_usable() -> None:
         for number in range(41)
     ]
     assert [result.status for result in results[:40]] == [ToolStatus.SUCCESS] * 40
-    assert "room for 0 bytes is left" in (results[40].error or "")
+    assert "only 0 bytes are free" in (results[40].error or "")
     assert (await use(space, "write_file", path="file0", content="")).status == "success"
     assert (await use(space, "write_file", path="file40", content="y")).status == "success"
 

@@ -49,7 +49,7 @@ from bottega.tools.builtin import NOT_CALLED, NotCalled, ToolDeps, harmless_tool
 from bottega.tools.egress import Egress
 
 PROMPT = "prompt"
-"""Key in the metadata of a model's answer that has the sent messages."""
+"""Key of the sent messages in the metadata of a model's answer."""
 
 _DEFAULTS = ModelOptions()
 

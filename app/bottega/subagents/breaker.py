@@ -62,7 +62,7 @@ class _Breaker:
     """State of a breaker that is open or half-open.
 
     Attributes:
-        failures: number of failures: recent tasks when the breaker opened, and probes since then.
+        failures: number of recent failures when the breaker opened, plus failed probes since then.
         retry_at: earliest time of the next probe, in seconds.
         probe: the task whose result closes or opens the breaker; ``None``: no probe runs.
         held: the tasks that the breaker holds back; the first task starts first.

@@ -110,7 +110,7 @@ class Account:
         return f"{self.name} is used up: {spent} of {limit} {self.unit.name} are spent"
 
     def used_up(self, more: int) -> str:
-        """Return the error text for a call whose input costs ``more``, which is too much."""
+        """Return the error text for a call. ``more``: estimated amount for the call's input."""
         return f"{self.state}, and the next model call takes about {self.unit.text(more)}"
 
     def give_back(self, amount: int) -> None:
@@ -139,7 +139,7 @@ class Account:
 
     @property
     def may_grow(self) -> bool:
-        """True if the limit may grow even while no call in this process ends."""
+        """True if other workers may give back amounts of a shared budget."""
         return False
 
 
@@ -163,7 +163,7 @@ def grant(
         longest: maximum output tokens if the accounts have enough.
 
     Raises:
-        BudgetExhaustedError: the remainder would be too small even without reservations.
+        BudgetExhaustedError: an account's remainder would be too small even without reservations.
     """
     tightest: Account | None = None
     free, least = longest, min(longest, 16)  # an answer of fewer than 16 tokens would be useless

@@ -75,7 +75,7 @@ def places_of(model_call: int, index: int, tool_call: ToolCall) -> list[tuple[in
 
 
 def fan_out_places(model_call: int, index: int, tasks: int) -> list[tuple[int, int]]:
-    # The indexes of two calls' tasks differ, because no message has 2^20 tool calls.
+    # Indexes of different calls never collide, because no message has 2^20 tool calls.
     return [(model_call, index + (number << 20)) for number in range(1, tasks + 1)]
 
 

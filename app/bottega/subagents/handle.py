@@ -227,7 +227,7 @@ class Parent:
             The function is used only if ``owner`` is ``None``.
         ancestors: returns an agent's ancestors in the run's graph, or ``None`` without a graph.
         waiting: number of the query's queued tasks in this process, by agent.
-        lines: the query's queued tasks, sorted by age, by base priority; no list is empty.
+        lines: for each base priority, a list of the query's queued tasks, sorted by age; not empty.
         in_line: number of the tasks in ``lines``.
         ready: number of the tasks in ``lines`` that could start if slots were free; 0 if the query
             has reached its limit. The number ignores the tenant's limit, because a task that
@@ -306,7 +306,7 @@ class SubagentHandle(DispatchParams):
         written: number of characters of the model's whole text.
         polled: number of characters of the model's text that the parent has read.
         token_usage: usage of the task, even if the task failed.
-        was_limited: true if a model call failed because of its server's limits.
+        was_limited: true if a model call failed because of limits of the model's server.
         received: true if the parent has read the task's outcome.
         scopes: this task's queries that may dispatch further tasks.
         holds: the tasks that must end before this task may run.
@@ -458,7 +458,7 @@ class TaskCounts:
         return self.queued_of.total()
 
     def add(self, handle: "SubagentHandle", by: int = 1) -> None:
-        """Add a task to the counts of its current state; with ``by`` -1, subtract the task.
+        """Add a task to the counts for its current state; ``by`` -1: subtract the task.
 
         A task that is a child run changes only the parent's ``remote``.
         """

@@ -12,15 +12,15 @@ class SubagentLimits:
 
     Attributes:
         max_concurrent: maximum number of one parent's tasks that hold a slot.
-        max_concurrent_of_call: ``max_concurrent`` of a parent after one call has dispatched more
-            tasks than this number.
+        max_concurrent_of_call: higher ``max_concurrent``, for a parent that dispatches more tasks
+            than this number in one call.
         max_queued: maximum number of one parent's tasks that wait for a slot.
         max_total_tokens: maximum number of tokens of all tasks of one parent together.
         max_concurrent_global: maximum number of all parents' tasks that hold a slot.
         max_queue_size: maximum number of all parents' tasks that wait for a slot.
         max_depth: maximum number of levels of nested tasks.
-        spread_above: number of a parent's unfinished tasks in this process from which its further
-            tasks become child runs. Any worker may execute a child run, which needs no slot.
+        spread_above: number of unfinished tasks. If a parent has so many in this process, its
+            further tasks become child runs. Any worker may execute a child run; it needs no slot.
         gc_ttl: time for which the registry keeps a finished task, even if the parent has read its
             outcome.
         tenant_max_concurrent: maximum number of one tenant's tasks that hold a slot, on all workers

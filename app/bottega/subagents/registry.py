@@ -255,7 +255,7 @@ class SubagentRegistry:
         return handle
 
     def _hold_back(self, handle: SubagentHandle) -> None:
-        """Let a task wait for the siblings that it reads, and its queued readers for the task."""
+        """Let a task wait for siblings that it reads; let queued siblings that read it wait."""
         parent = handle.parent
         if parent.ancestors is None or handle.agent is None:
             return
@@ -275,7 +275,7 @@ class SubagentRegistry:
     def transition(
         self, handle: SubagentHandle, status: SubagentStatus, outcome: SubagentOutcome | None = None
     ) -> None:
-        """Change a task's status and send an event; a final status also cancels its descendants.
+        """Change a task's status, and send an event. A final status cancels all descendants.
 
         Raises:
             IllegalTransition: the task's status may not change to ``status``.
@@ -348,7 +348,7 @@ class SubagentRegistry:
         return True
 
     def cancel_all(self, parent_id: UUID, reason: str = "cancelled") -> int:
-        """Cancel all tasks of a parent; return the number of unfinished tasks."""
+        """Cancel all unfinished tasks of a parent; return their number."""
         return sum(self.cancel(child.task_id, reason) for child in self.get_by_parent(parent_id))
 
     def end_parent(self, parent: Parent, reason: str) -> None:
@@ -429,7 +429,7 @@ class SubagentRegistry:
             self.collect()
 
     def collect(self) -> int:
-        """End orphans and overdue tasks; remove finished tasks; return the number of removed tasks.
+        """Remove finished tasks, return their number; end overdue tasks and tasks of ended parents.
 
         The registry keeps a finished task for ``gc_ttl`` seconds, and longer if its parent has not
         read the outcome and may still read it. If there are too many tasks, the registry does not

@@ -166,7 +166,7 @@ class TakeQueue:
         return self._tenants[tenant].in_line if tenant in self._tenants else 0
 
     def holding(self, tenant: Hashable = None) -> int:
-        """Count the slots in use: of a tenant, or of all tenants without an argument."""
+        """Count the tasks that hold a slot: a tenant's tasks; ``None``: all tasks."""
         if tenant is None:
             return self._holding
         return self._tenants[tenant].holding if tenant in self._tenants else 0
@@ -199,8 +199,8 @@ class TakeQueue:
     def _rank(self, task: SubagentHandle, now: float) -> tuple[int, Place]:
         """Return a task's rank (effective priority, place): the lowest rank starts first.
 
-        The effective priority starts at the task's priority, and falls by 1 per ``ageing_interval``
-        to 1 at least.
+        The effective priority starts at the task's priority, and falls by 1 per
+        ``ageing_interval``, but not below 1.
         """
         place = _place_of(task)
         if task.line == WAKE:
@@ -238,7 +238,7 @@ class TakeQueue:
             self._on_ready(parent, parent.ready - before)
 
     def _join_turns(self, tenant: _Tenant) -> None:
-        """Add a tenant at the end of the turns if it may take a slot; otherwise remove it."""
+        """Let a tenant take part in the turns if it may take a slot; otherwise remove it."""
         may_take = tenant.turns and tenant.holding < self._tenant_limit
         if may_take and tenant.key not in self._blocked:
             self._turns.setdefault(tenant.key, tenant)

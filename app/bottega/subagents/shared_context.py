@@ -40,7 +40,7 @@ def check_path(path: str) -> str:
     Raises:
         InvalidInputError: code ``bad_path``; the error text says how to correct the path.
     """
-    if len(path) <= MAX_PATH_BYTES:  # this check is slow, and the length check refuses longer paths
+    if len(path) <= MAX_PATH_BYTES:  # a slow check; the next check refuses longer paths
         _check_letters(path)
     normal = path if path.startswith("/") else f"/{path}"
     if len(path) > MAX_PATH_BYTES or len(normal.encode()) > MAX_PATH_BYTES:
@@ -237,7 +237,7 @@ class SharedContext:
         }
         for where, left in rooms.items():
             if growth > max(0, left):
-                raise _too_large(f"room for {left} bytes is left {where}, but {growth} are needed")
+                raise _too_large(f"only {left} bytes are free {where}, but {growth} are needed")
 
     def _put(self, folder: str, path: str, data: bytes) -> None:
         files = self._folders.setdefault(folder, {})

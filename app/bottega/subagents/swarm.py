@@ -192,7 +192,7 @@ class Swarm(Listener):
             parent.owner.scopes.append(parent)
 
     def closed(self, parent: Parent) -> None:
-        """Unregister a query; all its tasks have ended."""
+        """Unregister a query after the end of all its tasks."""
         if parent not in self._parents:
             return
         del self._parents[parent]

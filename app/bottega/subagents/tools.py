@@ -238,8 +238,8 @@ async def report(
 def own_tasks(scope: QueryScope) -> tuple[list[str], str | None]:
     """Return ids of at most ``MOST_TASKS`` tasks of the caller, and a text about all other tasks.
 
-    Tasks whose outcome the caller has not read go before all others, and late tasks before early
-    tasks. The ids are in the order of dispatch.
+    The function chooses tasks whose outcome the caller has not read, then the latest tasks. The ids
+    are in the order of dispatch.
     """
     places = {task_id: place for place, task_id in enumerate(scope.dispatched)}
     children = scope.children
@@ -290,7 +290,7 @@ def shown(scope: QueryScope, task_id: UUID, output: str) -> str | dict[str, Any]
 def _shortened(
     scope: QueryScope, task_id: UUID, view: dict[str, Any], *, sent_before: bool
 ) -> dict[str, Any]:
-    """Shorten a long answer in a view; remove an answer that the caller has got before."""
+    """Shorten a task's long answer; remove an answer that the caller has got before."""
     if "final_output" not in view:
         return view
     if sent_before:
@@ -693,7 +693,7 @@ def _refusal(handle: SubagentHandle) -> str | None:
         return "the task has given its answer already: it reads no more messages"
     if handle.mailbox is None:
         return None
-    if len(handle.mailbox.unread) >= 10 and not handle.spread:  # child runs report no number
+    if len(handle.mailbox.unread) >= 10 and not handle.spread:  # unknown for child runs
         unread = len(handle.mailbox.unread)
         return f"the task has {unread} unread messages: wait until it has read some"
     if len(handle.mailbox.known) >= 50:  # each message allows the task one more model call
@@ -777,7 +777,7 @@ def use_defined_subagents(
     defined: Mapping[str, Any],
     configure: Callable[[BaseAgent], object] = lambda helper: None,
 ) -> None:
-    """Register the sub-agent tools as ``defined``, an agent's field ``subagents``, says."""
+    """Register the sub-agent tools; ``defined``: field ``subagents`` of the agent's definition."""
     use_async_subagents(
         agent,
         registry,

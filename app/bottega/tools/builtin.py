@@ -356,7 +356,7 @@ def build_tool(
 
     Args:
         approval: the agent's approval rule, as JSON.
-        secrets_for: returns the function that looks up the secrets for the server with this origin.
+        secrets_for: returns the look-up of secrets for a server, by the server's origin.
 
     Raises:
         InvalidInputError: the definition is outdated (``tool_outdated``), or a built-in tool of

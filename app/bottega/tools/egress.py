@@ -89,8 +89,8 @@ def refuse_inside(url: str, allowed: AllowList) -> None:
 class Egress:
     """HTTP client for public addresses, and for other addresses that the operator allows.
 
-    A client belongs to the event loop of its first request. A process has one client for all
-    requests, because they then share connections.
+    A client belongs to the event loop of its first request. A process sends all requests by one
+    client, so the requests share connections.
 
     Args:
         allow: hosts, addresses and CIDR blocks that are allowed although they are not public
@@ -129,7 +129,7 @@ class Egress:
 
         return open_session(
             aiohttp.ClientTimeout(total=None, sock_connect=5.0),
-            most=0,  # no limit, because a tenant's slow servers could use all connections
+            most=0,  # no limit: otherwise a tenant's slow servers could use all connections
             kept_s=10.0,
             most_idle=20,
             tls=self._ssl_context,

@@ -74,7 +74,7 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 
 
 def why_refused(address: Address) -> str | None:
-    """Return the kind of an address that is not public, in words; ``None``: it is public.
+    """Return the reason why an address is not public, in one or two words; ``None``: it is public.
 
     If an IPv6 address contains an IPv4 address (mapped, NAT64), the IPv4 address is checked.
     """

@@ -106,7 +106,7 @@ class _PeoplesTool(ToolBase):
 
     async def execute(self, tool_call: ToolCall) -> ToolResult:
         """Return an error: a call is executed here only if it could not be sent to people."""
-        return error_result(tool_call, "the call could not be passed on")
+        return error_result(tool_call, "the call could not be sent to people")
 
 
 class AskUser(_PeoplesTool):

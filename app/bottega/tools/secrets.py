@@ -77,8 +77,8 @@ def _owner(key: str) -> tuple[str, str]:
     named = _NAMED.fullmatch(key.removeprefix(PREFIX))
     if named is None:
         raise InvalidInputError(
-            f"{key} is neither {PREFIX}NAME nor {PREFIX}TENANT__NAME: capital letters and digits, "
-            "with single _ between them"
+            f"{key} is neither {PREFIX}NAME nor {PREFIX}TENANT__NAME: use capital letters and "
+            "digits, with single _ between them"
         )
     return named["tenant"] or _spelled(DEFAULT), named["name"]
 

@@ -1,8 +1,8 @@
-"""Export of spans by OTLP. Only this module imports OpenTelemetry: it samples and sends the spans.
+"""Export of spans by OTLP. Only this module imports OpenTelemetry, which samples and sends spans.
 
-This module has classes and an encoder for spans, which need 11 µs of CPU time per span.
-OpenTelemetry's classes and encoder need 75 µs, because they build a protobuf message for each
-attribute. This module encodes an attribute that many spans share only once.
+This module's classes and its encoder need 11 µs of CPU time per span. OpenTelemetry's classes and
+encoder need 75 µs, because they build a protobuf message for each attribute. If many spans have the
+same attribute, this module encodes it only once.
 """
 
 import os
@@ -190,7 +190,7 @@ class _Span(SpanData):
     __slots__ = ("_processor", "is_recorded")
 
     context: ClassVar[SpanContext] = SpanContext(1, 1, is_remote=False, trace_flags=_SAMPLED)
-    """Context of all spans in the queue: that of a sampled span, because no others are queued."""
+    """Context of every span in the queue: only sampled spans are queued."""
 
     def __init__(self, processor: BatchSpanProcessor, is_recorded: bool, *data: Any) -> None:
         super().__init__(*data)

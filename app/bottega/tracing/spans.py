@@ -1,4 +1,4 @@
-"""Spans, which tell tracing backends about units of work, with OpenTelemetry's GenAI names.
+"""Spans: records of work for tracing backends, with names of OpenTelemetry's GenAI conventions.
 
 While :data:`tracer` is ``None``, this module makes no spans and does not import OpenTelemetry.
 """
@@ -169,8 +169,8 @@ def begin(
 def ids_of(run_id: UUID, attempt: int, traceparent: str | None) -> Ids:
     """Return the ids of the span of an attempt.
 
-    The next attempt's span links to these ids. They are computed from the run's id, because an
-    attempt may crash before it stores anything.
+    The span of the next attempt links to these ids. The ids are computed from the run's id, because
+    an attempt may crash before it stores anything.
     """
     known = trace_context.trace_id(traceparent)
     trace = run_id.int if known is None else int(known, 16)
