@@ -131,7 +131,7 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
 
 
 def split(schemas: dict[str, Any]) -> None:
-    """Replace, in place, each schema that has variants by a `oneOf` of the variants."""
+    """Replace, in place, each schema that has variants with a `oneOf` of the variants."""
     for name, variants in VARIANTS.items():
         whole = schemas[name]
         for variant in variants:
@@ -336,7 +336,7 @@ def openapi_document(app: FastAPI, routes: Sequence[BaseRoute]) -> dict[str, Any
             for operation in operations.values():
                 _describe_parameters(operation)
                 _show_answers(operation)
-                # The server refuses requests that are too slow or too long before it routes them.
+                # Before routing, the server refuses requests that are too slow or too long.
                 # Operations that accept no body also refuse requests that have a body.
                 _add_problems(operation, 408, 414, 422, 431)
         for path, method, scopes in _protected(routes):

@@ -269,7 +269,7 @@ async def referred(
     tenant_id: UUID,
     refs: Collection[tuple[str, int | None]],
 ) -> dict[tuple[str, int | None], dict[str, Any]]:
-    """Return existing contents by (name, version); version ``None``: the current version."""
+    """Return {(name, version): content} of existing definitions; ``None``: current version."""
     table, old = kind.table.c, kind.versions.c
     query = select(old.name, old.version, table.version.label("current"), old.definition)
     query = query.join_from(
@@ -312,7 +312,7 @@ async def page(
     full: bool,
     exposed: str | None = None,
 ) -> PageItems[Definition]:
-    """List current versions, sorted by name: a page that begins after the name ``after``.
+    """List a page of current versions, sorted by name. It begins after the name ``after``.
 
     Args:
         full: true: include the large fields (``bodies``).
@@ -393,7 +393,7 @@ async def versions(
     limit: int,
     full: bool,
 ) -> PageItems[Definition]:
-    """List a name's versions, sorted by number: a page that begins after the number ``after``.
+    """List a page of a name's versions, sorted by number. It begins after the number ``after``.
 
     Args:
         full: true: include the large fields (``bodies``).

@@ -40,7 +40,7 @@ class BuiltTeam:
 
     Attributes:
         members: all agents of the team; a sub-agent comes before its parents.
-        roots: the requested agents, by the names in ``roots`` of :func:`build_team`.
+        roots: the requested agents, by the keys of ``roots`` in :func:`build_team`.
         warnings: pairs of a code and a message.
     """
 

@@ -85,7 +85,7 @@ async def fork(
     Args:
         memory: the server's memory mode. The new run has this mode or, if stricter, the old run's.
         principal: the API key or user that starts the new run.
-        may_give: for (node, old run's user), raises if the caller may not answer for the node.
+        may_give: function (node, old user) that raises if the caller may not answer for the node.
 
     Raises:
         NotFoundError: the tenant has no such run.

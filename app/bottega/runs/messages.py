@@ -184,7 +184,7 @@ async def _page(
     descending: bool,
     limit: int,
 ) -> PageItems[dict[str, Any]]:
-    """List the messages of the run's events that meet the condition ``which`` and have a type.
+    """List the messages of the run's events that meet ``which`` and have one of ``types``.
 
     Args:
         first: event type; the question is listed before the first event of this type.

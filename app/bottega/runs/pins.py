@@ -53,7 +53,7 @@ Dialects = Mapping[DialectName, Collection[str]]
 
 
 def dialects_of(servers: Iterable[tuple[DialectName, Mapping[str, Any]]]) -> Dialects:
-    """Return the dialects of an agent's models, with the parameters that all models support.
+    """Return an agent's dialects, each with the parameters that all its models support.
 
     Args:
         servers: dialect and headers of each model's server.

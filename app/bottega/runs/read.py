@@ -214,9 +214,8 @@ def shown(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the API's fields ``outcome``, ``judged_by`` and ``success_check`` for a run's row.
 
     The outcome comes from the feedback; without feedback, from the checks of the eval or of the
-    agent; without checks, from the run's status. A completed run without feedback
-    and checks is ``UNKNOWN``. If checks decide the outcome, the first check with this result gives
-    the reason.
+    agent; without checks, from the run's status. A completed run without feedback and checks is
+    ``UNKNOWN``. If checks decide the outcome, the first check with this result gives the reason.
 
     Args:
         row: the run's row. Columns of ``run_checks`` have the prefix ``check_``; outcome, comment
@@ -427,7 +426,7 @@ SEARCHED_RUNS = 20_000
 
 
 async def get(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dict[str, Any]:
-    """Return a run's row. Its ``webhook`` is the state of the webhook's delivery.
+    """Return a run's row. The field ``webhook`` is the state of the webhook's delivery.
 
     Raises:
         NotFoundError: the tenant has no such run.

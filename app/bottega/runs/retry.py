@@ -484,7 +484,7 @@ class _Log:
                     self._reported.setdefault(task, []).append((event.task_id, index))
 
     def is_last(self, task: UUID | None, index: int) -> bool:
-        """Check that the task's model gave no answer after the event at an index."""
+        """Check if the task's model gave no answer after the event at an index."""
         return self._answered.get(task, -1) < index
 
     def is_no_answer(self, event: Event, index: int) -> bool:

@@ -270,7 +270,7 @@ async def check_address_of(service: Service, tenant: UUID, body: ProviderBody) -
             async with asyncio.timeout(3.0):
                 addresses = await look_up(str(tenant), url.host, url.port or 443)
         except (OSError, UnicodeError, TimeoutError):
-            return  # each connection checks its address again
+            return  # DNS failed; later, each connection checks its address again
         for address in addresses:
             check_address(url.host, ip_address(address), allowed)
     except EgressRefusedError as error:

@@ -2,7 +2,7 @@
 
 Browsers need tickets, because their WebSockets and EventSources cannot send an Authorization
 header. ``bottega.api.auth`` redeems a ticket before it calls the route. A ticket has the scopes of
-the key that requested the ticket; if the key becomes invalid, so does the ticket.
+the key that requested the ticket; if the key becomes invalid, the ticket does, too.
 """
 
 import asyncio
@@ -246,7 +246,7 @@ class _Sender:
                 async with asyncio.timeout(self._patience_s):
                     await self._send([frame.body for frame in frames] or [_HEARTBEAT])
                 self._place = place
-            # the last event's number, even if the filter left out this event
+            # the number of the last event, even if the filter dropped this event
             self._place = self._subscriber.place
             if self._subscriber.finished:
                 await self._last_answer()

@@ -448,7 +448,7 @@ async def refuse_foreign(caller: Caller, found: Sequence[Sending]) -> None:
 
 
 async def unknown_secrets(caller: Caller, names: Set[str]) -> Set[str]:
-    """Return those of the names for which neither the tenant nor the operator has a secret."""
+    """Return the names for which neither the tenant nor the operator has a secret."""
     if not names:
         return names
     stored = await rows.hosts_of(caller.tx, caller.tenant, names)

@@ -82,7 +82,7 @@ class RunFollower:
     Attributes:
         ended: true if the client has the answer, or knows that there is no answer.
         place: ``seq`` of the last event that the follower has read.
-        asked: interrupts that the client already got, and which no longer make the run rest.
+        asked: interrupts that the client has already got; they no longer make the run rest.
     """
 
     def __init__(

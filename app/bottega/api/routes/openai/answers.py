@@ -213,7 +213,7 @@ class Spoken:
         return self._with(self._cut or self._last if last is None else last)
 
     def certain(self, live: str = "") -> str:
-        """Return the first part of the text, which later messages can no longer change.
+        """Return the first part of the text: the part that later messages cannot change.
 
         Args:
             live: the first part of the next message.
