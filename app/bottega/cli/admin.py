@@ -137,7 +137,7 @@ def create_key(
     """Create a key and print it once; the database stores only its hash."""
     until = _expires(expires)
     if (scope is None) == (role is None):
-        raise typer.BadParameter("name either scopes or a role: --scope run, or --role runner")
+        raise typer.BadParameter("choose scopes or a role: use either --scope run or --role runner")
     settings = start()
     from bottega.tenants import operator
     from bottega.tenants.keys import ROLES

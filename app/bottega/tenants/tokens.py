@@ -149,7 +149,7 @@ class Token:
         """
         if action not in self.actions:
             raise ForbiddenError(
-                f"this needs a token with the action '{action}', and this one has "
+                f"this request needs the action '{action}', but the token allows only "
                 f"{', '.join(repr(each) for each in self.actions)}",
                 code="insufficient_scope",
             )
@@ -174,7 +174,8 @@ class Token:
                 )
         if self.sessions is not None and session_id not in self.sessions:
             raise ForbiddenError(
-                "this token may run only in certain sessions: send one of these as session_id",
+                "this token may start runs only in certain sessions: send the id of one of these "
+                "sessions as session_id",
                 code="insufficient_scope",
             )
 

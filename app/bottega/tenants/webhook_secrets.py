@@ -94,7 +94,7 @@ async def rotate(tx: AsyncConnection, tenant_id: UUID, actor: str) -> tuple[RowM
     await tx.execute(delete(webhook_secrets).where(own, _rows.expires_at <= func.now()))
     if (await tx.scalar(select(func.count()).where(own)) or 0) >= MOST_VALID:
         raise ConflictError(
-            f"{MOST_VALID} webhook secrets of the tenant are valid, the most allowed: wait until "
+            f"the tenant has {MOST_VALID} valid webhook secrets, which is the maximum: wait until "
             "the oldest has expired (GET /v1/webhook-secret)",
             code="too_many",
         )
