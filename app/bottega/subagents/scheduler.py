@@ -371,7 +371,7 @@ def _durations(parent: Parent) -> list[float] | None:
     """
     durations = parent.durations
     if any(len(durations.get(agent, ())) < 3 for agent in parent.waiting):
-        return None  # check this first, because the checks below are slow
+        return None  # a quick check, before the slow checks below
     agents = {*parent.waiting, *(handle.agent_name for handle in parent.holders)}
     known = [durations.get(agent, ()) for agent in agents]
     seconds = [each for one in known for each in one]
