@@ -64,7 +64,7 @@ def explained(error: Exception, host: str, timeout_s: float) -> EgressError | Eg
 
 
 def _tls_reason(error: BaseException | None) -> str | None:
-    while isinstance(error, aiohttp.ClientError):  # skip aiohttp's errors, which may be ssl errors, too
+    while isinstance(error, aiohttp.ClientError):  # TLS errors: use their cause
         error = error.__cause__ or error.__context__
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not valid ({error.verify_message})"
