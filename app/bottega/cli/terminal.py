@@ -37,7 +37,7 @@ def console() -> "Console":
 
 
 def start(log: TextIO | None = None, **overrides: object) -> "Settings":
-    """Read the settings, replace some of them by ``overrides``, and configure the log.
+    """Read the settings, apply the command line's options (``overrides``), and configure the log.
 
     Args:
         log: output of the log; ``None``: standard error.

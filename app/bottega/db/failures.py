@@ -91,7 +91,7 @@ def driver_error(error: BaseException | None) -> BaseException | None:
 
 
 async def persist(ask: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of ``ask``. While the database is away, repeat ``ask`` for a minute.
+    """Return the result of ``ask``. While the database is away, repeat ``ask`` for up to a minute.
 
     ``ask`` must be idempotent, because a failed call may have had an effect.
 

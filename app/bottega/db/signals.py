@@ -99,8 +99,8 @@ class _Outbox:
 class SignalSender:
     """Sender of this process's signals: by NOTIFY on a pool's connection, wake-ups also over NATS.
 
-    Notifications of 10 ms are sent together. Arrivals are sent at once, because a batch's next
-    items are queued only when ``arrive`` has been called.
+    The notifications of 10 ms are sent together. Arrivals are sent at once, because the next items
+    of a batch are queued only when ``arrive`` has been called.
 
     Attributes:
         pool: pool of the connection; ``None``: signals wait until :meth:`take` returns the signals.

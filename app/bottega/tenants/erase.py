@@ -312,7 +312,7 @@ async def _locked(tx: AsyncConnection, which: ColumnElement[bool]) -> Sequence[U
 async def forget_answers(
     tx: AsyncConnection, tenant_id: UUID, ids: Sequence[UUID | str], removed: Removed
 ) -> None:
-    """Remove the responses that are stored for repeated requests, because they contain objects."""
+    """Remove stored responses to requests that created these objects: a response has its object."""
     await delete_rows(tx, idempotency_keys, answers_with(tenant_id, ids), removed)
 
 

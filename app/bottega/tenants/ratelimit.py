@@ -24,7 +24,7 @@ class Rate:
 
     @classmethod
     def of(cls, per_s: float, seconds: int = 2) -> "Rate":
-        """Return a rate whose burst is the number of requests of ``seconds`` seconds."""
+        """Return a rate; its burst has as many requests as the rate allows in ``seconds`` s."""
         return cls(per_s, max(1, math.ceil(seconds * per_s)))
 
     @property

@@ -221,7 +221,7 @@ BEGIN
     IF p_words <> '{}' THEN
         SELECT * INTO v_rare, v_rare_rows, v_known, v_weights, v_classes, v_telling
         FROM episode_words(v_tenant, p_words, v_rows, v_scope);
-        -- SQL of the same sum as in the last query, but faster: the query below has many rows.
+        -- The same sum as in the last query, but as SQL text, which is faster for many rows.
         v_rank := (
             SELECT string_agg(format('%s * ts_rank(terms, %L::tsquery)', weight, words), ' + ')
             FROM unnest(v_weights, v_classes) AS c(weight, words));

@@ -35,7 +35,7 @@ BEGIN
                 v_now + make_interval(secs => r.timeout_s),
                 CASE WHEN r.parent_run_id IS NOT NULL
                     THEN r.queued_at + make_interval(secs => r.queue_timeout_s) END))
-        -- No join of tenants and ids, which might read all runs: ids are unique over all tenants.
+        -- Do not join tenants and ids, which might read all runs: ids are unique over all tenants.
         WHERE r.tenant_id = ANY (p_tenants) AND r.id = ANY (p_runs) AND r.status = 'queued'
         RETURNING r.*
     ), dequeued AS (

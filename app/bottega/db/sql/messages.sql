@@ -1,7 +1,7 @@
 -- Messages of users to the root agent of an unfinished run. Storing a message and ending the run
 -- lock the run's row, so a message is either refused or read before the end.
 
--- Called when somebody sends a message. Store the message, unless a message has the id p_id. The
+-- Called when somebody sends a message. Store the message, unless it is stored already (p_id). The
 -- run's worker gets a signal and records the message. Return {"id"}, or {"refused"}: unknown,
 -- final, no_root, too_many_messages, message_too_large.
 CREATE OR REPLACE FUNCTION send_message(

@@ -89,7 +89,7 @@ BEGIN
     ids := ids || ARRAY(SELECT id FROM runs WHERE tenant_id = v_tenant AND root_run_id = ANY (ids));
 END $$;
 
--- Remove (a page) or only count (all) the audit log's rows from before a time. Return the number.
+-- Remove a page of the audit log's rows from before p_before, or count them all. Return the number.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION expire_audit(p_before timestamptz, p_most integer, p_count_only boolean)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp
