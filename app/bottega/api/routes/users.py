@@ -205,7 +205,7 @@ def _shown_fact(row: Mapping[str, Any]) -> dict[str, Any]:
     description=(
         "Facts are short sentences that people, or agents by the tool `remember_fact`, have set. "
         "Runs of the user that begin with an agent whose `facts` is `read` or `write` have them in "
-        "their prompts, as data, up to 500 tokens, the newest first. Rules never derive a fact. "
+        "their prompts, as data, up to 500 tokens, the newest first. Learning never makes a fact. "
         "For an unknown user the list is empty."
     ),
     response_model=Page[Fact],

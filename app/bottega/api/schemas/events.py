@@ -470,6 +470,7 @@ class NodeStartedData(NodeData):
     """Data of a node that starts."""
 
     type: NodeType
+    """Type of the node."""
 
 
 class NodeCompletedData(NodeData):
