@@ -265,7 +265,7 @@ class Settings(BaseSettings):
         Field(
             ge=1,
             le=1_000_000,
-            description="Maximum number of a tenant's concurrent runs; others wait.",
+            description="Maximum number of a tenant's concurrent runs; further runs wait.",
         ),
     ] = 100
     queued_runs: Annotated[
@@ -273,7 +273,7 @@ class Settings(BaseSettings):
         Field(
             ge=1,
             le=1_000_000,
-            description="Maximum number of a tenant's queued runs; others are refused.",
+            description="Maximum number of a tenant's queued runs; further runs are refused.",
         ),
     ] = 10_000
     tokens_per_day: Annotated[
