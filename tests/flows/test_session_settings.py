@@ -25,6 +25,7 @@ DEFAULTS = {
     "idle_in_transaction_session_timeout": "200ms",
     "transaction_timeout": "200ms",
     "enable_seqscan": "on",
+    "max_parallel_workers_per_gather": "4",
 }
 OF_CLIENTS = {"idle_session_timeout": "200ms"}
 """Defaults that concern the sessions of a pooler itself, which we cannot set."""
@@ -39,6 +40,7 @@ MEANING = {
     "transaction_timeout": "0",
     "idle_session_timeout": "0",
     "enable_seqscan": "off",
+    "max_parallel_workers_per_gather": "0",
 }
 SHOWN = f"SELECT {', '.join(f'''current_setting('{name}')''' for name in MEANING)}"
 

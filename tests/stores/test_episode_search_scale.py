@@ -52,20 +52,20 @@ def loaded(server: str, request: pytest.FixtureRequest) -> Iterator[Loaded]:
     asyncio.run(execute(f"DROP DATABASE {name} WITH (FORCE)"))
 
 
-async def used(loaded: Loaded, query: str, *arguments: object) -> set[str]:
-    """Return the indices that a query of the application uses, also inside functions."""
+async def used(loaded: Loaded, query: str, *arguments: object) -> dict[str, int]:
+    """Return the number of rows that a query of the application reads, by index."""
     async with connected(loaded.url) as owner:
-        before = await scans(owner)
+        before = await rows_read(owner)
         async with connected(loaded.url, TENANTS[BIG]) as connection:
             assert await connection.fetch(query, *arguments)
             await connection.execute("SELECT pg_stat_force_next_flush()")
-        return {name for name, count in (await scans(owner)).items() if count > before[name]}
+        after = await rows_read(owner)
+    return {name: n for name, count in after.items() if (n := count - before[name])}
 
 
-async def scans(owner: asyncpg.Connection) -> dict[str, int]:
+async def rows_read(owner: asyncpg.Connection) -> dict[str, int]:
     await owner.execute("SELECT pg_stat_clear_snapshot()")
-    rows = await owner.fetch("SELECT indexrelname, idx_scan FROM pg_stat_user_indexes")
-    return {row["indexrelname"]: row["idx_scan"] for row in rows}
+    return dict(await owner.fetch("SELECT indexrelname, idx_tup_read FROM pg_stat_user_indexes"))
 
 
 @pytest.mark.parametrize("name", FILTERS)
@@ -122,6 +122,25 @@ async def test_each_kind_of_search_uses_its_index(
 ) -> None:
     """Check plans under the policies, with the application's role, since plans depend on it."""
     assert index in await used(loaded, query, argument)
+
+
+async def test_the_latest_of_a_common_tag_are_found_by_time(loaded: Loaded) -> None:
+    """Read until the twentieth is found, not all episodes with the tag."""
+    async with connected(loaded.url) as owner:
+        await owner.execute(
+            "INSERT INTO episode_tags (tenant_id, tag, episode_id) "
+            "SELECT tenant_id, 'common', episode_id FROM episode_search; ANALYZE episode_tags"
+        )
+    assert sum((await used(loaded, LISTED, '{"tags": ["common"]}')).values()) < 200
+
+
+async def test_unknown_words_of_a_large_memory_find_about_2000_episodes(loaded: Loaded) -> None:
+    words = [f"word{letter}" for letter in "abcdfgkx"]
+    query = "SELECT rare, rare_rows FROM episode_words($1, $2, $3, '')"
+    for rows, count, rare_rows in ((100_000, 8, 400), (1_000_000, 4, 2_000)):
+        async with connected(loaded.url) as owner:
+            row = await owner.fetchrow(query, uuid.uuid4(), words, rows)
+        assert (row["rare"].count("|") + 1, round(row["rare_rows"])) == (count, rare_rows)
 
 
 async def test_a_plain_query_by_words_could_not_use_it(loaded: Loaded) -> None:

@@ -77,6 +77,8 @@ _MEANING = {
     "idle_session_timeout": "0",
     # A plan that was made for a small table must not read the whole table after it has grown.
     "enable_seqscan": "off",
+    # Parallel workers need longer to start than an index needs to find the first rows.
+    "max_parallel_workers_per_gather": "0",
 }
 """Settings on which our statements depend. A database or a login may have other defaults.
 

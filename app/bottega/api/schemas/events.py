@@ -132,8 +132,8 @@ class AttemptData(EventData):
     """Data of an agent or task that waits, continues, or was restored with its run."""
 
     attempt: int
-    """In `agent.*` events, the run's attempt. In `subagent.*` events, 1 plus the number of times that
-    the task was restored or, in `subagent.retried`, failed."""
+    """In `agent.*` events, the run's attempt. In `subagent.*` events, 1 plus the number of times
+    that the task was restored or, in `subagent.retried`, failed."""
 
 
 class AgentCompletedData(AgentData):

@@ -41,9 +41,9 @@ BEGIN
     USING p_tenant, p_words, p_rows, v_index.common, v_index.shares, p_scope ~ ' = ';
 END $$;
 
--- Called by search_episodes. Choose a query's words. rare: the rarest words, which find about 1,000
--- episodes. known: at most 32 words that rank episodes, by classes of equal weight. telling: for
--- each word a tsquery; null: more than a fifth of the (at least 200) episodes have the word.
+-- Called by search_episodes. Choose a query's words. rare: the rarest words, which find about 2,000
+-- episodes (a word without a known share: 1 of 2,000). known: at most 32 words that rank episodes,
+-- by classes of equal weight. telling: a tsquery per word; null: a fifth of 200 or more have it.
 CREATE OR REPLACE FUNCTION episode_words(
     p_tenant uuid, p_words text[], p_rows double precision, p_scope text,
     OUT rare tsquery, OUT rare_rows double precision, OUT known tsquery,
@@ -65,7 +65,7 @@ BEGIN
     ), taken AS (
         SELECT array_to_tsvector(ARRAY[lexeme])::text AS lexeme,  -- quoted for a tsquery
                greatest(1, round(-ln(coalesce(share, 0.5 / (least(rows, 500) + 10))))) AS weight,
-               coalesce(sum(share * rows) OVER earlier, 0) AS before,
+               sum(coalesce(share, 0.0005) * rows) OVER earlier AS before,
                row_number() OVER earlier AS place
         FROM word WHERE place <= 16
         WINDOW earlier AS (ORDER BY share NULLS FIRST, place)
@@ -74,8 +74,8 @@ BEGIN
                string_agg(lexeme, '|')::tsquery AS words
         FROM taken GROUP BY weight
     )
-    SELECT (string_agg(lexeme, '|') FILTER (WHERE before <= 1000 OR place = 1))::tsquery,
-           max(before) FILTER (WHERE before <= 1000 OR place = 1),
+    SELECT (string_agg(lexeme, '|') FILTER (WHERE before <= 2000 OR place = 1))::tsquery,
+           max(before) FILTER (WHERE before <= 2000 OR place = 1),
            string_agg(lexeme, '|')::tsquery,
            (SELECT array_agg(part) FROM class), (SELECT array_agg(words) FROM class),
            ARRAY(

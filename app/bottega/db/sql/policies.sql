@@ -43,8 +43,8 @@ GRANT USAGE ON SCHEMA public
 -- applies the policy to the table's owner, too.
 -- The planner gets no statistics about tenants. With statistics, the planner would expect only one
 -- row of a tenant that was created after the last ANALYZE, and read all the tenant's rows for each
--- row of a join. Without statistics, the planner expects 1/200 of a table. Two tables have
--- statistics about tenants, because the search for episodes needs estimates of a tenant's rows.
+-- row of a join. Without statistics, the planner expects 1/200 of a table. The tables that the
+-- search for episodes reads have statistics, because the search needs estimates of common values.
 DO $$
 DECLARE
     v_table text;
@@ -58,7 +58,8 @@ BEGIN
         ORDER BY c.relname
     LOOP
         EXECUTE format('
-            ALTER TABLE %1$I ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
+            ALTER TABLE %1$I ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY,
+                ALTER %2$I SET STATISTICS %3$s;
             DROP POLICY IF EXISTS of_tenant ON %1$I;
             CREATE POLICY of_tenant ON %1$I
                 USING (%2$I = current_setting(''bottega.tenant'')::uuid);
@@ -66,10 +67,9 @@ BEGIN
             CREATE POLICY of_all ON %1$I TO bottega_system USING (true);
             REVOKE ALL ON %1$I FROM bottega_app, bottega_system, bottega_maintenance;
             GRANT SELECT, INSERT, UPDATE, DELETE ON %1$I TO bottega_app, bottega_system',
-            v_table, CASE v_table WHEN 'tenants' THEN 'id' ELSE 'tenant_id' END);
-        IF v_table NOT IN ('tenants', 'episode_search', 'episode_vectors') THEN
-            EXECUTE format('ALTER TABLE %I ALTER tenant_id SET STATISTICS 0', v_table);
-        END IF;
+            v_table, CASE v_table WHEN 'tenants' THEN 'id' ELSE 'tenant_id' END,
+            CASE WHEN v_table IN ('tenants', 'episode_search', 'episode_vectors', 'episode_tags',
+                                  'episode_failures', 'episode_parts') THEN -1 ELSE 0 END);
     END LOOP;
 END $$;
 
