@@ -1,5 +1,6 @@
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -74,3 +75,12 @@ async def guest(shared: Running, shared_url: str, guest_model: FakeModel) -> Asy
         for row in await shared.owner.fetch(live, held.tenant_id):
             await client.post(f"/v1/runs/{row['id']}/cancel")
         await until(lambda: shared.owner.fetch(live, held.tenant_id), lambda rows: not rows)
+
+
+@pytest.fixture
+def configured(settings: Settings, model: FakeModel) -> Callable[..., Settings]:
+    def change(**changes: Any) -> Settings:
+        changed = {"openai_base_url": model.base_url, "drain_grace_s": 0.0, "model_patience_s": 0.0}
+        return settings.model_copy(update=changed | changes)
+
+    return change

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -32,15 +31,6 @@ WAITS = """
 async def until_parents_wait(bottega: Running) -> None:
     """Wait until the root and the lead of the tree wait for their tasks, and the log says so."""
     await waiting.until(lambda: bottega.owner.fetchval(WAITS))
-
-
-@pytest.fixture
-def configured(settings: Settings, model: FakeModel) -> Callable[..., Settings]:
-    def change(**changes: Any) -> Settings:
-        changed = {"openai_base_url": model.base_url, "drain_grace_s": 0.0, "model_patience_s": 0.0}
-        return settings.model_copy(update=changed | changes)
-
-    return change
 
 
 async def test_cancelling_a_task_cancels_its_subtree_and_informs_its_parent(

@@ -18,15 +18,6 @@ from tests.waiting import until
 DEQUEUED = "subagent.dequeued"
 
 
-@pytest.fixture
-def configured(settings: Settings, model: FakeModel) -> Callable[..., Settings]:
-    def change(**changes: Any) -> Settings:
-        changed = {"openai_base_url": model.base_url, "drain_grace_s": 0.0, "model_patience_s": 0.0}
-        return settings.model_copy(update=changed | changes)
-
-    return change
-
-
 async def play(
     bottega: Running, model: FakeModel, script: dict[str, list[swarm.Step]], **fields: Any
 ) -> list[dict[str, Any]]:

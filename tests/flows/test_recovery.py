@@ -20,6 +20,7 @@ from bottega.db.sessions import ConnectionGeneration, SilenceTimeouts
 from bottega.errors import UnavailableError
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, gated, text
+from tests.flows.test_doctor import execute
 from tests.flows.test_processes import environment
 from tests.postgres import Server, servers
 from tests.processes import command
@@ -165,10 +166,10 @@ async def test_a_restore_brings_back_what_an_accident_removed(
     os.utime(base, (0, 0))
     primary.drill("Take a backup", **backups)
     (base,) = (folder / "backups").glob("base-*")
-    await _execute(primary.url, "CREATE TABLE after_the_backup ()")
+    await execute(primary.url, "CREATE TABLE after_the_backup ()")
     (folder / "first.before").rename(folder / "older")
     primary.drill("Restore", WHEN="", BASE=str(base), **backups)
-    await _execute(primary.url, "TABLE after_the_backup")
+    await execute(primary.url, "TABLE after_the_backup")
 
 
 @pytest.mark.deep
@@ -181,8 +182,8 @@ def test_a_dump_loads_on_another_server_whole(folder: Path) -> None:
         first.start()
         url = first.url.removesuffix("/postgres") + "/bottega"
         owner = "CREATE ROLE keeper LOGIN CREATEROLE"
-        asyncio.run(_execute(first.url, owner, "CREATE DATABASE bottega OWNER keeper"))
-        asyncio.run(_execute(url, "CREATE EXTENSION vector SCHEMA public"))
+        asyncio.run(execute(first.url, owner, "CREATE DATABASE bottega OWNER keeper"))
+        asyncio.run(execute(url, "CREATE EXTENSION vector SCHEMA public"))
         migrate.upgrade(url.replace("postgres@", "keeper@"))
         first.drill("Dump and load", **dumps)
         second = Server(folder / "second")
@@ -191,15 +192,6 @@ def test_a_dump_loads_on_another_server_whole(folder: Path) -> None:
         second.drill("Load a dump", **dumps)
         loaded = second.url.removesuffix("/postgres") + "/bottega"
         assert asyncio.run(migrate.is_current(loaded.replace("postgres@", "keeper@")))
-
-
-async def _execute(url: str, *statements: str) -> None:
-    connection = await asyncpg.connect(url)
-    try:
-        for statement in statements:
-            await connection.execute(statement)
-    finally:
-        await connection.close()
 
 
 async def _now(primary: Server) -> str:

@@ -14,11 +14,6 @@ from tests.fake_model import FakeModel
 KEY = "sk-very-secret-0123456789"
 
 
-@pytest.fixture(scope="session")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture
 async def model() -> AsyncIterator[FakeModel]:
     async with FakeModel() as model:
