@@ -398,7 +398,7 @@ def apply(
         bool,
         typer.Option("--prune", help="Delete definitions of this --source that the files lack."),
     ] = False,
-    source: Annotated[str | None, typer.Option(help="Name of the files' origin.")] = None,
+    source: Annotated[str | None, typer.Option(help="Name for the source of the files.")] = None,
     allow_missing: Annotated[
         bool,
         typer.Option("--allow-missing", help="Allow references to missing definitions."),
@@ -406,8 +406,8 @@ def apply(
 ) -> None:
     """Store all definitions in the files, or none after an error, and show the changes.
 
-    Files list providers, mcp_servers, agents, graphs and schedules. Exit status: 1 if the server
-    refuses the definitions, or if --check finds a difference; 5 if the server did not answer.
+    A file has the lists providers, mcp_servers, agents, graphs and schedules. Exit status: 1 if the
+    server refuses the definitions or --check finds a difference; 5 if the server did not answer.
     """
     from rich.console import Console
 

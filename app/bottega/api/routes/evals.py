@@ -164,7 +164,7 @@ class Eval(Answer):
         "Runs each case `repeats` times with each target: at most 2,000 runs of the lowest "
         "priority (10), which are the items of a batch. Each run is judged by the checks of its "
         "case, in place of the agent's `success_check`: the run's `outcome` has the source `eval`. "
-        "409 `exists`: an eval has this name, until its batch is deleted."
+        "409 `exists`: there is an eval with this name; it is deleted with its batch."
     ),
     status_code=202,
     response_model=Eval,

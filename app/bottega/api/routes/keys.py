@@ -366,7 +366,7 @@ async def revoke_token(
     operation_id="get_me",
     summary="Read your own identity and rights",
     description=(
-        "Tells a client about its own key or token: tenant, name, end user, scopes (of a token: "
+        "Shows a client its own key or token: tenant, name, end user, scopes (of a token: "
         "actions) and limits."
     ),
     response_model=Me,

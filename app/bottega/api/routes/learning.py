@@ -546,8 +546,8 @@ ReportId = Annotated[UUID, Path(description="The report's id.")]
     summary="Start a maintenance job of the tenant's memory",
     description=(
         "Does the work of the nightly job: age and consolidate episodes; mine, validate and "
-        "refine patterns; maintain indexes; write a report. A worker does it beside the runs. "
-        "While a job is open, the request returns this job instead of starting another. "
+        "refine patterns; maintain indexes; write a report. A worker does this while it executes "
+        "runs. While a job is open, the request returns this job instead of starting another. "
         "Therefore there is no `Idempotency-Key`."
     ),
     status_code=202,

@@ -259,7 +259,7 @@ class Breaker(Answer):
     state: Literal["open", "half_open"]
     """`open`: no task of the agent may start. `half_open`: one task may start, as a test."""
     failures: int
-    """Number of consecutive failures."""
+    """Number of recent failures when the breaker opened, plus failed tests since then."""
     retry_after_ms: int | None = None
     """Milliseconds until an open breaker lets one task start; null: the breaker is not open."""
 
@@ -486,7 +486,7 @@ class UsageQuery(PageQuery):
         "Sums by agent, model, session, day (UTC), key, user, batch, or the values of a metadata "
         "key. Only runs that are over count, also those that failed or were cancelled before they "
         "asked a model; deleted runs do not. Model calls that a retry copied count once. Child "
-        "runs and a batch's items count as their parent run. The time may span at most a year."
+        "runs and a batch's items count as their parent run. The period is at most a year."
     ),
     response_model=Page[UsageSum],
     response_model_exclude_unset=True,

@@ -903,10 +903,10 @@ async def similar(
     operation_id="record_pattern_application",
     summary="Report an application of a pattern",
     description=(
-        "For applications in other systems; runs record their own applications. Draw at random the "
-        "tasks that go without the pattern, and report them, too (`arm`); or send the success rate "
-        "without it (`baseline_rate`). The 8th, 16th, 32nd and 64th application with it start a "
-        "check: a candidate may be validated, a validated pattern may lose its state."
+        "For applications in other systems; runs record their own applications. Choose at random "
+        "the tasks that do not get the pattern, and report them, too (`arm`); or send the success "
+        "rate without it (`baseline_rate`). The 8th, 16th, 32nd and 64th application with it start "
+        "a check: a candidate may be validated, a validated pattern may lose its state."
     ),
     response_model=ApplicationRecorded,
     responses=problems(400, 404, 409, 413, 415),

@@ -486,8 +486,8 @@ health_router = APIRouter(prefix="/v1/provider-health", tags=["providers"])
     operation_id="get_provider_health",
     summary="Read the state of all model servers",
     description=(
-        "Breakers, model calls and last tries, as `GET /v1/providers/{name}` shows them, of the "
-        f"operator's providers and the first {_MOST} of the tenant's own."
+        "Shows breakers, model calls and last tries, as `GET /v1/providers/{name}` does, for the "
+        f"operator's providers and the tenant's first {_MOST} providers."
     ),
     response_model=ProvidersHealth,
     responses=problems(),

@@ -288,9 +288,9 @@ async def _repeating(
     description=(
         "Starts a new run (`fork_of` names this run) that takes over the first part of this run's "
         "log: all events before a node of its graph, if this run is over; or all events up to an "
-        "event, if this run is over or waits. The models and tools of that part are not called and "
-        "paid again (`taken_over`). People are asked again for answers that the caller may not "
-        "give. "
+        "event, if this run is over or waits. For that part, no models and tools are called, and "
+        "you do not pay again (`taken_over`). People are asked again for answers that the caller "
+        "may not give. "
         "With `publication` the node publishes this text, and its agent is not asked. The new run "
         "has no session unless the request names one, but knows what this run's session had "
         "published. 409 `not_final`, `child_run`; `no_graph`: this run has no nodes, or is a "

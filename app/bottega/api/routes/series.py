@@ -421,7 +421,7 @@ async def get_series(
     summary="Read all figures of a period",
     description=(
         "Compares agents, models, or the versions of an agent (`by=version&agent=clerk`). By "
-        f"agent, version or model, the {MOST_TOTALS} keys with most runs are returned. A period "
+        f"agent, version or model, the {MOST_TOTALS} groups with most runs are returned. A period "
         "of more than a day is extended to whole hours."
     ),
     response_model=Totals,
@@ -440,8 +440,8 @@ async def get_totals(
     description=(
         "By day, agent, version or use of memory, and by the source of the outcome. Completed runs "
         "that nobody judged do not count; failed runs are bad. Reads the newest "
-        f"{MOST_JUDGED:,} judged runs, and returns at most {MOST_TOTALS} keys: the newest days, or "
-        "the other keys with most runs."
+        f"{MOST_JUDGED:,} judged runs, and returns at most {MOST_TOTALS} groups: the newest days "
+        "or, for all other groups, those with most runs."
     ),
     response_model=Outcomes,
     responses=problems(),
@@ -467,11 +467,11 @@ async def get_outcomes(
     operation_id="get_memory_effect",
     summary="Read whether memory helped",
     description=(
-        "Learning makes an experiment: a random part of the runs to which a pattern applies goes "
-        "without it. Runs are compared within each version of a pattern, and the versions are "
-        "weighted as by Mantel and Haenszel. The interval adds a good and a bad run to each side, "
-        f"so that a few runs do not seem to prove much. Reads the newest {MOST_JUDGED:,} "
-        "applications of the period."
+        "Bottega withholds a pattern from a random part of the runs to which it applies. For each "
+        "version of a pattern, the runs with and without it are compared; the Mantel-Haenszel "
+        "method combines the versions. The interval adds a good and a bad run to each side, so "
+        f"that a few runs do not seem to prove much. Reads the newest {MOST_JUDGED:,} applications "
+        "of the period."
     ),
     response_model=MemoryEffect,
     responses=problems(),

@@ -423,7 +423,7 @@ class SubagentCircuitData(AttemptData):
     """Data of a failure that opened the circuit breaker of an agent in a run."""
 
     failures: int
-    """Number of consecutive failures."""
+    """Number of recent failures when the breaker opened, plus failed tests since then."""
     retry_after_ms: int
 
 
