@@ -106,10 +106,10 @@ def fork(
         typer.Option("--input", help="Message after the part that the new run takes over."),
     ] = None,
 ) -> None:
-    """Repeat a run from a node or event on, as a new run; on a terminal, show the answer live.
+    """Repeat a run, from a node or event to its end, as a new run; on a terminal, show it live.
 
     The new run takes over all results before the node or event, at no cost. After Ctrl-C the run
-    continues. The exit status is that of: bottega run.
+    continues. The exit statuses are those of bottega run.
     """
     if (node is None) == (at_seq is None):
         raise typer.BadParameter("use either --node or --at-seq")
@@ -201,7 +201,7 @@ def _follow_batch(server: "RemoteServer", path: str, found: Any) -> Any:
 def watch(run_id: _RunId) -> None:
     """Watch a run from its beginning to its end: the work of its agents, then its answer.
 
-    After Ctrl-C the run continues. The exit status is that of: bottega run.
+    After Ctrl-C the run continues. The exit statuses are those of bottega run.
     """
     from bottega.cli.client import RunEvents
     from bottega.cli.people import STATUSES
