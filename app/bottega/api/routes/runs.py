@@ -764,8 +764,9 @@ class RunInFull(Run):
     response_model=RunInFull,
     responses=problems(404),
 )
-async def get(service: ServiceDep, tx: Transaction, tenant: ReviewTenant, run_id: RunId) -> Any:
-    run = await read.get_in_full(tx, tenant, run_id)
+async def get(service: ServiceDep, tenant: ReviewTenant, run_id: RunId) -> Any:
+    async with service.database.begin(tenant) as tx:
+        run = await read.get_in_full(tx, tenant, run_id)
     limits = service.settings.subagent_limits
     return run | {"effective_limits": limits.of_agent(run.pop("subagents"))}
 
