@@ -4,7 +4,7 @@ Claim: :class:`RunClaimer` claims due runs for free places, and executes the run
 
 - after a notification with this worker's id,
 - after the end of a run, if this worker was nearly full or the run's tenant has due runs,
-- without a notification when this process has queued a run: see :meth:`RunClaimer.claims_own`,
+- when this process has queued a run and has just ended runs (:meth:`RunClaimer.claims_own`),
 - 10 ms after a claim that left due runs for this worker,
 - every ``POLL_S`` s while it listens, and after reports that find due runs: signals may be lost.
 
@@ -49,7 +49,7 @@ logger = Logger(__name__)
 async def sweep(pool: asyncpg.Pool, lease_s: float) -> int:
     """Call the SQL function ``sweep``, then maintain the database.
 
-    Return how many runs were queued; 0, too, if a different process sweeps or has just swept.
+    Return how many runs were queued; 0 if a different process sweeps or has just swept.
     """
     lost: int | None = await pool.fetchval("SELECT sweep($1)", lease_s)
     if lost:
@@ -80,7 +80,7 @@ class RunClaimer:
 
     Args:
         execute: executes one run. Returns true if the run's tenant may have more due runs. An error
-            is logged and counts as a crash of the run.
+            is logged and, unless it is transient, counts as a crash of the run.
         places: returns the number of this worker's places.
     """
 
@@ -105,7 +105,7 @@ class RunClaimer:
             self._wake.set()
 
     def claims_own(self) -> bool:
-        """Claim at once if runs have just ended here and places are free; false: send a signal."""
+        """Claim at once if runs have just ended here; false: a worker needs a signal to claim."""
         ended_lately = any(at > monotonic() - _RECENT_S for at in self._ended.values())
         if claims := ended_lately and not self._is_nearly_full():
             self._wake.set()

@@ -154,8 +154,7 @@ GRANT SELECT (id, leased_until) ON workers TO bottega_app;
 GRANT SELECT, INSERT, UPDATE ON last_sweep, last_sum TO bottega_system;
 GRANT SELECT, INSERT, UPDATE, DELETE ON workers, deleted_objects TO bottega_system;
 
--- Grant the right to analyse tables of memory and to rebuild their indexes. PostgreSQL 16 has no
--- such right.
+-- Grant the right, new in PostgreSQL 17, to analyse tables of memory and to rebuild their indexes.
 DO $$
 BEGIN
     IF current_setting('server_version_num')::integer >= 170000 THEN

@@ -50,7 +50,7 @@ LANGUAGE sql STABLE AS $$
     SELECT EXISTS (
         SELECT FROM tenant_queues t CROSS JOIN LATERAL (  -- the first run in the index
             SELECT FROM run_queue q WHERE q.is_due AND q.tenant_id = t.tenant_id
-              AND q.is_child >= coalesce(t.counted + t.claimed >= p_limit, false)
+              AND q.is_child >= coalesce(t.counted + t.claimed >= p_limit, false)  -- only children
             ORDER BY q.is_child, q.rank, q.run_id LIMIT 1) AS due
         WHERE t.tenant_id = ANY (p_tenants))
 $$;
@@ -87,7 +87,7 @@ BEGIN
     v_due := due_tenants();
     v_mine := ARRAY(SELECT d FROM unnest(v_due) AS d
                     WHERE v_free > 0 AND (v_common > 0 OR d <> ALL (p_held)));
-    -- If only one tenant is left, wait for a different claim of it. A pause would take longer.
+    -- If only one tenant is left, wait until a concurrent claim of this tenant has ended.
     PERFORM FROM tenant_queues t WHERE t.tenant_id = v_mine[1] AND v_mine[2] IS NULL FOR UPDATE;
     SELECT * INTO w FROM workers WHERE id = p_worker AND leased_until > clock_timestamp();
     IF NOT FOUND THEN
@@ -98,11 +98,12 @@ BEGIN
         -- A tenant at its limit is sorted as if its last claim were one second later.
         ORDER BY t.served_at + CASE
             WHEN t.counted + t.claimed < v_limit OR t.tenant_id = ANY (p_ended)
-                 OR any_left(ARRAY[t.tenant_id], 0)  -- due child runs
+                 OR any_left(ARRAY[t.tenant_id], 0)  -- limit 0: due child runs
             THEN interval '0' ELSE interval '1 second' END, t.tenant_id
         LIMIT 4 FOR UPDATE SKIP LOCKED
     LOOP
-        -- Count if this claim could exceed the limit; at the limit, after 1 s or after a run's end.
+        -- Count running runs if this claim could exceed the limit. If the last count was at the
+        -- limit, count at most once a second, or after the end of a run of this tenant.
         IF q.counted + q.claimed + least(p_most, v_free) >= v_limit AND (
             q.counted + q.claimed < v_limit OR q.tenant_id = ANY (p_ended)
             OR q.served_at < clock_timestamp() - interval '1 second')
@@ -154,7 +155,7 @@ BEGIN
     IF (w.free_places > 0, w.common_places > 0) <> (v_free > 0, v_common > 0) THEN
         UPDATE workers SET free_places = v_free, common_places = v_common WHERE id = p_worker;
     END IF;
-    -- Other claims had locked tenants, or w (the row before this claim) was full and got no signal.
+    -- Claim again if other claims had locked tenants, or if this worker was full: no signals came.
     more := v_free > 0 AND (cardinality(v_tenants) < least(4, cardinality(v_mine))
                             OR w.free_places <= 0);
     IF v_due <> '{}' AND any_left(v_due, v_limit) THEN
@@ -169,13 +170,13 @@ BEGIN
         SELECT h.attempt FROM run_heads h WHERE h.tenant_id = c.t AND h.run_id = c.r), more
     FROM unnest(v_owners, v_claimed) AS c(t, r);
     IF more AND NOT FOUND THEN
-        RETURN NEXT;
+        RETURN NEXT;  -- a row without a run
     END IF;
 END $$;
 
 -- Called by a worker. Extend the lease (p_lease_s); store runs, places (0: the worker stops), load
--- (p_about). own: the runs that the worker still has. again_s: seconds until the next report. Idle
--- workers, without next_workers() (signals.sql), send at most five reports a second together.
+-- (p_about). own: the runs that the worker still has. again_s: seconds until the next report. All
+-- idle workers except next_workers() (signals.sql) together send at most five reports a second.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION report(
     p_worker uuid, p_lease_s double precision, p_places integer, p_tenants uuid[], p_runs uuid[],
@@ -214,7 +215,7 @@ END $$;
 
 -- Called by a worker that stops executing a run, or by the sweep (causes crash and lost). Queue the
 -- run again, begin its wait (p_wait: see begin_wait), or end it (p_error, a past deadline, a
--- requested cancellation). p_cause: why the next attempt begins, as drain, message or interrupt.
+-- requested cancellation). p_cause: why the next attempt begins, for example drain or message.
 CREATE OR REPLACE FUNCTION hand_back(
     p_tenant uuid, p_run uuid, p_attempt integer, p_cause text, p_wait jsonb DEFAULT NULL,
     p_error jsonb DEFAULT NULL
@@ -275,10 +276,10 @@ BEGIN
             (SELECT h.tenant_id, h.run_id, h.attempt, 'running' AS status,
                     CASE WHEN w.id IS NULL THEN 'crash' ELSE 'lost' END AS cause
              FROM run_heads h
-             -- A run's lease (next_until - seen_at) begins with the last report, or with its claim.
+             -- A run's lease lasts next_until - seen_at, from its claim or its worker's report.
              LEFT JOIN workers w ON w.id = h.worker_id AND w.leased_until > now()
                   AND greatest(w.seen_at, h.claimed_at) + (w.next_until - w.seen_at) > now()
-             WHERE h.deadline < now() - interval '60 seconds'
+             WHERE h.deadline < now() - interval '60 seconds'  -- its worker should have ended it
                 OR w.id IS NOT NULL AND h.claimed_at < w.seen_at - interval '5 seconds'
                    AND (h.worker_id, h.run_id || ':' || h.attempt) NOT IN (
                        SELECT id, unnest(runs) FROM workers)
@@ -305,8 +306,8 @@ BEGIN
             ELSIF r.cause = 'arrival' THEN
                 PERFORM arrive(r.tenant_id, r.id);
             ELSE
-                -- If a run kills its worker, the worker's other runs stop, too. From the second
-                -- crash on, these runs wait for different times, so different workers claim them.
+                -- If a run kills its worker, the worker's other runs crash, too. First they wait
+                -- 0 s; after a later crash, different times, so different workers claim them.
                 PERFORM hand_back(
                     r.tenant_id, r.id, r.attempt, r.cause, CASE r.cause WHEN 'crash' THEN
                     jsonb_build_object('reason', 'time', 'groups', '[]'::jsonb, 'until_s', p_lease_s
