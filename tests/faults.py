@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 from asyncpg.prepared_stmt import PreparedStatement
 
-from bottega.db.sessions import ListenSession
+from bottega.db.sessions import DatabaseSession
 
 _RAISE = "DO $$ BEGIN RAISE EXCEPTION 'made up' USING ERRCODE = '{}'; END $$"
 _END = "SET ROLE NONE; SELECT pg_terminate_backend(pg_backend_pid())"
@@ -61,7 +61,7 @@ def faults() -> Iterator[Faults]:
     """Yield control over all statements of this process's sessions during the block."""
     planned = Faults()
     with pytest.MonkeyPatch.context() as patch:
-        execute: Callable[..., Awaitable[Any]] = ListenSession._do_execute
+        execute: Callable[..., Awaitable[Any]] = DatabaseSession._do_execute
         prepared: Callable[..., Awaitable[Any]] = getattr(PreparedStatement, _OF_STATEMENTS)
 
         async def of_session(self: Any, query: str, *arguments: Any, **options: Any) -> Any:
@@ -69,10 +69,10 @@ def faults() -> Iterator[Faults]:
             return await execute(self, query, *arguments, **options)
 
         async def of_prepared(self: Any, *arguments: Any, **options: Any) -> Any:
-            if isinstance(self._connection, ListenSession):  # else it is the test's own
+            if isinstance(self._connection, DatabaseSession):  # else it is the test's own
                 await planned.meet(self._connection, self._query)
             return await prepared(self, *arguments, **options)
 
-        patch.setattr(ListenSession, "_do_execute", of_session)
+        patch.setattr(DatabaseSession, "_do_execute", of_session)
         patch.setattr(PreparedStatement, _OF_STATEMENTS, of_prepared)
         yield planned

@@ -16,7 +16,7 @@ from websockets import connect as connect_to
 from bottega.db import migrate
 from bottega.db.connect import connect
 from bottega.db.failures import is_transient
-from bottega.db.sessions import ConnectionGeneration, SilenceTimeouts
+from bottega.db.sessions import ConnectionTrust, SilenceTimeouts
 from bottega.errors import UnavailableError
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, gated, text
@@ -111,7 +111,7 @@ async def test_the_server_that_accepted_the_last_connection_is_asked_first(
     primary: Server, standby: Server
 ) -> None:
     both = f"postgresql://postgres@127.0.0.1:{standby.port},127.0.0.1:{primary.port}/postgres"
-    trust = ConnectionGeneration(SilenceTimeouts())
+    trust = ConnectionTrust(SilenceTimeouts())
     await (await connect(both, trust=trust)).close()
     standby.freeze()
     async with asyncio.timeout(2):  # its share of the time to connect is five seconds

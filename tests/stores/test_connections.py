@@ -14,7 +14,7 @@ from bottega import container
 from bottega.db.connect import connect
 from bottega.db.engine import open_database
 from bottega.db.failures import is_transient
-from bottega.db.sessions import ListenSession
+from bottega.db.sessions import DatabaseSession
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.events.listener import keep_connected
 from bottega.files.store import FileStore, Owner
@@ -55,17 +55,17 @@ async def test_a_listener_that_is_cancelled_while_it_closes_leaves_no_task(
     before = asyncio.all_tasks()
     blocked = asyncio.Event()
 
-    class Session(ListenSession):
+    class Session(DatabaseSession):
         async def _cancel(self, *arguments: Any) -> None:
             blocked.set()
             await asyncio.Event().wait()
 
-    async def connected() -> ListenSession:
+    async def connected() -> DatabaseSession:
         session = await connect(database_url, role=None)
         session.__class__ = Session
         return session
 
-    async def use(session: ListenSession) -> None:
+    async def use(session: DatabaseSession) -> None:
         await session.execute("SELECT pg_sleep(60)", timeout=0.01)
 
     listening = asyncio.ensure_future(keep_connected(connected, use))

@@ -10,11 +10,11 @@ from typing import Any
 import asyncpg
 
 from bottega.db.conninfo import Server, servers
-from bottega.db.sessions import SERVER_OPTIONS, ConnectionGeneration, ListenSession, SilenceTimeouts
+from bottega.db.sessions import SERVER_OPTIONS, ConnectionTrust, DatabaseSession, SilenceTimeouts
 from bottega.errors import DatabaseAwayError, InvalidInputError, UnavailableError
 
 
-class PooledSession(ListenSession):
+class PooledSession(DatabaseSession):
     """A connection to a pooler, which may run each transaction in a new session of the server.
 
     So each transaction sets its role and limits at the start, in the round trip of ``BEGIN``. A
@@ -112,9 +112,9 @@ async def connect(
     role: str | None = APP_ROLE,
     longest_s: float | None = LONGEST_STATEMENT_S,
     limits: Mapping[str, int | None] | None = None,
-    trust: ConnectionGeneration | None = None,
+    trust: ConnectionTrust | None = None,
     pooled: bool = False,
-) -> ListenSession:
+) -> DatabaseSession:
     """Open a connection whose statements take at most ``longest_s`` seconds.
 
     If the address has several servers, try the last used one first, and use the first that accepts
@@ -127,7 +127,7 @@ async def connect(
         trust: state that all connections to the database share.
         pooled: true if the address leads to a pooler; see :class:`PooledSession`.
     """
-    session, trust = _session(role, limits or {}), trust or ConnectionGeneration(SilenceTimeouts())
+    session, trust = _session(role, limits or {}), trust or ConnectionTrust(SilenceTimeouts())
     listed = servers(conninfo)
     failures: list[Exception] = []
     for server in sorted(listed, key=lambda each: each != trust.last.get(conninfo)):
@@ -161,19 +161,19 @@ async def _connect_one(
     within_s: float,
     session: dict[str, str],
     longest_s: float | None,
-    trust: ConnectionGeneration,
+    trust: ConnectionTrust,
     pooled: bool,
-) -> ListenSession:
+) -> DatabaseSession:
     # A pooler is neither a primary nor a standby.
     target = server.target or ("any" if pooled else "primary")
-    connection: ListenSession = await asyncpg.connect(
+    connection: DatabaseSession = await asyncpg.connect(
         **server.arguments(),
         timeout=server.patience_s or within_s,
         command_timeout=longest_s,
         server_settings=(
             _NAMED | server.settings | ({} if pooled else _start_up(session) | SERVER_OPTIONS)
         ),
-        connection_class=PooledSession if pooled else ListenSession,
+        connection_class=PooledSession if pooled else DatabaseSession,
         **({"statement_cache_size": 0} if pooled else {}),
         target_session_attrs=target,
     )

@@ -32,8 +32,8 @@ from bottega.db.connect import (
 from bottega.db.sessions import (
     AsyncConnection,
     AsyncEngine,
-    ConnectionGeneration,
-    ListenSession,
+    ConnectionTrust,
+    DatabaseSession,
     ShrinkingPool,
     SilenceTimeouts,
     session_of,
@@ -169,7 +169,7 @@ class Database:
     turns: TenantTurns
     commits: TenantTurns
     patience_s: float
-    trust: ConnectionGeneration
+    trust: ConnectionTrust
     storage: Storage = field(default_factory=Storage)
 
     @asynccontextmanager
@@ -210,7 +210,7 @@ class Database:
         mode: str = await self.pool.fetchval("SELECT current_setting('transaction_read_only')")
         return mode == "on"
 
-    async def connect(self) -> ListenSession:
+    async def connect(self) -> DatabaseSession:
         """Open a separate connection for listening or the queue. The caller closes it."""
         step_s = self.trust.silence.step_s
         return await connect(self.url, longest_s=step_s, limits=self.limits, trust=self.trust)
@@ -270,7 +270,7 @@ def _refuse_closed(connection: Any, record: object, proxy: object) -> None:
 
 
 def _engine(
-    connected: Callable[[], Awaitable[ListenSession]],
+    connected: Callable[[], Awaitable[DatabaseSession]],
     pool_size: int,
     patience_s: float,
     pooler: str | None,
@@ -324,7 +324,7 @@ async def open_database(
     """
     address = url if pooler is None else pooler
     limits = limits or {}
-    trust = ConnectionGeneration(silence)
+    trust = ConnectionTrust(silence)
 
     connected = partial(connect, address, limits=limits, trust=trust, pooled=pooler is not None)
     if pooler is not None:
@@ -340,7 +340,7 @@ async def open_database(
             max_inactive_connection_lifetime=idle_s,
             reset=_keep_state,
             connect=lambda *_, **__: connected(longest_s=silence.step_s),
-            connection_class=ListenSession,
+            connection_class=DatabaseSession,
         ) as pool,
     ):
         trust.pool = trust.signals.pool = pool

@@ -77,8 +77,8 @@ class SilenceTimeouts:
     step_s: float = 10.0
 
 
-class ConnectionGeneration:
-    """State of a database's connections. If one is silent, all idle connections are replaced.
+class ConnectionTrust:
+    """Trust in a database's connections: if one is silent, all idle connections are replaced.
 
     Attributes:
         generation: number of the current generation of connections.
@@ -109,17 +109,17 @@ class _Kept:
     name = "none"
 
 
-class ListenSession(asyncpg.Connection):  # type: ignore[misc]
-    """A connection that ends if the server does not confirm a cancellation in time.
+class DatabaseSession(asyncpg.Connection):  # type: ignore[misc]
+    """Class of all connections of the service to PostgreSQL; a pooler's: ``PooledSession``.
 
-    The driver sends a cancellation over a new connection. Without this class, the driver would wait
-    for ever for the effect on the old connection.
+    A connection ends if the server does not confirm a cancellation in time. The driver sends the
+    cancellation over a new connection, and would wait for ever for the effect on the old one.
     """
 
-    trust: ConnectionGeneration
+    trust: ConnectionTrust
     generation: int
 
-    def begin(self, trust: ConnectionGeneration) -> None:
+    def begin(self, trust: ConnectionTrust) -> None:
         self.trust, self.generation = trust, trust.generation
         self._untold: list[tuple[str, str]] = []
         _keep_alive(self._transport.get_extra_info("socket"))
@@ -342,8 +342,8 @@ async def driver_of(connection: AsyncConnection) -> asyncpg.Connection:
     return connection.connection.connection.driver_connection
 
 
-def session_of(adapter: Any) -> ListenSession:
-    session: ListenSession = adapter.driver_connection
+def session_of(adapter: Any) -> DatabaseSession:
+    session: DatabaseSession = adapter.driver_connection
     return session
 
 

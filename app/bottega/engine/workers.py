@@ -17,7 +17,7 @@ from sqlalchemy import RowMapping, func, select, text
 
 from bottega import __version__
 from bottega.clock import monotonic
-from bottega.db.sessions import AsyncConnection, ListenSession
+from bottega.db.sessions import AsyncConnection, DatabaseSession
 from bottega.events.listener import Connect, keep_connected
 from bottega.services import background
 
@@ -150,7 +150,7 @@ class WorkerLease:
     async def _report_regularly(self, connect: Connect) -> None:
         every_s = self._lease_s / 3  # two reports may be lost
 
-        async def report_on(connection: ListenSession) -> None:
+        async def report_on(connection: DatabaseSession) -> None:
             is_first = True
             while True:
                 runs = self._owner.leases()

@@ -22,14 +22,14 @@ from cachetools import TTLCache
 
 from bottega.clock import monotonic
 from bottega.db.failures import is_transient
-from bottega.db.sessions import ListenSession
+from bottega.db.sessions import DatabaseSession
 from bottega.db.signals import EVENTS, Notify, SignalSender
 from bottega.events.nats import NatsSignals
 from bottega.logger import Logger
 
 logger = Logger(__name__)
 
-Connect = Callable[[], Awaitable[ListenSession]]
+Connect = Callable[[], Awaitable[DatabaseSession]]
 
 
 class NotifyListener:
@@ -74,13 +74,13 @@ class NotifyListener:
     async def run(self) -> None:
         """Listen while listening is needed, until cancelled. Reconnect after a lost connection."""
 
-        async def connect() -> ListenSession:
+        async def connect() -> DatabaseSession:
             await self._needed.wait()
             return await self._connect()
 
         await keep_connected(connect, self._listen)
 
-    async def _listen(self, connection: ListenSession) -> None:
+    async def _listen(self, connection: DatabaseSession) -> None:
         connection.add_termination_listener(self._lose)
         try:
             while self._needed.is_set() and not connection.is_closed():
@@ -120,7 +120,7 @@ async def happens(event: asyncio.Event, seconds: float) -> bool:
 
 async def keep_connected(
     connect: Connect,
-    use: Callable[[ListenSession], Awaitable[None]],
+    use: Callable[[DatabaseSession], Awaitable[None]],
     longest_s: float = 5.0,
 ) -> None:
     """Call ``use`` with a connection, and after each lost connection with a new connection.
@@ -146,7 +146,7 @@ async def keep_connected(
         delay = min(delay * 2, longest_s)
 
 
-async def _close(connection: ListenSession) -> None:
+async def _close(connection: DatabaseSession) -> None:
     """Close a connection. If this call is cancelled, terminate the connection at once."""
     closing = asyncio.ensure_future(connection.close())
     try:

@@ -26,7 +26,7 @@ from sqlalchemy.pool import NullPool
 from bottega.db.connect import SYSTEM_ROLE, connect
 from bottega.db.engine import name_tenant
 from bottega.db.migrate import require_current
-from bottega.db.sessions import AsyncConnection, AsyncEngine, ConnectionGeneration, SilenceTimeouts
+from bottega.db.sessions import AsyncConnection, AsyncEngine, ConnectionTrust, SilenceTimeouts
 from bottega.db.tables import (
     DEFAULT_TENANT,
     api_keys,
@@ -58,7 +58,7 @@ async def transactions(url: str) -> AsyncIterator[Begin]:
             role that has access to all tenants.
     """
 
-    trust = ConnectionGeneration(SilenceTimeouts())
+    trust = ConnectionTrust(SilenceTimeouts())
 
     async def connected() -> asyncpg.Connection:
         connection = await connect(url, role=SYSTEM_ROLE, trust=trust)
