@@ -33,7 +33,7 @@ CREATE OR REPLACE FUNCTION tenant_load(p_tenant uuid) RETURNS jsonb LANGUAGE sql
                 'name', 'concurrent_runs', 'limit', bottega_limit('concurrent_runs', 100),
                 'used', count_running(p_tenant)),
             jsonb_build_object(
-                'name', 'queued_runs', 'limit', bottega_limit('queued_runs', 1000),
+                'name', 'queued_runs', 'limit', bottega_limit('queued_runs', 10000),
                 -- Do not count runs that concurrent_runs permits now, because they can start now.
                 'used', greatest(0, (
                     SELECT count(*) FROM run_queue

@@ -138,7 +138,7 @@ END $$;
 CREATE OR REPLACE FUNCTION refuse_run(p_tenant uuid, p_pinned jsonb) RETURNS jsonb
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 DECLARE
-    v_queued bigint := bottega_limit('queued_runs', 1000);
+    v_queued bigint := bottega_limit('queued_runs', 10000);
     v_running bigint := bottega_limit('concurrent_runs', 100);
     v_number bigint := nextval('accepted_runs');
     v_waiting bigint;
