@@ -55,7 +55,8 @@ FINAL_ANSWER = "final_answer"
 HOOK_STOP = "hook_stop"
 PROVIDER_FAILED = "provider_failed"
 MAX_ITERATIONS = "max_iterations"
-_SAID = (FINAL_ANSWER, HOOK_STOP, Ending.LENGTH)
+_NOT_FROM_TOOLS = (FINAL_ANSWER, HOOK_STOP, Ending.LENGTH)
+"""Stop reasons of answers that are no copies of tool results."""
 
 
 class QueryLoop:
@@ -72,8 +73,8 @@ class QueryLoop:
         self._before = tuple(self.agent.conversation_history)
         self._withheld: list[StandardMessage] = []
         self._pending = PendingAnswer()
-        self._heard_at, self._reached = 0, ""
-        self._good: list[StandardMessage] = []
+        self._counts_from, self._last_text = 0, ""
+        self._checked_history: list[StandardMessage] = []
         self._tools: list[ToolBase] = []
         self._toolbox: dict[str, ToolBase] = {}
         self._schemas: tuple[ToolSchema, ...] = ()
@@ -148,9 +149,9 @@ class QueryLoop:
         step = await self._begin()
         while True:
             if isinstance(step, FinalAnswer):
-                if not self._is_told_more(step):
+                if not self._take_late_messages(step):
                     return await self._finish(step)
-            elif not self._hear() and self._is_last:
+            elif not self._take_messages() and self._is_last:
                 return await self._exhausted()
             self.query.iteration += 1
             step = await self._step()
@@ -158,25 +159,26 @@ class QueryLoop:
     @property
     def _is_last(self) -> bool:
         """True in the last allowed iteration; a user's message restarts the count of iterations."""
-        return self.query.iteration - self._heard_at >= self.agent.max_iterations
+        return self.query.iteration - self._counts_from >= self.agent.max_iterations
 
-    def _hear(self, *said: StandardMessage, answered: bool = False) -> bool:
+    def _take_messages(self, *before: StandardMessage, answered: bool = False) -> bool:
+        """Add ``before`` and the new messages to the history; return false if it added none."""
         query = self.query
         if self._pending.kept:
             return False
         of_users, told = sent_to(query, answered=answered)
         if not told:
             return False
-        self._heard_at = query.iteration if of_users else self._heard_at + 1
+        self._counts_from = query.iteration if of_users else self._counts_from + 1
         query.messages += tuple(told)
-        self.agent.conversation_history += [*said, *told]
+        self.agent.conversation_history += [*before, *told]
         return True
 
-    def _is_told_more(self, answer: FinalAnswer) -> bool:
-        """Return true if messages arrived before the answer is final; the query then continues."""
+    def _take_late_messages(self, answer: FinalAnswer) -> bool:
+        """Take messages that arrived before the answer is final; return true if there are any."""
         self._pending = PendingAnswer()  # a hook may have ended the query during a continuation
-        own = [without_calls(answer.message)] if answer.reason in _SAID else []
-        return self._hear(*own, *answer.deferred, answered=True)
+        before = [without_calls(answer.message)] if answer.reason in _NOT_FROM_TOOLS else []
+        return self._take_messages(*before, *answer.deferred, answered=True)
 
     async def _begin(self) -> NextStep:
         await self.query.recorder.remember(self.query)
@@ -211,7 +213,7 @@ class QueryLoop:
             return await self._settle(FinalAnswer(self._whole(message), FINAL_ANSWER, deferred))
         self._pending = PendingAnswer()
         if message.content:
-            self._reached = message.content
+            self._last_text = message.content
         results = await answer_calls(query, message, self._toolbox, deferred)
         step = after_tools(agent, results)
         return step if isinstance(step, RunAgain) else await self._settle(step)
@@ -270,9 +272,9 @@ class QueryLoop:
             self._schemas = tuple(tool.schema for tool in self._tools)
 
     def _check_history(self) -> None:
-        history, good = self.agent.conversation_history, self._good
-        check_history(history, len(good) if history[: len(good)] == good else 0)
-        self._good = list(history)
+        history, checked = self.agent.conversation_history, self._checked_history
+        check_history(history, len(checked) if history[: len(checked)] == checked else 0)
+        self._checked_history = list(history)
 
     async def _invoke(self, permit: Permit | None) -> AssistantMessage:
         """Call the provider with the current prompt; convert its errors to ``ModelError``.
@@ -311,7 +313,7 @@ class QueryLoop:
     async def _settle(self, answer: FinalAnswer) -> NextStep:
         message, reason, deferred = answer.message, answer.reason, list(answer.deferred)
         if (objection := await self._objection(message.content)) is not None:
-            if reason in _SAID:
+            if reason in _NOT_FROM_TOOLS:
                 self._send_back(message, deferred)
             return self._object(objection, message)
         if AgentEvent.BEFORE_FINAL_RESPONSE in self.agent.hooks:
@@ -384,7 +386,7 @@ class QueryLoop:
             raise QueryFailed(objection.error, OUTPUT_INVALID, OUTPUT_INVALID, message.content)
         message = self._output.json_in(without_calls(message))
         history = self.agent.conversation_history
-        if reason in _SAID:
+        if reason in _NOT_FROM_TOOLS:
             history.append(message)
         history += deferred
         if self.agent.memory_graph is not None:
@@ -406,10 +408,10 @@ class QueryLoop:
             if outcome.decision is HookDecision.STOP:
                 return await self._finish(FinalAnswer(outcome.value, HOOK_STOP))
         text = f"no final answer within {self.agent.max_iterations} iteration(s)"
-        if self._reached and not await self._output.accepts(self._reached):
+        if self._last_text and not await self._output.accepts(self._last_text):
             text += ", and the text so far does not fit the schema of the answer"
-            return self._failed(QueryFailed(text, OUTPUT_INVALID, OUTPUT_INVALID, self._reached))
-        return self._failed(QueryFailed(text, MAX_ITERATIONS, MAX_ITERATIONS, self._reached))
+            return self._failed(QueryFailed(text, OUTPUT_INVALID, OUTPUT_INVALID, self._last_text))
+        return self._failed(QueryFailed(text, MAX_ITERATIONS, MAX_ITERATIONS, self._last_text))
 
     def _failed(self, failure: QueryFailed) -> AssistantResponse:
         return AssistantResponse(

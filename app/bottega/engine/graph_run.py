@@ -939,7 +939,7 @@ class GraphRun:
             status = None if result.error_status is None else str(result.error_status)
             failure = _Failure(kind, status, code)
             return _failed(code, result.error or "", query.usage), failure
-        return _said(query, result.result), None
+        return _completed(query, result.result), None
 
     async def _ask_people(self, work: _Work) -> tuple[AssistantResponse, _Failure | None]:
         node, query = work.node, work.query
@@ -959,7 +959,7 @@ class GraphRun:
         finally:
             current_call.reset(token)
         if "answer" in said:
-            return _said(query, said["answer"]), None
+            return _completed(query, said["answer"]), None
         code = str(said.get("reason", "denied"))
         return _failed(code, "nobody answered in time"), _Failure(code)
 
@@ -1043,7 +1043,7 @@ def _agent_of(query: Query) -> BaseAgent:
     return agent
 
 
-def _said(query: Query, value: Any) -> AssistantResponse:
+def _completed(query: Query, value: Any) -> AssistantResponse:
     return AssistantResponse(content=as_text(value), output_json=value, usage=query.usage)
 
 

@@ -327,9 +327,9 @@ class JournalRecorder(Recorder):
         self.caller = Caller(run.run_id, run.tenant, run.user, run.session_id)
         self.claimed_at, self._began = run.claimed_at, monotonic()
         self._answers: dict[Key, int] = {}
-        # By query. _said: the last answer, and the seq of the answer's event. _logged: the tool
-        # results since the last model call.
-        self._said: dict[Query, tuple[str | None, int]] = {}
+        # By query. _last_answers: the last answer, and the seq of the answer's event. _logged: the
+        # tool results since the last model call.
+        self._last_answers: dict[Query, tuple[str | None, int]] = {}
         self._logged: dict[Query, dict[str, ToolResult]] = {}
 
     async def remember(self, query: Query) -> None:
@@ -357,7 +357,7 @@ class JournalRecorder(Recorder):
         if not query.path:
             self.journal.hold()
         usage = response.usage.to_dict()
-        said, at = self._said.pop(query, (None, 0))
+        said, at = self._last_answers.pop(query, (None, 0))
         if not is_answered(query, response):
             error = {"code": response.error_code or AGENT_FAILED, "message": response.error}
             self.tasks.add(query, EventType.AGENT_FAILED, {"error": error, "usage": usage})
@@ -391,7 +391,7 @@ class JournalRecorder(Recorder):
                 self.accounts.paid_before(known.answer.usage)
                 self._spend_of_node(query, known.answer.usage)
             self.count(query.path, usage_of(known.answer))
-            self._said[query] = known.answer.content, known.seq
+            self._last_answers[query] = known.answer.content, known.seq
             return known.answer
         if known.failure is not None:
             raise known.failure
@@ -464,7 +464,7 @@ class JournalRecorder(Recorder):
         )
         self._spend(query, message.metadata.get("model", ""), message.usage, first_ms)
         self.count(query.path, usage_of(message))
-        self._said[query] = message.content, seq
+        self._last_answers[query] = message.content, seq
         for observer in self._observers:
             observer.model_call_ended(query, message)
         return message
