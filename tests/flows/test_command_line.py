@@ -14,7 +14,7 @@ import pytest
 from typer.main import get_command
 
 from bottega import __version__
-from bottega.cli.commands import cli
+from bottega.cli.commands import _subject, cli
 from tests import forks
 from tests.waiting import until_now
 
@@ -252,3 +252,4 @@ def test_settings_have_headings_and_what_was_set_comes_first() -> None:
     assert all(each["variable"] in shown for each in found)
     (model,) = [each for each in found if each["variable"] == "BOTTEGA_MODEL"]
     assert (model["value"], model["changed"], model["subject"]) == ("some-model", True, "Models")
+    assert _subject("unheard_of") == "Other"

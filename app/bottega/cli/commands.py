@@ -355,15 +355,16 @@ _SUBJECTS = {
     "Memory": "memory shared_memory embedding learning",
     "Sub-agents": "subagent",
     "Log and metrics": "log metrics",
+    "Other": "",
 }
-"""Headings of the settings, with the first words of the settings' names."""
+"""Headings of the settings, with the first words of the settings' names; Other: all other words."""
 
 
 def _subject(name: str) -> str:
     for subject, beginnings in _SUBJECTS.items():
         if name.startswith(tuple(beginnings.split())):
             return subject
-    raise LookupError(f"the setting {name} has no heading")
+    return "Other"
 
 
 @cli.command("settings")
