@@ -366,8 +366,8 @@ def build_tool(
     if definition["type"] == "client":
         return client_tool(definition, approval)
     if definition["type"] == "builtin":
-        agents = approval if name == "http_get" else None
-        return _approvable(builtin_tool(name, deps), definition, agents)
+        of_agent = None if name in WITHIN_RUN else approval
+        return _approvable(builtin_tool(name, deps), definition, of_agent)
     try:
         checked = HttpToolDefinition.model_validate(definition)
     except ValidationError as error:  # an older version of Bottega stored the definition

@@ -47,6 +47,7 @@ from bottega.memory.text.injection import suspicious
 from bottega.memory.text.signature import failure_signature
 from bottega.memory.text.summaries import cut, summary_of
 from bottega.memory.working_memory import SEARCH_MEMORY, SET_PLAN, plan_of
+from bottega.tools.builtin import WITHIN_RUN
 
 _OF_MEMORY = frozenset((SET_PLAN, SEARCH_MEMORY, "recall_memory"))
 """Tools of the memory; the trace omits the calls of these tools."""
@@ -171,7 +172,8 @@ class EpisodeRecorder:
             tool["name"]: tool
             for definition in about.definitions.values()
             for tool in definition.get("tools", ())
-            if tool["type"] in ("http", "mcp") or tool["name"] == "http_get"
+            if tool["type"] in ("http", "mcp")
+            or (tool["type"] == "builtin" and tool["name"] not in WITHIN_RUN)
         }
         self._of_memory = _OF_MEMORY.difference(about.capabilities)
         self._suspicion: str | None = None
