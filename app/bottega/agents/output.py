@@ -176,7 +176,9 @@ async def decide_alone(check: Check, text: str) -> tuple[bool, str]:
         case "contains":
             found = check["value"] in text
             return found, "" if found else f"the answer did not contain {quoted(check['value'])}"
-    return await _fits(check["schema"], text)
+        case "json_schema":
+            return await _fits(check["schema"], text)
+    raise LookupError(f"no check of type {check['type']!r} can be decided alone")
 
 
 async def unmet_check(checks: Sequence[Check], text: str) -> str | None:
