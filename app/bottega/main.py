@@ -251,6 +251,7 @@ def create_app(service: Service) -> FastAPI:
             app.router.routes.extend(_routes_of(name))
     add_console(app)
     app.router.add_websocket_route("/{path:path}", websocket.nowhere)
+    # Starlette's router passes each request to this attribute, inside the middleware above.
     app.router.middleware_stack = RouteIndex(app.router)
     app.openapi = lambda: documents.openapi_document(app, every_route())  # type: ignore[method-assign]
     return app

@@ -3,8 +3,9 @@
 A step consists of all events since the last commit. One SQL statement stores a step. A commit
 happens
 
-- before an external action that depends on the step: a model call after an answer or a result, or a
-  call of a tool that is no sub-agent,
+- before a model call, if the step has an event that a resumed run would not write again, such as an
+  answer or a tool's result (see ``_STARTS``): so there is no commit before the first model call,
+- before the call of a tool that may have effects outside the run (no ``local`` tool, no sub-agent),
 - at the end of the run,
 - and at most ``COMMIT_AFTER_S`` seconds after an event, so that subscribers see the event.
 
