@@ -336,9 +336,7 @@ async def _begun(begin: Callable[[], Transaction]) -> AsyncIterator[Transaction]
 
 
 async def driver_of(connection: AsyncConnection) -> asyncpg.Connection:
-    """Return the driver's connection of a transaction that SQLAlchemy has begun, as in
-    ``Database.begin``.
-    """
+    """Return the driver's connection of a transaction that :class:`AsyncEngine` has begun."""
     return connection.connection.connection.driver_connection
 
 
