@@ -266,7 +266,7 @@ class LeasedWork:
     def _ended(self, tenant_id: UUID, number: int, task: "asyncio.Task[None]") -> None:
         is_full = self.places is not None and self._busy.total() >= self.places
         if is_full or self._busy[tenant_id] >= self.share:
-            self.loop.wake()  # due rows may wait for the end of this batch
+            self.loop.wake()  # due rows may have had to wait for the end of this batch
         else:
             self.loop.wake_soon()  # the batch may have set new due times
         self._busy -= Counter({tenant_id: number})

@@ -258,7 +258,7 @@ class QueryLoop:
         return with_distinct_ids(message)
 
     def _take_tools(self) -> None:
-        """Refresh the query's tools: the agent's tools, and memory tools with other names."""
+        """Refresh the query's tools. A tool of the agent hides a memory tool of the same name."""
         memory = self.agent.memory
         if memory is None or not memory.tools:
             tools = self.agent.registered_tools

@@ -121,7 +121,7 @@ class ToolRequirement:
 
     Attributes:
         min_calls: minimum number of calls.
-        require_success: if true, only successful calls count.
+        require_success: if true, only successful calls count towards ``min_calls``.
         error_message: text that the model reads if a call is missing; by default a built-in text.
     """
 

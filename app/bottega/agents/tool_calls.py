@@ -1,4 +1,4 @@
-"""Execution of one message's tool calls, even of tools that ignore their cancellation."""
+"""Execution of one message's tool calls. A cancelled call ends even if its tool still runs."""
 
 import asyncio
 import logging

@@ -190,8 +190,8 @@ def field_problem(error: Mapping[str, Any], body: Any = None) -> FieldProblem:
     """Convert an error of Pydantic to a problem, which does not quote the input.
 
     Args:
-        body: the body as the client sent it. A name in the error's path that is not in the body is
-            Pydantic's name for a member of a union; the problem's pointer leaves this name out.
+        body: the body as the client sent it. The problem's pointer omits names of the error's path
+            that are not in the body: these are Pydantic's names for members of unions.
     """
     place, *path = error["loc"]
     if place == "body":

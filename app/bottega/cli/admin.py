@@ -1,6 +1,6 @@
 """Commands of the operator for all tenants.
 
-Commands write only results to standard output, so that scripts can read the output.
+Commands write only results to standard output, so scripts can read the output.
 
 - ``bottega keys`` and ``bottega tenants``: keys and tenants.
 - ``bottega prune`` and ``bottega tenants retain``: retention of finished runs.
@@ -350,8 +350,8 @@ def _group() -> None:
 def reencrypt() -> None:
     """Encrypt all secrets with the first key in BOTTEGA_SECRETS_KEY.
 
-    If the command stops early, run the command again. The exit status is 1 if no key can decrypt a
-    secret.
+    If the command stops early, run the command again. The exit status is 1 if at least one secret
+    cannot be decrypted with any key.
     """
     settings = start()
     with database(settings) as url:

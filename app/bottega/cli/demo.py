@@ -7,7 +7,7 @@ facts, then wrote the text, then checked the text.
 *support*: a chat with a refund that waits for a person, even over restarts. A file in the data
 folder contains the session's name; all other data is in the database.
 
-The server is a separate process, so that Ctrl-C reaches only the demo. The server ends when the
+The server is a separate process, so Ctrl-C reaches only the demo. The server ends when the
 demo ends, even if the demo is killed.
 """
 

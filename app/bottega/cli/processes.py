@@ -3,7 +3,7 @@
 The parent is a separate program, ``python -m bottega.cli.processes PLAN``. The parent imports
 little of the standard library (for instance no ``dataclasses``) and nothing of the service, so the
 parent uses only 13 MB of memory, and errors of the service cannot end the parent. The parent owns
-the listening socket, so that no connection is refused while a child restarts. The parent also owns
+the listening socket, so no connection is refused while a child restarts. The parent also owns
 the lock that keeps the embedded PostgreSQL running.
 
 Each child has a socket to the parent. The child writes a byte when it works, and a second byte when

@@ -267,7 +267,7 @@ async def _check_session(
 ) -> None:
     """Check in one round trip that a new session accepted its start-up parameters.
 
-    The check's statement has no parameters or rows, so that the driver does not prepare it. A proxy
+    The check's statement has no parameters or rows, so the driver does not prepare it. A proxy
     that ignores start-up parameters may not support prepared statements.
 
     Args:

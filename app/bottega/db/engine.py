@@ -151,7 +151,7 @@ class Database:
     """An open database.
 
     Attributes:
-        url: URL of the server. The URL may have a password, so that it is never logged.
+        url: URL of the server. It may contain a password, so it is never logged.
         limits: names and values of limits that connections set as session parameters.
         engine: engine for requests.
         pool: pool for single statements.

@@ -5,9 +5,9 @@ applying the files, ``migrate`` stores a hash of each file, and a hash of the re
 the database. If one of the hashes differs at the next call, ``migrate`` applies all files again. A
 process that starts compares only the files' hashes.
 
-A newer version may have migrated the database. The database stores the oldest version that can use
-the new schema (:data:`_SERVES`). So processes of old and new versions may run at the same time. A
-downgrade of the code is possible, but not of the schema.
+The database stores the oldest version that can use its schema (:data:`_SERVES`). That version and
+later ones start, even after a newer version has migrated the database. So processes of old and new
+versions can run at the same time, and the code can be downgraded, but not the schema.
 
 A line ``-- owner: ROLE, execute: ROLE, ROLE`` above a function sets the function's owner and the
 only roles that may call the function. The owner ``migrator`` is the login that migrates. A function

@@ -1,8 +1,8 @@
 """Memory for a run's parts. A part of a run is an agent node of the graph, or a sub-agent.
 
 Before a part's first model call, the part gets memory of what the same part did in earlier runs.
-The log has this memory as events ``context.recalled`` of the part's task, so that a resumed run has
-the same prompts without a search. At the run's end, the run's episode gets the work of each part.
+The log has this memory as events ``context.recalled`` of the part's task, so a resumed run has the
+same prompts without a search. At the run's end, the run's episode gets the work of each part.
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 
 The recorder also records the texts that agents publish and receive. After a failed tool call, the
 recorder appends help from earlier runs to the error in the tool message. The text of the help comes
-from the events ``context.recalled``, so that a resumed run has the same message.
+from the events ``context.recalled``, so a resumed run has the same message.
 """
 
 import asyncio

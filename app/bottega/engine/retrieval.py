@@ -1,6 +1,6 @@
 """Selection and rendering of memory of earlier runs for a run's prompts.
 
-The run's log records the selection, so that a resumed run gets the same memory.
+The run's log records the selection, so a resumed run gets the same memory.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -224,7 +224,7 @@ def render_episode(episode: Any, cure: str = "") -> str:
 
     The text has at most 2 KB. If there are too many steps, steps in the middle are dropped: first
     successful steps, then failed steps. The first and the last line are trusted. The lines from the
-    episode are indented and labelled, so that no such line can imitate a trusted line or a line of
+    episode are indented and labelled, so no such line can imitate a trusted line or a line of
     this run. The lines from the episode have no ids and no addresses.
 
     Args:

@@ -2,7 +2,7 @@
 
 If several modules read or write an event's data, this module has a class for the data. The method
 ``of`` of a class sets the defaults of optional fields; an absent field without a default is
-``None``. ``of`` does not copy or parse values, so that it is fast enough to process each event.
+``None``. ``of`` does not copy or parse values, so it is fast enough to process each event.
 """
 
 from collections.abc import Mapping, Sequence

@@ -2,8 +2,7 @@
 
 :class:`GraphCourse` holds the states of a run's nodes and edges. A caller reports each node's end,
 and gets the decisions that follow from this end: decided edges, skipped nodes, and nodes that may
-start. The class needs no database and no event loop, so that the engine, dry runs and tests can use
-it.
+start. The class needs no database and no event loop, so the engine, dry runs and tests can use it.
 """
 
 from collections import defaultdict, deque

@@ -60,7 +60,7 @@ L = TypeVar("L", bound=Locked)
 
 
 def locked(method: Callable[Concatenate[L, P], T]) -> Callable[Concatenate[L, P], T]:
-    """Decorate a short method that never waits, so that a call holds the object's lock."""
+    """Decorate a short method that never waits: each call then holds the object's lock."""
 
     @functools.wraps(method)
     def run(self: L, /, *args: P.args, **kwargs: P.kwargs) -> T:

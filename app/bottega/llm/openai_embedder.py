@@ -206,7 +206,7 @@ class OpenAIEmbedder:
         self, account: ModelAccount, texts: Sequence[str], characters: int
     ) -> Vectors:
         cut = [text[:characters] for text in texts]
-        # First the reservation, which may wait, and then the slot, which all accounts share.
+        # First reserve, which may take long, and then take a slot, which all accounts share.
         async with account.call(_tokens_in(cut), None, 0) as charge, self._slots:
             answer = await self._tried(charge, cut)
         if not isinstance(answer, ModelError):

@@ -159,8 +159,8 @@ class ModelClient:
         """
         url = URL(self._prefix + path, encoded=True)
         try:
-            # The headers, which contain the key, are the request's and not the session's, because
-            # aiohttp sends a session's headers also to a proxy.
+            # Set the headers here, not in the session: they contain the key, and aiohttp sends the
+            # headers of a session to a proxy, too.
             return await (await self._session()).post(
                 url,
                 data=_Body(body, request),
@@ -251,7 +251,7 @@ def headers_of(spec: ServerSpec, login: bytes = b"") -> dict[str, str]:
     if login:
         if "Authorization" in own or any(name.lower() == "authorization" for name in spec.headers):
             raise InvalidInputError(
-                "a model's base URL with user and password cannot be sent together with a key"
+                "the model's base URL has a password, so no key or header Authorization may be set"
             )
         own["Authorization"] = f"Basic {b64encode(unquote_to_bytes(login)).decode()}"
     given = {name.lower() for name in spec.headers}

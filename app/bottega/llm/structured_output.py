@@ -135,7 +135,7 @@ class _StructuredModel:
             where = "/".join(map(str, first["loc"]))
             raise ModelError(
                 f"the model {model} did not answer in the required form "
-                f"({where or 'whole'}: {first['msg']})",
+                f"({where or 'the whole answer'}: {first['msg']})",
                 code="model_bad_response",
             ) from None
 

@@ -1,7 +1,6 @@
 """Tools of MCP servers: functions that read a server's list of tools, and that call tools.
 
-The client reads each item of an answer separately, so that an unreadable item does not affect other
-items.
+The client reads each item of an answer separately, so an unreadable item does not affect others.
 """
 
 import asyncio

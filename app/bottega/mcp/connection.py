@@ -1,6 +1,6 @@
 """One connection to an MCP server with the official SDK, for older and newer protocols.
 
-Servers of the newer era have the protocol version 2026-07-28 or later. :mod:`bottega.tools.egress`
+Newer protocols are the versions from 2026-07-28 on. :mod:`bottega.tools.egress`
 sends the HTTP requests: guarded, bounded and without redirects. A server that is a program is a
 child process, which exchanges lines of JSON with this process.
 """
@@ -592,7 +592,7 @@ class Connection:
                 await asyncio.wait((listening,))
 
     async def _listen(self, client: Any) -> None:
-        """Ask a server of the newer era to report changes of its tools."""
+        """Ask a server with a newer protocol to report changes of its tools."""
         offered = client.server_capabilities.tools
         if self._on_changed is None or offered is None or not offered.list_changed:
             return
@@ -635,9 +635,9 @@ class Connection:
             )
 
     async def _elicit(self, context: Any, params: Any) -> Any:
-        """Answer a question of a server of the older era, as part of the newest call.
+        """Answer a question of a server with an older protocol, as part of the newest call.
 
-        In the older era, a question does not say to which call it belongs.
+        In older protocols, a question does not say to which call it belongs.
         """
         from mcp_types import ElicitResult
 
@@ -702,7 +702,7 @@ async def _sent(session: Any, request: Any, told: Callable[..., Any] | None) -> 
 
 
 async def _answered(result: Mapping[str, Any], call: _Call) -> dict[str, Any] | None:
-    """Answer the questions of a server of the newer era; decline other requests of the server."""
+    """Answer the questions of a server with a newer protocol; decline its other requests."""
     from mcp_types import ElicitRequest, ElicitResult
     from pydantic import ValidationError
 

@@ -2,8 +2,8 @@
 
 Equal histories give equal prompts, so a resumed run has the same prompts.
 
-The messages of a block are removed from the prompt together. The history itself never changes,
-because a shortened message is a copy.
+If a prompt is too long, copies with shorter texts replace messages, or whole blocks of messages are
+omitted from the prompt. The history itself never changes.
 """
 
 import re

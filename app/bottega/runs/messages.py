@@ -195,7 +195,7 @@ async def _page(
     query = query.order_by(*(place.desc() if descending else place for place in places))
     found: list[dict[str, Any]] = []
     more = True
-    while more and not found:  # the event of ``after`` may have no more messages
+    while more and not found:  # the rows may have no message after ``after``
         rows = await fetch_page(connection, query.where(_beyond(after, descending)), limit + 1)
         begins = any(row["type"] == first for row in rows)
         question = await asked() if begins else ()

@@ -517,9 +517,9 @@ async def page(
 async def totals(connection: AsyncConnection, tenant_id: UUID, wanted: RunFilter) -> RowMapping:
     """Sum up the runs of a list: ``runs``, ``failed``, ``usage`` and ``complete``.
 
-    ``failed`` counts failed runs and runs whose timeout expired. If more than ``SEARCHED_RUNS``
-    runs meet the conditions outside ``wanted.search``, only the newest of these runs are counted,
-    and ``complete`` is false.
+    ``failed`` counts failed runs and runs whose timeout expired. Of the runs that meet all other
+    conditions, the newest ``SEARCHED_RUNS`` are searched for ``wanted.search``. ``complete`` is
+    false if there are that many or more.
     """
     newest = _newest(await _all_conditions(connection, tenant_id, wanted))
     run = newest.c

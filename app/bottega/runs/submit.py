@@ -1,7 +1,7 @@
 """Acceptance of a run: one transaction stores the run's row, pins, first event and queue entry.
 
 A repeated request with an ``Idempotency-Key`` creates no run, and gets the answer to the first
-request. The transaction that creates the run also stores this answer, so that a crash cannot lose
+request. The transaction that creates the run also stores this answer, so a crash cannot lose
 only the run or only the answer. The sweep deletes old answers.
 """
 

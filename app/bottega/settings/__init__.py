@@ -613,7 +613,7 @@ class Settings(BaseSettings):
         ),
     ] = 5
     subagent_monitor_window: Annotated[
-        _Seconds, Field(description="Seconds for which ended tasks count for the circuit breaker.")
+        _Seconds, Field(description="Seconds for which the circuit breaker counts an ended task.")
     ] = 60.0
     subagent_reset_timeout: Annotated[
         _Seconds, Field(description="Seconds until an open circuit breaker permits one task.")

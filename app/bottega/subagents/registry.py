@@ -197,8 +197,8 @@ class SubagentRegistry:
     def _check_queue(self, parent: Parent) -> None:
         """Check that one more task of a parent may start now, or that the queue has room for it.
 
-        A tenant without queued tasks may always queue a task. If the queue is full, each tenant may
-        queue one more task, from a run that has no queued tasks.
+        A tenant without queued tasks may queue a task even if the queue is full. A run without
+        queued tasks may queue a task above the limit, at most one for each tenant.
         """
         room, counts, limits = self.scheduler.room(parent), self.counts, self.limits
         startable, of_tenant = min(room, parent.ready), counts.queued_of[parent.tenant_id]

@@ -514,7 +514,7 @@ class FanOutTool(DispatchTool):
         each_one = (self._one(call, scope, *each) for each in tasks)
         if scope.swarm.options.plugins:
             started = await asyncio.gather(*each_one)
-        else:  # nothing waits here, so all tasks are queued before the first task begins
+        else:  # no await suspends here, so all tasks are queued before the first task begins
             started = [await one for one in each_one]
         answers = [self.answer_of(each, call) for each in started]
         return {"tasks": [{"index": index, **answer} for index, answer in enumerate(answers)]}

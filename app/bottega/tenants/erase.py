@@ -179,7 +179,7 @@ async def erase_episodes(
 async def erase_tenant(begin: Begin, name: str, actor: str) -> Removed:
     """Remove all data of a tenant, and then the tenant itself, except ``default``.
 
-    The tenant's keys are removed first, so that the API accepts no new request of the tenant. The
+    The tenant's keys are removed first, so the API accepts no new request of the tenant. The
     audit log of the tenant ``default`` records the beginning and the end of the removal.
 
     Args:

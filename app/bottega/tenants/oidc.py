@@ -61,7 +61,7 @@ class Person:
         name: name that the console shows; ``user`` if the token has no name.
         scopes: scopes of all roles; ``()``: the person has no role and may only ``GET /v1/me``.
         expires_at: end of the token, in seconds of Unix time.
-        limits: limits that the mapping sets. Requests and daily tokens count for each person.
+        limits: limits that the mapping sets. Requests and daily tokens are counted per person.
     """
 
     tenant_id: UUID

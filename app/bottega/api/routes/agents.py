@@ -192,7 +192,7 @@ class NewDraftRun(Body):
         "Starts a run (`draft` is true) of the agent that the body defines, even if an agent of "
         "this name is stored. Its sub-agents are stored agents. The run leaves no episode and does "
         "no success checks. Only lists with `draft=true` show the run; series and sums of usage "
-        "leave it out. Its tokens count in the limits of the tenant."
+        "leave it out. Its tokens count towards the tenant's limits."
     ),
     status_code=202,
     response_model=Run,

@@ -290,7 +290,7 @@ _BODY: Mapping[str, Any] = {
         "a `file`. Items are stored in pages, and no item runs before all items are stored. If "
         "storing is interrupted, repeat the request with the same `Idempotency-Key`: it stores the "
         "missing items, and returns the batch. Items are child runs with the batch as their "
-        "`parent_run_id`. Items count in no limit; the batch counts as one run in `queued_runs`."
+        "`parent_run_id`. Items count towards no limit; the batch is one run in `queued_runs`."
     ),
     status_code=202,
     response_model=Batch,

@@ -56,7 +56,7 @@ class Answers:
     The middleware also sets the request's trace for all work that the request starts.
 
     Args:
-        facades: translations of problems for clients of other APIs, by the path's first segment.
+        facades: by the first segment of a path: function that translates problems for this path.
     """
 
     def __init__(self, app: ASGIApp, facades: Mapping[str, Translate]) -> None:
@@ -118,7 +118,7 @@ class _MeasuredAnswer:
     """The response to a request, which is measured, and translated if it is a problem.
 
     Args:
-        translate: translation of problems; ``None``: problems stay unchanged.
+        translate: function that translates problems; ``None``: problems stay unchanged.
     """
 
     def __init__(self, scope: Scope, send: Send, translate: Translate | None) -> None:
@@ -305,7 +305,7 @@ _STARTS = ("http.response.start", "websocket.http.response.start", "websocket.ac
 class LimitRequests:
     """Middleware that limits a tenant's requests and streams, and the length of bodies.
 
-    The middleware comes directly after the check of the key, so that a refusal is cheap. The
+    The middleware comes directly after the check of the key, so a refusal is cheap. The
     middleware adds a tenant's remaining quota to every response. While there are no keys, the
     middleware limits only bodies, because only this machine has access. The middleware first checks
     a body's declared length, then the number of received bytes. (FastAPI's own limit answers with

@@ -127,7 +127,7 @@ async def encoded_page(page: dict[str, Any], item: type[BaseModel], of: Response
     Args:
         page: the result of :meth:`PageQuery.page`.
         item: schema of an item.
-        of: the response whose headers are sent.
+        of: a response; the returned response gets its headers.
     """
     adapter = _adapter(item)
     parts: list[bytes] = []

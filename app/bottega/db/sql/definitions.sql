@@ -1,8 +1,8 @@
 -- Versions of agents, graphs, providers and MCP servers, for runs that pin them.
 
 -- Trigger on agents, graphs, providers and MCP servers. Give the tenant's definitions a new epoch,
--- so that processes read the versions again. Epochs are random, so that an old epoch never occurs
--- again, even after a restored backup.
+-- so that processes read the versions again. Epochs are random, so an old epoch never occurs again,
+-- even after a restored backup.
 CREATE OR REPLACE FUNCTION change_definitions() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF TG_OP = 'DELETE' THEN  -- the tenant may be in deletion, without a row

@@ -173,7 +173,7 @@ END $$;
 
 -- Return candidates for a query: the tenant's episodes within a scope that are nearest by vector or
 -- best by words. Each candidate has both measures, and the positions (from 1) of its words in the
--- query. Aged episodes must be close. Statements have one plan for all arrays of words and ids.
+-- query. Aged episodes must be close. PostgreSQL plans a statement once, for any words and ids.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION search_episodes(
     p_scope jsonb, p_words text[], p_vector halfvec, p_embedder text, p_by text, p_where jsonb,

@@ -1,4 +1,4 @@
--- Jobs that maintain a tenant's memory, and gauges of all memory.
+-- Jobs that maintain a tenant's memory, and metrics about the memory of all tenants.
 
 -- Called by the nightly job. Return tenants with episodes from before p_tick, without a maintenance
 -- job since p_tick, and without an open maintenance job.

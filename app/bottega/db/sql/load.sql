@@ -34,7 +34,7 @@ CREATE OR REPLACE FUNCTION tenant_load(p_tenant uuid) RETURNS jsonb LANGUAGE sql
                 'used', count_running(p_tenant)),
             jsonb_build_object(
                 'name', 'queued_runs', 'limit', bottega_limit('queued_runs', 10000),
-                -- Do not count runs that concurrent_runs permits now, because they can start now.
+                -- Do not count runs that can start now: the tenant is below concurrent_runs.
                 'used', greatest(0, (
                     SELECT count(*) FROM run_queue
                     WHERE is_due IN (true, false) AND tenant_id = p_tenant AND NOT is_child

@@ -14,8 +14,8 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
 $$;
 
 -- Called by workers, with shares in the order of locks. Tenants with fewer running calls come
--- first. Among equals, the tenant that has waited longest comes first. Return the calls, requests
--- and tokens of each share; and, while other shares wait, how many calls the worker may keep.
+-- first, then tenants that have waited longer. Return for each share the calls, requests and tokens
+-- that the worker may hold, and how many calls it may keep while other shares wait (else NULL).
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION claim_shares(p_worker uuid, p_shares jsonb)
 RETURNS TABLE (may_hold bigint[], calls_kept bigint)

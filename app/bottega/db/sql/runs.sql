@@ -173,7 +173,7 @@ BEGIN
         SELECT FROM run_queue
         WHERE is_due IN (true, false) AND tenant_id = p_tenant AND NOT is_child
         LIMIT v_queued + v_running) AS q);
-    -- Runs that concurrent_runs permits now do not count, because they can start now.
+    -- Do not count waiting runs that can start now: the tenant is below concurrent_runs.
     IF v_waiting >= v_queued AND v_waiting - v_queued >= v_running - count_running(p_tenant)
     THEN
         RETURN jsonb_build_object('refused', 'queued_runs', 'limit', v_queued, 'retry_after_s', 5);

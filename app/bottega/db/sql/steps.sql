@@ -118,7 +118,7 @@ BEGIN
                    count(*) OVER (PARTITION BY p.agent), p.content, p.details, p_runs[i], v_now
             FROM session s CROSS JOIN jsonb_to_recordset(p_publications[i]) AS p(
                 agent text, version integer, content text, details jsonb)
-            ORDER BY p.agent, p.version DESC  -- an order, so that runs of a session never deadlock
+            ORDER BY p.agent, p.version DESC  -- an order, so runs of a session never deadlock
             ON CONFLICT (tenant_id, session_id, agent) DO UPDATE SET
                 version = m.version + excluded.version, content = excluded.content,
                 details = excluded.details, run_id = excluded.run_id,

@@ -93,8 +93,8 @@ _MOVE = "SELECT move_bodies($1, $2::jsonb)"
 _WINDOW = timedelta(days=7)
 """Maximum time between the first and the last episode of a consolidated group."""
 
-# Active episodes count, too, because an active episode that is old enough, but not yet mature, may
-# be similar to a waiting episode.
+# Time before which the first episode of a group must be: at least a week before the oldest active
+# episode, because an active episode may mature late, and then belong to the group.
 _READY = """
 SELECT least($2, (SELECT min(at) FROM episode_state
                   WHERE tenant_id = $1 AND state = 'active')) - $3::interval

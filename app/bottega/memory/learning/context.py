@@ -59,7 +59,7 @@ class TaskContext:
 class Lesson:
     text: str
     name: str | None = None
-    category: Category = Category.DOMAIN  # the outcome of a whole run judges this category
+    category: Category = Category.DOMAIN  # of ``OF_RUN``: good if the whole run succeeded
     uses: tuple[str, ...] = ()  # tools and agents that the lesson recommends
 
 

@@ -202,7 +202,7 @@ class FoundInsight:
 def insights_in(found: Sequence[tuple[Episode, float]], salt: UUID) -> list[FoundInsight]:
     """Return the insights of relevant episodes, sorted by frequency, then by score.
 
-    The result omits texts that look like instructions to a model. Of insights that differ only in a
+    The result omits texts that look like instructions to a model. If insights differ only in a
     negation, the result has only the insight of the newest episode.
 
     Args:
@@ -237,8 +237,7 @@ def _sentences(episode: Episode) -> Iterable[str]:
 def rendered(insight: FoundInsight) -> str:
     """Render an insight for a prompt: a line about the source, then the insight's sentence.
 
-    Models may trust the first line. The sentence is indented, so that the sentence cannot imitate
-    the first line.
+    Models may trust the first line. The sentence is indented, so it cannot imitate the first line.
     """
     newest = max(each.at for each in insight.episodes)
     imported = all(each.trust < READ_OUTSIDE for each in insight.episodes)

@@ -108,9 +108,9 @@ def asked_of(episode: Episode, reflection: Reflection) -> dict[str, Any]:
 def applications_of(episode: Episode) -> list[Application]:
     """Return an application for each pattern that was given to, or withheld from, a run.
 
-    The result is empty if the episode is not evidence. If the result of the whole run judges a
-    pattern, ``good`` comes from the episode's outcome, including feedback; without an outcome,
-    ``good`` is ``None``.
+    The result is empty if the episode is not evidence. For a pattern of the categories ``OF_RUN``,
+    ``good`` comes from the episode's outcome, including feedback; without an outcome, ``good`` is
+    ``None``.
     """
     given = episode.metadata.get("patterns")
     if not isinstance(given, list) or not counts(episode):

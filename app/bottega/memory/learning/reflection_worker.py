@@ -2,10 +2,10 @@
 
 When an episode is stored, its run is enqueued if a model must reflect on the run, or if a pattern
 was given to, or withheld from, the run. To lease some runs, a worker moves the time of the runs'
-next try into the future. One transaction stores the applications of the runs' patterns. Then,
-outside of any transaction, a model reflects on the run, if a model is configured. At the end, the
-worker stores the reflection and removes the run from the queue. Learning does not change the run
-itself.
+next try into the future. One transaction stores which patterns each run got, which patterns were
+withheld, and the results. Then, outside of any transaction, a model reflects on the run, if a model
+is configured. At the end, the worker stores the reflection and removes the run from the queue.
+Learning does not change the run itself.
 """
 
 import asyncio
@@ -51,8 +51,8 @@ _TRACES = """
 SELECT episode_id, content FROM episode_bodies
 WHERE tenant_id = $1 AND episode_id = ANY ($2) AND part = 'trace' AND content IS NOT NULL
 """
-# A run's outcome counts for each pattern that the whole run judges, even if patterns were merged.
-# Outcomes of episodes that are no longer evidence count for no pattern.
+# A run's outcome is the result of each of its patterns of the categories OF_RUN, even if patterns
+# were merged. If the run's episode is no longer evidence, none of the run's patterns has a result.
 _JUDGED = """
 UPDATE pattern_applications a SET good = n.good
 FROM unnest($2::uuid[], $3::boolean[], $4::boolean[]) AS n(episode_id, good, counts), patterns p

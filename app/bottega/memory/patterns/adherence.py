@@ -56,7 +56,7 @@ class Adherence:
     - A pattern is *followed* if the pattern's tools and agents began in the pattern's order after
       the pattern was shown.
     - A pattern is *good* if the first affected call or task that began after the pattern was shown
-      succeeded. If the whole run judges the pattern, this class does not observe success.
+      succeeded. For ``OF_RUN``, the outcome of the run decides, which this class does not observe.
     """
 
     def __init__(self) -> None:
@@ -107,8 +107,8 @@ class Adherence:
         """Return the run's patterns, in the order in which the run got the patterns.
 
         Each pattern has ``id``, ``version``, ``arm``, ``category``, ``followed`` (``None``:
-        adherence cannot be observed) and ``good`` (``None``: no affected call ended, or the result
-        of the whole run judges the pattern).
+        adherence cannot be observed) and ``good`` (``None``: no affected call ended, or the outcome
+        of the whole run decides).
         """
         return [shown.to_json() for shown in self._shown.values()]
 

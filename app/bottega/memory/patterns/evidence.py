@@ -1,14 +1,14 @@
 """The experiment with a pattern: each run gets a random arm, and the results are the evidence.
 
-A run counts for the arm that it was assigned, even if the run did not follow the pattern, because a
-run may ignore a pattern that is bad.
+A run counts towards the arm that it was assigned, even if the run did not follow the pattern,
+because runs ignore some bad patterns.
 
-A test that is repeated after each application sooner or later finds significance in noise. So there
-are only four interim tests, after 8, 16, 32 and 64 applications, and each test has its own level of
-significance (:data:`LOOKS`). Statistics calls an interim test a *look*. The four looks together
-promote at most 3 % of the patterns that have no effect, and 95 % of the patterns that raise the
-success rate from 0.5 to 0.8. Validated patterns are tested for harm by the same looks; after the
-fourth look, a new series of four looks begins.
+A run that got the pattern is an *application*. A test after each application would sooner or later
+find significance in noise. So there are only four interim tests, after 8, 16, 32 and 64
+applications, and each test has its own level of significance (:data:`LOOKS`). Statistics calls an
+interim test a *look*. The four looks together promote at most 3 % of the patterns that have no
+effect, and 95 % of the patterns that raise the success rate from 0.5 to 0.8. Validated patterns are
+tested for harm by the same looks; after the fourth look, a new series of four looks begins.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ from bottega.memory.patterns.pattern import APPLIED, Arm, Baseline, Pattern, Pat
 LOOKS = {8: 0.001, 16: 0.005, 32: 0.015, 64: 0.04}
 """Levels of significance, by the number of applications at which a test is made."""
 EVIDENCE_DAYS = 90
-"""Maximum age in days of applications that count for the verdict."""
+"""Maximum age in days of applications that count towards the verdict."""
 LEAST_APPLICATIONS = 5
 """Minimum number of applications for a verdict."""
 _LEAST_CONFIDENCE = 0.7

@@ -23,7 +23,7 @@ from bottega.memory.patterns.pattern import (
 )
 
 ALWAYS = frozenset(("task_type", "domain", "complexity", "capabilities"))
-"""Features that always count for a match's quality; others count if a condition names them."""
+"""Features that always affect a match's quality; others affect it if a condition names them."""
 
 Place = tuple[str, str | None, Any]
 """A key of the index: a feature, the feature's kind, and the value that the feature must have."""
@@ -34,8 +34,12 @@ class Match(NamedTuple):
     """A pattern that applies to a task.
 
     Attributes:
-        score: from 0 to 1: 0.4 confidence + 0.3 success rate + 0.15 min(ln(1 + uses)/10, 1) + 0.1
-            exp(-days since validation/90) (0 without a validation) + 0.05 quality.
+        score: from 0 to 1, a sum:
+            0.4 confidence
+            + 0.3 success rate
+            + 0.15 min(ln(1 + uses)/10, 1)
+            + 0.1 exp(-days since validation/90), or 0 without a validation
+            + 0.05 quality.
         quality: from 0 to 1: number of the task's known features that the pattern names, divided by
             this number plus the number of the task's other known features in :data:`ALWAYS`.
     """

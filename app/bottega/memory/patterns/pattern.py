@@ -44,8 +44,8 @@ class Category(StrEnum):
 
 
 OF_RUN = frozenset((Category.STRATEGIC, Category.DECOMPOSITION, Category.DOMAIN))
-"""Categories whose patterns the outcome of the whole run judges. The next affected task or call
-judges a pattern of any other category."""
+"""Categories whose patterns are good if the whole run succeeded. A pattern of another category is
+good if the next affected task or call succeeded."""
 ON_FAILURE = frozenset((Category.FAILURE, Category.RECOVERY))
 """Categories that are retrieved after a failure; all others are retrieved at a run's start."""
 
@@ -126,7 +126,7 @@ class Content:
     kind: ContentKind
     fields: Mapping[str, Any] = field(default_factory=dict)
     uses: tuple[str, ...] = ()  # tools and agents in order, to measure adherence
-    affects: tuple[str, ...] = ()  # tools and agents whose next call judges the pattern
+    affects: tuple[str, ...] = ()  # tools and agents: their next call shows if the pattern is good
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +173,9 @@ class Lifecycle:
     last_used: datetime | None = None
     replaced_by: UUID | None = None
     reason: str | None = None
-    # A *look* is an interim test; see :mod:`bottega.memory.patterns.evidence`.
-    looks: int = 0  # number of applications at the last look of the current series
-    looks_since: datetime | None = None  # start of the series; ``None``: the version's start
+    # A *look* is an interim test; four looks are a series (see bottega.memory.patterns.evidence).
+    looks: int = 0  # number of runs in this series that got the pattern, at the last look
+    looks_since: datetime | None = None  # start of this series; ``None``: the version's start
     decision: str | None = None  # decision of the last look, in a sentence
 
 
@@ -261,7 +261,7 @@ class Application:
     baseline_rate: float | None = None  # success rate without the pattern, if a client reports it
     episode_id: UUID | None = None
     followed: bool | None = None  # true if the run followed the pattern; ``None``: unknown
-    good: bool | None = None  # success; ``None``: the run made no call that judges the pattern
+    good: bool | None = None  # success; ``None``: no call of the run shows it
     features: Features = field(default_factory=lambda: EMPTY)  # features of the task
     duration_s: float | None = None
     tokens: int | None = None

@@ -55,15 +55,16 @@ class Chance(NamedTuple):
 class Background(NamedTuple):
     """Measured cosines of a tenant's unrelated texts.
 
-    Texts of the same kind and language are similar, so a query's cosine with an unrelated text of
-    the tenant is about as high as with the mean of the tenant's texts. A text has the query's topic
-    only if its cosine with the query is higher.
+    Texts of the same kind and language are similar, even if their topics differ. So a query's
+    cosine with an unrelated text is about the query's cosine with the mean of the tenant's texts. A
+    text has the query's topic only if the text's cosine is higher.
 
     Attributes:
-        mean: mean of the vectors, shape (d,).
-        median: median, over unrelated pairs, of the pair's cosine minus the cosine with the mean.
-        deviation: deviation of the lower half of these differences, which related pairs do not
-            change.
+        mean: mean of the vectors of the tenant's texts, shape (d,).
+        median: median, over queries and unrelated texts, of the query's cosine with the text minus
+            the query's cosine with the mean.
+        deviation: deviation of the lower half of these differences; related texts change only the
+            upper half.
     """
 
     mean: NDArray[np.float32]

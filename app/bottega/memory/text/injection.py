@@ -12,7 +12,7 @@ from collections.abc import Iterator
 LONGEST_READ = 100_000
 """Maximum number of checked characters; half of them at each end of a longer text."""
 
-# All expressions bound the number of repetitions, so that matching is fast for any text.
+# All expressions bound the number of repetitions, so matching is fast for any text.
 _S = r"[\s,:;*_\"'-]{1,8}"
 _WORDS = r"(?:[^\W\d_]{1,14}[\s,*_\"'-]{1,4}){0,4}?"
 _BEFORE = r"(?:previous|prior|earlier|preceding|foregoing|above|your|system)"

@@ -585,7 +585,7 @@ async def begun(service: Service, principal: Principal, message: McpMessage) -> 
     """Start the run of a tool call, or continue a run that waits for the client's answers.
 
     Raises:
-        RpcError: the tool, or the call to continue, does not exist.
+        RpcError: the tool does not exist, or the client continues a call that does not exist.
         InvalidInputError: the arguments are wrong.
         BottegaError: see :func:`bottega.api.shared.new_runs.start_run`.
     """

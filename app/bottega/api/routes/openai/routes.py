@@ -5,7 +5,7 @@ earlier response or a conversation, and may refer to items of both.
 
 A waiting run waits for results of the client's tools. A waiting run belongs to the caller if the
 caller's key and user started the run. If the caller's next request has no results for a waiting
-run, the server cancels the run, so that no run waits for ever.
+run, the server cancels the run, so no run waits for ever.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
