@@ -86,7 +86,7 @@ model_call_duration = _histogram(
 )
 time_to_first_token = _histogram(
     "time_to_first_token_seconds",
-    "Time from the start of a try of a model call to the first piece of its answer.",
+    "Time from the start of a model call, or of its next try, to the first piece of the answer.",
     _MODEL,
     *("provider", "model"),
 )

@@ -1,4 +1,4 @@
-"""Model servers of a process: those of the settings, and those that tenants define.
+"""Model servers of a process, which the settings or tenants define.
 
 A probe is a small call that shows if a model server supports a feature.
 """
@@ -220,7 +220,7 @@ class ModelServices:
         """Return a model of one provider. The model does not repeat a failed call.
 
         Args:
-            own: the tenant's definition of the provider; ``None``: the provider is the operator's.
+            own: the tenant's definition of the provider; ``None``: the operator has defined it.
             tenant_id, tenant: id and name of the tenant that makes the request.
             model: name of the model; ``None``: the provider's default model.
 

@@ -29,7 +29,7 @@ _ALL_BUT_HEX = {code: None for code in range(128) if chr(code) not in "012345678
 
 
 def inject_shared_memory(query: Query) -> None:
-    """Put the predecessors' publications into the history, in place of those of the last query.
+    """Put the predecessors' publications into the history; replace older ones.
 
     The function runs once per query, before the first model call. The publications follow the
     agent's system message and :func:`awareness_message`, in the graph's order.

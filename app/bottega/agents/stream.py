@@ -17,7 +17,7 @@ from bottega.agents.tools import ToolBase
 
 @dataclass(frozen=True, slots=True)
 class QueryEvent:
-    """An event of a query or of one of its sub-agents; base class of all events.
+    """An event of a query or a sub-agent of the query; base class of all events.
 
     Attributes:
         agent: name of the agent.

@@ -76,8 +76,7 @@ class ToolBase(ABC):
         timeout_s: time limit of one call in seconds, or ``None`` if only the run's deadline
             applies.
         idempotent: true if a call interrupted by a crash may be repeated.
-        local: true if the tool has no effect outside the run, so no step must be stored before a
-            call.
+        local: true if the tool has no effect outside the run, so calls need no step stored before.
         subagents: agents that the tool calls.
         approval: rule that says which calls a person must approve, or ``None`` for no call.
         expires_s: seconds within which people must decide.

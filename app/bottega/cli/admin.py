@@ -395,7 +395,7 @@ def _providers_group() -> None:
 def test_provider(
     name: Annotated[str, typer.Argument(help="Name of the provider.")],
     tenant: Annotated[
-        str, typer.Option(help="Tenant; its own providers replace the operator's.")
+        str, typer.Option(help="Tenant, whose providers replace the operator's providers.")
     ] = "default",
     model: Annotated[
         str | None,

@@ -288,7 +288,7 @@ def resolve_command(
     approve: Annotated[bool, typer.Option("--approve", help="Allow the tool call.")] = False,
     deny: Annotated[bool, typer.Option("--deny", help="Refuse the tool call.")] = False,
     arguments: Annotated[
-        str | None, typer.Option(help="With --approve: arguments instead of the model's, as JSON.")
+        str | None, typer.Option(help="With --approve: new arguments for the call, as JSON.")
     ] = None,
     comment: Annotated[str | None, typer.Option(help="Comment on an approval.")] = None,
     answer: Annotated[

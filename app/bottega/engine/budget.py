@@ -61,7 +61,7 @@ class _Day(NamedTuple):
     """Daily limit of a tenant or of an API key's runs, in tokens or money.
 
     Attributes:
-        key_id: id of the API key; ``None``: the limit is the tenant's.
+        key_id: id of the API key; ``None``: the limit applies to the tenant.
     """
 
     tenant_id: UUID

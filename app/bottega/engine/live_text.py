@@ -256,7 +256,7 @@ def _message(call: Live, at: int, text: str, *, is_repeated: bool = False) -> Te
 
 
 class LiveText:
-    """Writer of live text and of tools' progress for all runs of this worker.
+    """Writer of live text and of tools' progress, for all runs of this worker.
 
     Args:
         keep_s: seconds from a call's end to the deletion of its text.

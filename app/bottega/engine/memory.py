@@ -218,7 +218,7 @@ async def _analysis(
 
 
 class MemoryRetriever:
-    """Retriever of memory of earlier runs for the root agent of one run."""
+    """Retriever that gives a run's root agent memory of earlier runs."""
 
     def __init__(
         self,

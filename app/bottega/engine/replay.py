@@ -889,7 +889,7 @@ def restored_task(
 
     Args:
         ran: the task's running time in seconds; ``None``: the task never had a slot.
-        usage, publications: those of a finished task and its sub-tasks.
+        usage, publications: of a finished task together with its sub-tasks.
     """
     asked = SubagentDispatched.of(dispatched.data)
     begun = None if task.dequeued is None else SubagentDequeued.of(task.dequeued.data)

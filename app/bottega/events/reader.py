@@ -215,7 +215,7 @@ class LogReader:
         """Find a run to watch.
 
         Raises:
-            NotFoundError: unknown, or another tenant's.
+            NotFoundError: the tenant does not have the run.
         """
         row = await self._pool.fetchrow(LOOK, tenant_id, run_id)
         if row is None:

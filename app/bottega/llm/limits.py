@@ -137,7 +137,7 @@ class Share:
 
     @property
     def is_urgent(self) -> bool:
-        """True if calls of this worker or of other workers wait for amounts of the share."""
+        """True if calls of any worker wait for amounts of the share."""
         return bool(self._line) or (self._calls_kept is not None and self.is_changed)
 
     @property

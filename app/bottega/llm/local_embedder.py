@@ -30,9 +30,9 @@ _QUERY_TOKENS, _TOKENS = 64, 256  # a text takes about 3 ms on one core
 _BATCH = 4
 
 # All vectors of this model have a large common part, so the cosines of unrelated texts are 0.7 to
-# 0.85. The embedder subtracts the common part from each vector. The file means.npy has the common
-# part of queries and that of stored texts, as multiples of _STEP: the means over 800 short texts in
-# 20 languages. A change here needs a new _VERSION.
+# 0.85. The embedder subtracts the common part from each vector. The file means.npy has two
+# common parts, for queries and for stored texts, in units of _STEP: the means over 800 short texts
+# in 20 languages. A change here needs a new _VERSION.
 _VERSION = 1
 _STEP = 0.0008
 _MEANS = Path(__file__).with_name("means.npy")

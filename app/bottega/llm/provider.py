@@ -375,7 +375,7 @@ class ModelProvider:
         """Copy the provider for a new default model. Both providers use the same connections.
 
         Args:
-            patience_s: patience of the copy in seconds; by default that of this provider.
+            patience_s: patience of the copy in seconds; by default the patience of this provider.
         """
         patience_s = self.spec.patience_s if patience_s is None else patience_s
         if (model, patience_s) == (self.model, self.spec.patience_s):

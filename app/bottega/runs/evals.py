@@ -112,7 +112,7 @@ def target_report(runs: Sequence[EvalRun]) -> dict[str, Any]:
 def compare(a: Sequence[EvalRun], b: Sequence[EvalRun]) -> dict[str, Any]:
     """Compare two targets: ``wins`` counts the cases of which more runs passed with ``a``.
 
-    A case does not count if the outcome of one of its runs is not known. ``p`` is the p-value of an
+    A case is left out if the outcome of one of its runs is not known. ``p`` is the p-value of an
     exact two-sided sign test over cases, because repeats of one case are not independent.
     """
     passed = [_passed_by_case(each) for each in (a, b)]

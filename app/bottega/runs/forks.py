@@ -83,7 +83,7 @@ async def fork(
     """Submit a run that repeats an old run from a node or event on, with the same pinned versions.
 
     Args:
-        memory: the server's memory mode. The new run has this mode or, if stricter, the old run's.
+        memory: the server's memory mode. The new run has the stricter of this and the old mode.
         principal: the API key or user that starts the new run.
         may_give: function (node, old user) that raises if the caller may not answer for the node.
 

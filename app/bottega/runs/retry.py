@@ -95,7 +95,7 @@ async def retry(
     Args:
         from_last_step: copy the finished steps of the old run into the new run's log. The new run
             then repeats no model call and no tool call of these steps.
-        memory: the server's memory mode. The new run has this mode or, if stricter, the old run's.
+        memory: the server's memory mode. The new run has the stricter of this and the old mode.
         principal: the API key or user that starts the new run.
         limits: limits of the principal's API key.
 

@@ -196,7 +196,7 @@ async def reserved(
 
     Args:
         sent: number of input tokens.
-        provider: provider of the model; it knows the prices and whether the server is the tenant's.
+        provider: provider of the model; it knows the prices, and if the tenant owns the server.
         longest: maximum number of the call's output tokens; ``None``: :data:`MAX_OUTPUT`.
 
     Raises:

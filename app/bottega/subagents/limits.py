@@ -15,7 +15,7 @@ class SubagentLimits:
         max_concurrent_of_call: higher ``max_concurrent``, for a parent that dispatches more tasks
             than this number in one call.
         max_queued: maximum number of one parent's tasks that wait for a slot.
-        max_total_tokens: maximum number of tokens of all tasks of one parent together.
+        max_total_tokens: maximum number of tokens that all tasks of a parent spend together.
         max_concurrent_global: maximum number of all parents' tasks that hold a slot.
         max_queue_size: maximum number of all parents' tasks that wait for a slot.
         max_depth: maximum number of levels of nested tasks.

@@ -365,7 +365,7 @@ def estimated_start_ms(
 def _durations(parent: Parent) -> list[float] | None:
     """Return the seconds for which recent tasks of a parent held their slots.
 
-    The tasks are those of agents that also have unfinished tasks. Return ``None`` if an agent has
+    The tasks belong to agents that also have unfinished tasks. Return ``None`` if an agent has
     fewer than 3 recent tasks, if the times differ by a factor of 1.8, or if an unfinished task
     neither waits in the queue nor holds its first slot.
     """

@@ -444,7 +444,7 @@ class QueryScope(Parent):
 
 
 def _limits_of(query: Query, limits: SubagentLimits) -> SubagentLimits:
-    """Return the limits of a query's tasks: the minimum of its agent's and all callers' limits."""
+    """Return the limits of a query's tasks: the lowest limits of its agent and all callers."""
     above: Query | None = query
     while above is not None:
         for tool in above.agent.registered_tools:

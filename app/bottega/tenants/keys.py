@@ -175,7 +175,7 @@ async def get(tx: AsyncConnection, tenant_id: UUID, key_id: UUID) -> RowMapping:
     """Return a key's row, without its hash.
 
     Raises:
-        NotFoundError: the key is unknown, or another tenant's.
+        NotFoundError: the tenant does not have the key.
     """
     found = select(*PUBLIC_COLUMNS).where(_keys.tenant_id == tenant_id, _keys.id == key_id)
     row = (await tx.execute(found)).mappings().one_or_none()
@@ -202,7 +202,7 @@ async def revoke(tx: AsyncConnection, tenant_id: UUID, actor: str, key_id: UUID)
     """Revoke a key. All processes refuse the key within seconds after the commit.
 
     Raises:
-        NotFoundError: the key is unknown, or another tenant's.
+        NotFoundError: the tenant does not have the key.
     """
     row = await get(tx, tenant_id, key_id)
     if row["revoked_at"] is not None:

@@ -115,7 +115,7 @@ class ProviderSummary(Answer):
     name: str
     """Name of the provider. It is the text before the slash in an agent's `model`."""
     version: int
-    """Number of this version, from 1; 0: the provider is the operator's."""
+    """Number of this version, from 1; 0: the provider belongs to the operator."""
     owner: Literal["tenant", "operator"] = "tenant"
     """Owner of the provider. All tenants can use the operator's providers, but responses do not
     show their settings."""

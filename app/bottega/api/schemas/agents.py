@@ -212,7 +212,7 @@ class SubAgentLimits(Body):
 
 
 class SubAgentLimitsShown(Answer):
-    """The limits of an agent's tasks: the agent's or the operator's limit, whichever is lower."""
+    """The limits of an agent's tasks: the lower of the agent's and operator's limits."""
 
     shows = SubAgentLimits
 

@@ -112,7 +112,7 @@ Others = Callable[[Service], Sequence[dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Bodies of GET for a kind whose definitions may also be the operator's.
+    """Bodies of GET for a kind whose definitions may also belong to the operator.
 
     Attributes:
         output: schema of the body of a single definition.

@@ -63,7 +63,7 @@ CREATE OR REPLACE TRIGGER note_deleted_objects AFTER DELETE ON files
 REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION note_deleted_objects();
 
 -- Called by workers, and at the end of an erasure. Return the keys of objects that were registered
--- for deletion at least p_age ago. p_tenant: only this tenant's; NULL: all tenants'. A key that is
+-- for deletion at least p_age ago. p_tenant: the tenant of the objects; NULL: any. A key that is
 -- locked is left out, because a transaction that will use an object locks the object's key.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION due_deleted_objects(p_tenant uuid, p_age interval, p_most integer)

@@ -104,7 +104,7 @@ BEGIN
     RETURN e.id;
 END $$;
 
--- Called by the functions below. Return those of the given ids whose episodes are in the scope.
+-- Called by the functions below. Return the ids in p_ids whose episodes are in the scope.
 CREATE OR REPLACE FUNCTION episodes_within(p_scope jsonb, p_ids uuid[]) RETURNS uuid[]
 LANGUAGE plpgsql STABLE AS $$
 DECLARE

@@ -133,7 +133,7 @@ END $$;
 
 -- Called by accept_run. Return the limit that refuses a tenant's run, and the seconds after which a
 -- retry makes sense; NULL if the run is accepted. A run that calls only the tenant's own model
--- servers costs nothing of the daily budgets of the tenant and of the key (the payer).
+-- servers uses neither the tenant's nor the key's daily budget. (The key is the payer.)
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION refuse_run(p_tenant uuid, p_pinned jsonb) RETURNS jsonb
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$

@@ -24,7 +24,7 @@ $$;
 
 -- Called by processes that call models. Report an account's total spending (p_reported: spending
 -- that was reported before, in case the slice has lapsed). Replace the account's slice of the daily
--- budget (the tenant's or, with p_limit, a key's) with a slice of p_wanted, or of the rest.
+-- budget (of the tenant or, with p_limit, of a key) with a slice of p_wanted, or of the rest.
 CREATE OR REPLACE FUNCTION draw_budget(
     p_tenant uuid, p_account uuid, p_unit text, p_spent bigint, p_reported bigint,
     p_wanted bigint, p_lapses_s double precision, p_limit bigint, OUT held bigint, OUT others bigint

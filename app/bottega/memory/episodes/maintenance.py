@@ -433,7 +433,7 @@ def groups(
     Args:
         vectors: vectors of the episodes, each of length 1; shape (n, d).
         times: end times of the episodes.
-        cosine: exclusive lower bound of the cosine of each pair of a group.
+        cosine: each two episodes in a group have a higher cosine than this value.
         window: maximum time between the first and the last episode of a group.
     """
     import numpy as np

@@ -27,7 +27,7 @@ class Candidate:
 
     Attributes:
         outcome: the effective outcome, including feedback.
-        cosine: cosine of the episode's and the query's vectors, -1 to 1; ``None``: a vector is
+        cosine: cosine of the vectors of episode and query, -1 to 1; ``None``: a vector is
             missing.
         lexical: full-text rank of the episode for the query, at least 0; rare words have a higher
             weight; ``None``: the query has no words.

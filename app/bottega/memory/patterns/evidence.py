@@ -109,7 +109,7 @@ class Comparison(NamedTuple):
 
     @property
     def p_worse(self) -> float:
-        """The p-value of "the pattern does no harm"; the tests are those of :attr:`p_better`."""
+        """The p-value of "the pattern does no harm", by the same tests as :attr:`p_better`."""
         if self.without.n:
             return fisher_p(self.without, self.given)
         return binomial_p(self.given.bad, 1 - self.baseline.rate)
@@ -140,7 +140,7 @@ class Comparison(NamedTuple):
 
 
 def pooled_difference(pairs: Sequence[tuple[Tally, Tally]]) -> tuple[float, float, float]:
-    """Return the difference of the success rates of two groups of runs, and its 95 % interval.
+    """Return the difference of two groups' success rates, and the difference's 95 % interval.
 
     The function weights the pairs' differences as Mantel and Haenszel (1959) do. For the interval,
     each tally gets one more success and one more failure (Agresti and Caffo, 2000), so the interval

@@ -63,8 +63,7 @@ class Background(NamedTuple):
         mean: mean of the vectors of the tenant's texts, shape (d,).
         median: median, over queries and unrelated texts, of the query's cosine with the text minus
             the query's cosine with the mean.
-        deviation: deviation of the lower half of these differences; related texts change only the
-            upper half.
+        deviation: deviation of these differences below the median, where related texts are rare.
     """
 
     mean: NDArray[np.float32]
@@ -76,7 +75,7 @@ _CHANCE = Chance(0.4, 7.0, 0.9)  # for a hosted model whose tail is unknown
 
 
 def chance(embedder: Embedder) -> Chance:
-    """Return the embedder's :class:`Chance`; by default, that of a common hosted model."""
+    """Return the embedder's :class:`Chance`; by default, the values for a hosted model."""
     return Chance(*getattr(embedder, "chance", _CHANCE))
 
 

@@ -173,8 +173,8 @@ def _answered(waiting: Waiting, tail: Sequence[HistoryMessage], place: Place) ->
 
     Args:
         tail: the request's messages after the assistant's last message. A request answers a run
-            only if each result is for a different call of the run, and all other new messages are
-            the user's.
+            only if each result is for a different call of the run, and all other new messages come
+            from the user.
     """
     results = {interrupt_of(one.answers) for one in tail if one.role == "tool"}
     answered = (each["run_id"] for each in waiting if each["id"] in results)
