@@ -382,7 +382,7 @@ def _name_defaults(document: dict[str, Any]) -> None:
         for operation in operations.values()
         if "requestBody" in operation
     ]
-    for name in _reached(bodies, schemas):
+    for name in _schemas_in(bodies, schemas):
         for member in schemas[name].get("properties", {}).values():
             if "default" in member:
                 member["x-default"] = default = member.pop("default")
@@ -390,7 +390,7 @@ def _name_defaults(document: dict[str, Any]) -> None:
                 member["description"] = " ".join(filter(None, (member.get("description"), said)))
 
 
-def _reached(parts: list[Any], schemas: Mapping[str, Any]) -> set[str]:
+def _schemas_in(parts: list[Any], schemas: Mapping[str, Any]) -> set[str]:
     todo, names = list(parts), set[str]()
     while todo:
         part = todo.pop()

@@ -244,7 +244,7 @@ class Transcript:
         kind, data, of_root = event["type"], event["data"], event["task_id"] is None
         line = self._activity.describe(event)
         if of_root and self.out.isatty():
-            self._hear(kind, data)
+            self._show_text(kind, data)
         if line is not None and not (of_root and kind.startswith("agent.")):  # the answer follows
             self.note(line, self._activity.depth(event["task_id"]))
 
@@ -270,7 +270,7 @@ class Transcript:
             self.note(f"error: {run['error']['message']}")
         self.note(summary(run))
 
-    def _hear(self, kind: str, data: dict[str, Any]) -> None:
+    def _show_text(self, kind: str, data: dict[str, Any]) -> None:
         match kind:
             case "llm.started":
                 self._end_line()

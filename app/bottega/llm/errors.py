@@ -191,7 +191,7 @@ class ErrorMapper:
         )
 
     def _quote(self, body: object) -> str:
-        return self._clean(_said(body))
+        return self._clean(_error_text(body))
 
     def _clean(self, text: str) -> str:
         """Convert a text to one short printable line without secrets."""
@@ -244,7 +244,7 @@ def _refined(code: str, body: object) -> str:
         return word
     if code == "model_unauthorized" or word == "model_rate_limited":
         return code
-    return error_code(_said(body)) or code
+    return error_code(_error_text(body)) or code
 
 
 def _code_of_other_status(status: int) -> str:
@@ -266,7 +266,7 @@ def _error_part(body: object) -> Any:
     return body
 
 
-def _said(body: object) -> str:
+def _error_text(body: object) -> str:
     """Return the text of the server's error: ``message``, or ``detail`` (FastAPI, Mistral)."""
     error = _error_part(body)
     if not isinstance(error, dict):

@@ -232,7 +232,7 @@ class RunMemory:
         self._warned = False
         # The keys are the id() of messages; the values keep the messages, and so the ids, in use.
         self._known: dict[int, PromptMessage] = {}
-        self._said: dict[str, StandardMessage] = {}
+        self._by_ref: dict[str, StandardMessage] = {}
         self._has_own_recall = False  # true: the agent itself has a tool with the name of RECALL
         self._query: Query | None = None
         self._history: list[StandardMessage] = []  # at the last prompt
@@ -266,13 +266,13 @@ class RunMemory:
         return int(found[1]) if found and int(found[1]) <= self._turns else 0
 
     def recall(self, reference: str) -> str | None:
-        if (message := self._said.get(reference)) is not None:
+        if (message := self._by_ref.get(reference)) is not None:
             return "\n".join(message_lines([message])) or message.content
         return self.working.recall(reference)
 
     @property
     def references(self) -> str:
-        known = [*self.working.references, *self._said]
+        known = [*self.working.references, *self._by_ref]
         kinds = {reference[0]: [r for r in known if r[0] == reference[0]] for reference in known}
         if self._turns:
             kinds["t"] = ["t1", f"t{self._turns}"][: self._turns]
@@ -364,8 +364,8 @@ class RunMemory:
             if each.reference is not None or own:
                 continue
             if not isinstance(message, ToolMessage):
-                each.reference = f"c{len(self._said) + 1}"
-                self._said[each.reference] = message
+                each.reference = f"c{len(self._by_ref) + 1}"
+                self._by_ref[each.reference] = message
             else:
                 self._take_answer(each, message, calls)
 
@@ -428,8 +428,8 @@ class RunMemory:
         if not (gone := self._messages(left=True)):
             return
         yield _LEFT
-        if first := next((each.reference for each in gone if each.reference in self._said), None):
-            last = next(each.reference for each in reversed(gone) if each.reference in self._said)
+        if first := next((each.reference for each in gone if each.reference in self._by_ref), None):
+            last = next(each.reference for each in reversed(gone) if each.reference in self._by_ref)
             yield f"The messages themselves are {first} to {last}."
         answers = [*islice((each for each in reversed(gone) if each.label), LINES + 1)]
         if len(answers) > LINES:

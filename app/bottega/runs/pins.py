@@ -447,7 +447,7 @@ def _checked_agents(
     read: Mapping[str, Mapping[str, Any]], named_by: dict[str, str], root: str | None
 ) -> dict[str, Reached]:
     """Return a run's agents. Refuse agents that do not exist or cannot call each other."""
-    agents = {name: _reached(each) for name, each in read.items()}
+    agents = {name: _reached_agent(each) for name, each in read.items()}
     _refuse_unknown(named_by, agents)
     _refuse_depth(root, agents)
     _refuse_unfit(read, agents)
@@ -486,7 +486,7 @@ def _refuse_unknown_version(
         )
 
 
-def _reached(read: Mapping[str, Any]) -> Reached:
+def _reached_agent(read: Mapping[str, Any]) -> Reached:
     children = tuple(read["children"])
     return Reached(read["version"], children, read["undescribed"], read["stateful"])
 

@@ -378,7 +378,7 @@ class HttpToolDefinition(Approvable):
     @field_validator("url")
     @classmethod
     def _is_template(cls, url: str) -> str:
-        _said(UrlTemplate.parse, url)
+        _check_by(UrlTemplate.parse, url)
         for key, pieces in UrlTemplate.parse(url).query:
             if any(pieces[::2]) and is_credential_in_query(key):
                 raise ValueError(
@@ -394,7 +394,7 @@ class HttpToolDefinition(Approvable):
             raise ValueError("the same header occurs twice: upper and lower case are equal")
         for name, value in headers.items():
             text = value if isinstance(value, str) else "secret"
-            _said(check_header, name, text)
+            _check_by(check_header, name, text)
             if isinstance(value, str) and carries_credentials(name):
                 raise ValueError(
                     f"the value of {name} is a secret: store it with PUT /v1/secrets/NAME and "
@@ -421,14 +421,14 @@ class HttpToolDefinition(Approvable):
     @field_validator("parameters")
     @classmethod
     def _is_schema(cls, parameters: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        _said(_schema, parameters)
+        _check_by(_schema, parameters)
         return parameters
 
     @field_validator("output_schema")
     @classmethod
     def _is_output_schema(cls, schema: dict[str, JsonValue] | None) -> dict[str, JsonValue] | None:
         if schema is not None:
-            _said(output_schema, schema)
+            _check_by(output_schema, schema)
         return schema
 
     @model_validator(mode="after")
@@ -461,7 +461,7 @@ class HttpToolDefinition(Approvable):
         return self.method in ("GET", "PUT", "DELETE")
 
 
-def _said(check: Callable[..., Any], *arguments: Any) -> None:
+def _check_by(check: Callable[..., Any], *arguments: Any) -> None:
     try:
         check(*arguments)
     except InvalidInputError as error:

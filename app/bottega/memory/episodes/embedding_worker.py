@@ -191,7 +191,7 @@ class EmbeddingWorker:
             poll_s=POLL_S,
             clock=clock,
         )
-        self._reached: dict[UUID, UUID] = {}
+        self._ordered_to: dict[UUID, UUID] = {}
         self._cleared: dict[UUID, UUID] = {}
 
     async def _put_off(
@@ -343,15 +343,15 @@ class EmbeddingWorker:
             waiting = await connection.fetchval(_WAITING, tenant_id, _PAGE, _GIVEN_UP)
             if waiting >= _PAGE or await self._order(connection, tenant_id, name) or waiting:
                 return
-            self._reached.pop(tenant_id, None)  # the next call checks all episodes again
+            self._ordered_to.pop(tenant_id, None)  # the next call checks all episodes again
             if await connection.fetchval(_CHANGE_OVER, tenant_id, name, _GIVEN_UP):
                 log.info("embedder.changed", tenant_id=str(tenant_id), embedder=name)
 
     async def _order(self, connection: asyncpg.Connection, tenant_id: UUID, name: str) -> bool:
         """Enqueue a page of the episodes that lack vectors of an embedder; false: there is none."""
-        reached = self._reached.get(tenant_id, _FIRST_ID)
+        reached = self._ordered_to.get(tenant_id, _FIRST_ID)
         while rows := await connection.fetch(_LACKING, tenant_id, name, _PAGE, reached):
-            reached = self._reached[tenant_id] = rows[-1]["episode_id"]
+            reached = self._ordered_to[tenant_id] = rows[-1]["episode_id"]
             if ids := [row["episode_id"] for row in rows if row["lacking"]]:
                 await connection.execute(_ORDER, tenant_id, ids)
                 return True
@@ -368,7 +368,7 @@ class EmbeddingWorker:
         if rows:
             self._cleared[tenant_id] = max(row["episode_id"] for row in rows)
         elif place == _FIRST_ID and not await self._order(connection, tenant_id, name):
-            self._reached.pop(tenant_id, None)
+            self._ordered_to.pop(tenant_id, None)
             await connection.execute(_CLEARED, tenant_id, name)
 
 

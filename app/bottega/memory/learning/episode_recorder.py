@@ -166,7 +166,7 @@ class EpisodeRecorder:
         self._errors: dict[str, None] = {}
         self._signatures: dict[str, None] = {}
         self._tasks: dict[UUID, bool] = {}  # success of each ended task
-        self._said: dict[UUID | None, str] = {}  # the last text of each task's model
+        self._last_texts: dict[UUID | None, str] = {}  # the last text of each task's model
         self._following = Adherence()
         self._outside = {
             tool["name"]: tool
@@ -191,7 +191,7 @@ class EpisodeRecorder:
                 self._model_calls += 1
                 completed = LlmCompleted.of(data)
                 self._usage += Usage.from_dict(completed.usage)
-                self._said[task_id] = self._short(completed.message.get("content") or "")
+                self._last_texts[task_id] = self._short(completed.message.get("content") or "")
             case EventType.TOOL_STARTED:
                 started = ToolStarted.of(data)
                 self._asked[task_id, started.call, started.tool_call_id] = started.arguments
@@ -217,7 +217,7 @@ class EpisodeRecorder:
         self._following.task(event_type, task_id, agent, data)
         if event_type == EventType.AGENT_COMPLETED:
             self._tasks.setdefault(task_id, True)
-            said, output = self._said.pop(task_id, ""), AgentCompleted.of(data).output
+            said, output = self._last_texts.pop(task_id, ""), AgentCompleted.of(data).output
             self._step(agent, task_id, answer=said if output is None else self._short(output))
         elif event_type in FAILED_TASK:
             if self._tasks.get(task_id) is not False:

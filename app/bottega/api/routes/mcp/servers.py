@@ -300,7 +300,7 @@ async def refresh(
         query = select(tenants.c.name).where(tenants.c.id == tenant)
         tenant_name: str = (await tx.execute(query)).scalar_one()
     with _refreshing.enter(tenant):
-        tools, warnings = await _said(service, tenant, tenant_name, asked)
+        tools, warnings = await _request_tools(service, tenant, tenant_name, asked)
     async with service.database.begin(tenant) as tx:
         stored, is_new = await store_tools(tx, tenant, asked, tools, warnings)
         if is_new:
@@ -309,7 +309,7 @@ async def refresh(
     return {"version": stored.version, "tools": tools, "warnings": warnings}
 
 
-async def _said(
+async def _request_tools(
     service: Service, tenant: UUID, tenant_name: str, asked: Definition
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Request a server's tools; return the tools, and warnings about the tools, without secrets.

@@ -189,7 +189,7 @@ class Spoken:
     """
 
     def __init__(self) -> None:
-        self._said: list[str] = []
+        self._paragraphs: list[str] = []
         self._cut = ""
         self._last = ""
 
@@ -222,15 +222,15 @@ class Spoken:
             return self._with(self._cut.rstrip())
         if not live:
             return self._with(self._last)
-        said = [*self._said, self._last, live.rstrip()]
+        said = [*self._paragraphs, self._last, live.rstrip()]
         return _JOINT.join(text for text in said if text.strip())
 
     def _say(self, text: str) -> None:
         if text.strip():
-            self._said.append(text)
+            self._paragraphs.append(text)
 
     def _with(self, last: str) -> str:
-        return _JOINT.join(text for text in (*self._said, last) if text.strip())
+        return _JOINT.join(text for text in (*self._paragraphs, last) if text.strip())
 
 
 class _Live:

@@ -472,7 +472,7 @@ async def _history(
             )
             pages += 1
             said += [
-                _said(each, ids, at)
+                _message_of(each, ids, at)
                 for each in page
                 if each["seq"] <= until and each["role"] != "system"
             ]
@@ -487,7 +487,7 @@ async def _history(
     return [*said, message_of_calls(of_others, at)]
 
 
-def _said(message: Mapping[str, Any], waits: Mapping[str, str], at: str) -> HistoryMessage:
+def _message_of(message: Mapping[str, Any], waits: Mapping[str, str], at: str) -> HistoryMessage:
     calls = [
         Call(
             waits.get(call["id"], call["id"]),
