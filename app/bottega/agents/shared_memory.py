@@ -274,7 +274,7 @@ class Recall:
         return recalled
 
     async def _scores(self, text: str, items: Sequence[MemoryItem]) -> list[float]:
-        # The batch is shielded, because other queries may wait for the same batch.
+        # Shield the batch, because other queries may have begun to wait for the same batch.
         vectors = [(await asyncio.shield(row.batch))[row.index] for row in self._rows_of(items)]
         queries = getattr(self.embedder, "embed_queries", self.embedder.embed)
         [wanted] = _checked(await queries([text]), 1)

@@ -494,7 +494,7 @@ async def _store_version(
 async def _refuse_excess(
     connection: AsyncConnection, kind: DefinitionKind, tenant_id: UUID
 ) -> None:
-    """Refuse more than ``MOST_NAMES`` names, with deleted names, because runs may use them."""
+    """Refuse more than ``MOST_NAMES`` names, including deleted names, which runs may use."""
     names = select(func.count()).where(kind.table.c.tenant_id == tenant_id)
     if (await connection.scalar(names) or 0) > MOST_NAMES:
         raise ConflictError(

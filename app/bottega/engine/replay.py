@@ -5,7 +5,7 @@ task: the model calls, the tool calls, and the messages that the task wrote and 
 run is executed again with this result: it takes recorded answers from the result, and writes no
 recorded event again. Its sub-agents are also executed again, with replayed calls, so they end and
 publish as before. :func:`replay_tasks` derives the state of asynchronous tasks. The API builds
-prompts, messages, rounds and turns of conversations from the same result.
+prompts, messages, and answers of conversations from the same result.
 
 While a task waits for people, the task's clock is stopped. Clocks of waits for the task are
 stopped, too.

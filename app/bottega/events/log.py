@@ -2,7 +2,7 @@
 
 A row stores consecutive events, one JSON object per line. A line has no ``seq``, ``at`` or
 ``run_id``, because the row has these fields. In a line, ``type`` comes first and ``data`` last, so
-that a reader can split the line without parsing ``data``. A line has no fields that are ``None``.
+a reader can split the line without parsing ``data``. A line has no fields that are ``None``.
 """
 
 import asyncio

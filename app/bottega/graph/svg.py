@@ -4,7 +4,7 @@ The agents of a column can run at the same time, after the agents of earlier col
 skips columns runs on a track, a horizontal line above or below all boxes; edges with equal source
 and policy share a track. Agents without edges are in the last columns. All lengths are in px. The
 drawing has no background, and follows the viewer's light or dark mode. The drawing uses no ids, so
-that a page can contain several drawings.
+a page can contain several drawings.
 """
 
 import re

@@ -308,7 +308,7 @@ class PinCache:
 
         Raises:
             UnknownAgentError, InvalidInputError: see :func:`bottega.runs.submit.submit`. Errors are
-                not cached, so that an error is never stale.
+                not cached, so an error is never stale.
         """
         key = tenant_id, agent, graph, version
         if (pins := self._known.get(key)) is not None:

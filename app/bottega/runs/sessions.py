@@ -211,7 +211,7 @@ async def fork(
 async def ends_with(
     connection: AsyncConnection, tenant_id: UUID, session_id: str, run_id: UUID
 ) -> bool:
-    """Return true if a run is a session's newest run. Child runs do not count."""
+    """Return true if a run is a session's newest run, apart from child runs."""
     last = (
         select(runs.c.id)
         .where(runs.c.tenant_id == tenant_id, runs.c.session_id == session_id)

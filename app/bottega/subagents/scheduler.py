@@ -475,8 +475,8 @@ class SubagentScheduler:
     def position(self, handle: SubagentHandle) -> int:
         """Return the number of the tenant's waiting tasks that start before a task.
 
-        If a breaker or an unfinished task holds the task back, all waiting tasks of the tenant
-        count. For a child run, which does not wait in this queue, the number is 0.
+        If a breaker or an unfinished task holds the task back, the method returns the number of all
+        waiting tasks. For a child run, which does not wait in this queue, the number is 0.
         """
         if handle.spread:
             return 0

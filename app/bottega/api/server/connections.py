@@ -89,7 +89,7 @@ class _RefusedError(Exception):
 class HttpProtocol(HttpToolsProtocol):
     """HTTP protocol with limits.
 
-    The socket's send buffer is small, so that a slow client costs little memory. The server sends a
+    The socket's send buffer is small, so a slow client costs little memory. The server sends a
     refusal only if no response is in progress on the connection. After a refusal, the server closes
     the connection.
     """

@@ -1,6 +1,6 @@
--- Search for episodes by words and by vectors. Under a policy, operators that are not leakproof
--- (distances, matches of words) cannot use their indexes. So search_episodes is SECURITY DEFINER
--- and has the tenant as a condition in each statement.
+-- Search for episodes by words and by vectors. Under row-level security, PostgreSQL uses no index
+-- for distances and matches of words, because their operators are not leakproof. So search_episodes
+-- is SECURITY DEFINER and has the tenant as a condition in each statement.
 
 -- Called for stored texts and for queries. Fold a text: remove accents and, in a text that is not
 -- ASCII, use lower case. In scripts without spaces, each pair of neighbouring characters is a word.

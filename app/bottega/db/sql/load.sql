@@ -1,8 +1,8 @@
 -- The load of the service: queued and running runs, and the live workers.
 
--- Return a tenant's queued runs by priority, waiting runs by reason and agent (at most 10,000 runs,
--- with the error of the last failed model call of one run), quotas and storage, in the form of the
--- API. Costs are in billionths of a dollar.
+-- Return a tenant's load in the form of the API: numbers of queued runs by priority, numbers of
+-- waiting runs by reason and agent (of at most 10,000 runs, with the last model error of one of
+-- them), quotas and storage. Costs are in billionths of a dollar.
 CREATE OR REPLACE FUNCTION tenant_load(p_tenant uuid) RETURNS jsonb LANGUAGE sql STABLE AS $$
     SELECT jsonb_build_object(
         'runs', (

@@ -1,8 +1,8 @@
 -- Reading a run's log.
 
--- Called by streams. Return the steps of watched runs with events after the given seqs, for each
--- run until they have p_most events or p_bytes bytes, and for all runs until they have p_total
--- bytes. n: the run's position in the arrays. A row without events: the run was deleted.
+-- Called by streams. Return the steps of watched runs that have events after the given seqs: about
+-- p_most events or p_bytes bytes for each run at most, and about p_total bytes for all runs. n: the
+-- run's position in the arrays. A row without events: the run was deleted.
 CREATE OR REPLACE FUNCTION read_logs(
     p_tenants uuid[], p_runs uuid[], p_after bigint[], p_most integer, p_bytes bigint,
     p_total bigint
