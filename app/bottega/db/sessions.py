@@ -84,7 +84,7 @@ class ConnectionTrust:
         generation: number of the current generation of connections.
         pool: the open asyncpg pool of these connections.
         signals: sender of the signals of the connections' transactions.
-        last: the server that was used last, by connection string. Both may have passwords.
+        last: last used server by connection string. Server and string may have passwords.
     """
 
     def __init__(self, silence: SilenceTimeouts) -> None:
