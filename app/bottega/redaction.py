@@ -293,8 +293,8 @@ def _forms(text: str) -> set[str]:
 def _in_base64(text: bytes) -> set[str]:
     """Return the base64 forms of a text that is a part of an encoded text.
 
-    There is a form for each start of the part (modulo 3 bytes). The forms omit the characters at
-    both ends, because these depend on the rest of the encoded text.
+    There are three forms, because the part may begin at any byte of a group of 3 bytes. The forms
+    omit the characters at both ends, because these depend on the rest of the encoded text.
     """
     forms = set()
     for offset, first in ((0, 0), (1, 2), (2, 3)):

@@ -218,7 +218,7 @@ async def erase_page(tx: AsyncConnection, tenant_id: UUID, user: str) -> Removed
     for which in (and_(of_user, runs.c.ended_at.is_(None)), of_user):
         page, spent = await erase_runs(tx, tenant_id, which)
         if page:
-            # Last, because all transactions lock rows in the same order, and this row is the last.
+            # All transactions lock rows in the same order: the row of this statement comes last.
             await tx.execute(select(func.count_spending(tenant_id, spent)))
             return removed + page
     found = select(sessions.c.id).where(

@@ -130,8 +130,8 @@ class DayAccount(Account):
     async def changed(self) -> None:
         """Wait until a call releases its reservation or another worker may have given back a slice.
 
-        If this worker has no call under way, this worker first gives back its own slice. So two
-        workers whose slices are too small for their next calls do not wait for each other.
+        A worker without calls under way first gives back its slice. So two workers whose slices are
+        too small for their next calls do not wait for each other.
         """
         wait_s = None
         if self.may_grow:

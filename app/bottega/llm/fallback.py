@@ -260,8 +260,8 @@ class FallbackProvider:
 
     If a model's server is down, over its limit or refuses the request, the call tries the next
     model at once. When all models have failed, the call waits and begins again with the first
-    model, until the patience is over or no model can answer later. If gates refuse the call, the
-    call waits at one of these gates.
+    model. It fails when the patience is over, or when no model can answer later. If gates refuse
+    the call, the call waits at one of these gates.
 
     Args:
         models: the models in order, at least one.

@@ -189,7 +189,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         # Kill the group even if the program has ended, because child processes may remain.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-        # Close the transport, because a pipe that is full, or used by a child process, stays open.
+        # Close the transport: a pipe stays open while it is full, or while a child process uses it.
         process._transport.close()  # type: ignore[attr-defined]
     await process.wait()
 

@@ -359,7 +359,7 @@ class WorkingMemory:
     def recall(self, reference: str) -> str | None:
         """Return an entry's whole text; ``None``: no entry has this reference.
 
-        The references of results are ``m1``, ``m2`` …; of other shortened entries, ``v1``, ``v2`` …
+        Results have the references ``m1``, ``m2`` …, other shortened entries ``v1``, ``v2`` …
         """
         if (entry := self._entries[Area.INTERMEDIATE].get((RESULT, reference))) is not None:
             return entry.text

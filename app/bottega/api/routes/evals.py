@@ -211,7 +211,7 @@ async def create(
 async def _judges(
     tx: AsyncConnection, service: Service, principal: Principal, body: NewEval
 ) -> dict[str, int | None]:
-    """Return {provider of a judging model: its version; None: the provider is an operator's}."""
+    """Return {provider of a judging model: its version; None: it belongs to the operator}."""
     models = {
         f"/cases/{number}/checks/{place}/model": check.model
         for number, case in enumerate(body.cases)

@@ -125,7 +125,7 @@ BEGIN
 END $$;
 
 -- Called by consolidation. Exclude from consolidation the oldest episodes without a similar episode
--- of about the same time. SECURITY DEFINER: with a policy, comparing times could use no index.
+-- of about the same time. SECURITY DEFINER: under a policy, PostgreSQL uses no index for times.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION dismiss_lonely_episodes(
     p_before timestamptz, p_window interval, p_limit integer

@@ -35,7 +35,7 @@ BEGIN
                 v_now + make_interval(secs => r.timeout_s),
                 CASE WHEN r.parent_run_id IS NOT NULL
                     THEN r.queued_at + make_interval(secs => r.queue_timeout_s) END))
-        -- Do not join tenants and ids, which might read all runs: ids are unique over all tenants.
+        -- Ids are unique over all tenants. A join of pairs (tenant, id) might read all runs.
         WHERE r.tenant_id = ANY (p_tenants) AND r.id = ANY (p_runs) AND r.status = 'queued'
         RETURNING r.*
     ), dequeued AS (

@@ -86,8 +86,8 @@ LANGUAGE sql STABLE AS $$
     LEFT JOIN runs r ON r.tenant_id = f.tenant_id AND r.id = f.run_id
 $$;
 
--- Called by workers. Return at most p_most files, of all tenants, that belong to no session and
--- were not used since p_before, sorted by time and id, after a given time and id.
+-- Called by workers. Return the next p_most files of all tenants, sorted by time and id, after a
+-- given time and id. The files belong to no session, and nobody has used them since p_before.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION unused_files(
     p_before timestamptz, p_after timestamptz, p_after_id uuid, p_most integer

@@ -41,9 +41,9 @@ LANGUAGE sql STABLE AS $$
     FROM forked_turns t WHERE t.tenant_id = p_tenant AND t.run_id = ANY (p_runs)
 $$;
 
--- Lock and return a page of runs that ended before a time, with all child runs below, and the
--- position after which the next page begins. Leave out runs that have a pending webhook or check,
--- an unfinished child run, a recently used file or a conversation with an unfinished run.
+-- Lock and return a page of runs that ended before a time, all child runs below these runs, and the
+-- page's last position. Leave out runs that have a pending webhook or check, an unfinished child
+-- run, a recently used file or a conversation with an unfinished run.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION lock_expired_runs(
     p_before timestamptz, p_after timestamptz, p_after_id uuid, p_most integer,

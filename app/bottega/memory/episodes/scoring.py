@@ -50,9 +50,9 @@ class ScoringOptions:
     """Weights of a score's terms, and the method of normalisation.
 
     Attributes:
-        normalisation: method for cosines and ranks. ``added``: cosines from the lowest to 1 are
-            scaled to 0 to 1; ranks are divided by :data:`_ALL_WORDS`; the similarity is the sum of
-            both, scaled to 0 for the twentieth candidate and 1 for the best candidate. ``raw``: the
+        normalisation: ``added``: cosines are scaled, 0 for the lowest cosine and 1 for the cosine
+            1. Ranks are divided by :data:`_ALL_WORDS`. The similarity is the sum of both values,
+            scaled to 0 for the twentieth candidate and 1 for the best candidate. ``raw``: the
             similarity is the unscaled cosine or, without a cosine, the rank.
     """
 
