@@ -174,9 +174,9 @@ class TakeQueue:
     def position(self, task: SubagentHandle, now: float) -> int:
         """Count the tasks of the same tenant that start before a waiting task.
 
-        These are tasks of the same run with a better rank, and, because runs take turns, as many
-        ready tasks of each other run, plus one if the other run has its turn first. The time of
-        this method is linear in the number of the tenant's ready parents.
+        Runs take turns. So these are the tasks of the same run with a better rank, and as many
+        ready tasks of each other run, plus one if the other run has its turn first. The method's
+        time is linear in the number of the tenant's ready parents.
         """
         parent = task.parent
         turns = self._tenants[parent.tenant_id].turns
