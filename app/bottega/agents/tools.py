@@ -42,6 +42,8 @@ from bottega.errors import BottegaError, shortened
 from bottega.graph.shared_memory import SharedMemoryGraph
 
 DEFAULT_TIMEOUT_S = 60.0
+WITHIN_RUN = frozenset(("current_time", "calculator", "read_shared_memory", "ask_user"))
+"""Names of built-in tools that use nothing outside the run."""
 
 
 class AgentState(Protocol):

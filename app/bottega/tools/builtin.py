@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError
 from bottega.agents.messages import ToolCall, ToolResult
 from bottega.agents.query import current_call
 from bottega.agents.shared_memory import shared_message
-from bottega.agents.tools import FunctionTool, ToolBase, error_result, success_result
+from bottega.agents.tools import WITHIN_RUN, FunctionTool, ToolBase, error_result, success_result
 from bottega.clock import Clock, utcnow
 from bottega.conditions import MAX_NUMBER
 from bottega.errors import InvalidInputError, UnavailableError
@@ -325,8 +325,6 @@ BUILTIN: Mapping[str, Callable[[ToolDeps], ToolBase]] = {
     "read_shared_memory": read_shared_memory,
     "ask_user": lambda deps: AskUser(),
 }
-WITHIN_RUN = frozenset(("current_time", "calculator", "read_shared_memory", "ask_user"))
-"""Names of built-in tools that use nothing outside the run."""
 
 
 def builtin_tool(name: str, deps: ToolDeps) -> ToolBase:

@@ -14,6 +14,7 @@ from pydantic_core import to_json
 
 from bottega.agents.messages import Usage
 from bottega.agents.output import LONGEST_JUDGED
+from bottega.agents.tools import WITHIN_RUN
 from bottega.events.types import (
     AgentCompleted,
     Data,
@@ -47,7 +48,6 @@ from bottega.memory.text.injection import suspicious
 from bottega.memory.text.signature import failure_signature
 from bottega.memory.text.summaries import cut, summary_of
 from bottega.memory.working_memory import SEARCH_MEMORY, SET_PLAN, plan_of
-from bottega.tools.builtin import WITHIN_RUN
 
 _OF_MEMORY = frozenset((SET_PLAN, SEARCH_MEMORY, "recall_memory"))
 """Tools of the memory; the trace omits the calls of these tools."""
