@@ -66,7 +66,7 @@ _SUFFIX = re.compile(
 _SHORTEST_STEM = 3
 _LONGEST_SUFFIX = 6
 
-# A Han character counts as a word, because it means about as much and has no spaces around it.
+# A Han character is treated as a word: it has a meaning, and no spaces separate it from others.
 _HAN = "\u2e80-\u2fdf\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _WORD = re.compile(rf"[{_HAN}]|[^\W_{_HAN}]{{1,40}}")
 _ACCENT = re.compile("[\u0300-\u036f]+")
@@ -156,7 +156,7 @@ def features(word: str) -> bytes:
 
 
 def stem(word: str) -> str:
-    """Remove an English or Italian ending from a word, by one simple rule."""
+    """Return a word without its English or Italian ending. The rule is simple and may be wrong."""
     ending = _SUFFIX.search(word, max(_SHORTEST_STEM, len(word) - _LONGEST_SUFFIX))
     return word[: ending.start()] if ending else word
 
@@ -168,9 +168,9 @@ def _code(text: str) -> bytes:
 def _packed(names: Sequence[bytes], weights: Sequence[int]) -> bytes:
     """Pack features in the form that :func:`features` returns.
 
-    A CRC of a feature's name selects index and sign. Similar names have related CRCs, so each CRC
-    is multiplied by an odd number. The high bits of the product depend on all bits of the CRC
-    (Knuth's multiplicative hashing).
+    The CRC of a feature's name determines the feature's index and sign. Similar names have related
+    CRCs, so each CRC is multiplied by an odd number: the high bits of the product depend on all bits
+    of the CRC (Knuth's multiplicative hashing).
     """
     values = []
     for name, weight in zip(names, weights, strict=True):

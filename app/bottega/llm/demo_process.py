@@ -28,7 +28,7 @@ async def demo_model(
         token_delay_ms: milliseconds between the words of a stream.
 
     Raises:
-        UnavailableError: the demo model did not start in time. Standard error has its messages.
+        UnavailableError: the demo model did not start in time. Its messages are on standard error.
     """
     process = await _spawn(latency_ms, token_delay_ms)
     try:

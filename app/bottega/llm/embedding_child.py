@@ -1,7 +1,7 @@
 """Program of an embedding process, which answers requests from standard input until the input ends.
 
-A request is a line of JSON: ``{"query": bool, "texts": [...], "most": tokens}``. The answer is the
-size of the vectors in bytes (4 bytes, little-endian), then the vectors, float32, one row per text.
+A request is a line of JSON: ``{"query": bool, "texts": [...], "most": tokens per text}``. An answer
+is the vectors' size in bytes (4 bytes, little-endian), then one vector (float32 numbers) per text.
 The process imports no other module of Bottega, and receives no settings.
 """
 

@@ -162,7 +162,7 @@ class ErrorMapper:
         )
 
     def unreadable(self, what: str) -> ModelError:
-        """Make the error for an answer that is not valid in the API. The error opens no breaker."""
+        """Make the error for an invalid answer. Circuit breakers do not count this error."""
         return ModelError(
             f"the answer of the model's API at {self._address} cannot be read: {what}",
             code=BAD_RESPONSE,
@@ -344,8 +344,8 @@ def delay_s(number: int, error: ModelError, unit: float) -> float:
 def next_delay_s(number: int, error: ModelError, unit: float, left_s: float) -> float | None:
     """Compute the seconds before the next try; ``None``: no try may follow. Pure.
 
-    The last try starts when the patience ends. No try follows if the server requests a wait that is
-    longer than the remaining patience.
+    A call is repeated until its patience ends; the last try starts at this time. No try follows if
+    the server requests a wait that is longer than the remaining patience.
 
     Args:
         left_s: remaining patience in seconds.

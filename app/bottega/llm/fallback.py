@@ -3,7 +3,7 @@
 A call passes these methods, from the outermost to the innermost:
 
 - :meth:`FallbackProvider.invoke` reserves tokens, pays for the call, and tries the models in order.
-- ``FallbackProvider._try`` makes one try with one model, after the model's gate.
+- ``FallbackProvider._try`` makes one try with one model, when the model's gate permits the try.
 - ``_try_server`` makes the same try without the gate, and returns a model's error as a value.
 - :meth:`OpenServer.invoke` uses the current secrets, and makes a second try if the server refuses a
   key that was replaced.
@@ -74,7 +74,7 @@ class _Client:
         options: ModelOptions,
         on_delta: OnDelta | None,
     ) -> AssistantMessage:
-        """Make one try. Count the try as running, because :meth:`retire` waits for its end."""
+        """Make one try, and count it as running. :meth:`retire` waits until no try runs."""
         options = replace(options, model=model)
         self._under_way += 1
         try:
@@ -228,7 +228,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class _Dearest:
-    """Prices of several models. The cost of a usage is the cost with the most expensive model."""
+    """Prices of several models. The cost of a usage is its highest cost for any of the models."""
 
     all: Sequence[ModelPrices]
 
@@ -260,14 +260,14 @@ class FallbackProvider:
 
     If a model's server is down, over its limit or refuses the request, the call tries the next
     model at once. When all models have failed, the call waits and begins again with the first
-    model. It fails when the patience is over, or when no model can answer later. If gates refuse
+    model. It fails when the patience is over, or when no later try can succeed. If gates refuse
     the call, the call waits at one of these gates.
 
     Args:
         models: the models in order, at least one.
         patience_s: seconds for which the call is repeated after all models have failed once; 0: no
             repetition.
-        account: pays for each call for which the caller has reserved no tokens.
+        account: account that pays for a call, unless the caller has reserved tokens for the call.
         now, sleep, random_unit: time and randomness; see :class:`ModelProvider`.
     """
 

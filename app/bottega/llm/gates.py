@@ -368,7 +368,7 @@ class Traffic:
             self.calls_of(server).waiting -= 1
 
     def load(self) -> Mapping[UUID, Sequence[Mapping[str, Any]]]:
-        """Return as JSON, by tenant, the servers with running or waiting calls or open breakers.
+        """Return each tenant's servers with running or waiting calls or open breakers, as JSON.
 
         The method also removes the counts of servers without calls.
         """

@@ -127,12 +127,12 @@ class Share:
 
     @property
     def in_use(self) -> tuple[int, int, int]:
-        """Numbers of running calls, of the last minute's requests, and of its used tokens."""
+        """Number of running calls, and the last minute's numbers of requests and of used tokens."""
         return self._calls, self._requests.total(), self._reserved + self._tokens.total()
 
     @property
     def is_over(self) -> bool:
-        """True if no call waits, and neither the worker nor the database counts any amount."""
+        """True if no call waits, the worker uses no amount, and the database has no amount."""
         return not (self._line or any(self.in_use) or any(self._stored))
 
     @property
@@ -287,14 +287,14 @@ class Shares:
         return await share.wait(tokens, since, wait_s)
 
     def admit(self, key: ServerKey) -> LimitPermit | None:
-        """Admit a call without tokens if this worker's share has room, without a database query."""
+        """Admit a call that uses no tokens, if this worker's share has room. Send no query."""
         share = self._shares.get(key)
         return None if share is None else share.admit(0)
 
     def leave(self, key: ServerKey, permit: LimitPermit, tokens: int | None) -> None:
         """End a call; see :meth:`Share.release`."""
         share = self._shares.get(key)
-        if share is not None:  # a share is removed only when none of its amounts count any more
+        if share is not None:  # ``None``: the share was removed, because it had no used amounts
             share.release(permit, tokens)
             if share.is_urgent:
                 self._urgent.set()
@@ -308,7 +308,7 @@ class Shares:
                 await happens(self._urgent, _PAUSE_S)
                 await asyncio.sleep(_LINGER_S)
                 self._urgent.clear()
-                # Between two regular claims, a claim has only the shares for which calls wait.
+                # A claim between two regular claims contains only shares for which calls wait.
                 is_regular = monotonic() - claimed_at >= _PAUSE_S
                 claimed_at = monotonic() if is_regular else claimed_at
                 await self._claim(only_urgent=not is_regular)

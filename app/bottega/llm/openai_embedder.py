@@ -96,7 +96,7 @@ class OpenAIEmbedder:
         self._sleep = sleep
         self._random_unit = random_unit
         self._known: OrderedDict[bytes, Vectors] = OrderedDict()
-        # The key contains the account: an exhausted account must not fail the texts of others.
+        # The key contains the account: if an account cannot pay, only its own requests must fail.
         self._under_way: dict[
             tuple[ModelAccount, bytes], asyncio.Task[Mapping[bytes, Vectors]]
         ] = {}
@@ -138,9 +138,9 @@ class OpenAIEmbedder:
     async def embed_for(self, account: ModelAccount, texts: Sequence[str]) -> Vectors:
         """Return the vectors of ``texts``, each of length 1; shape (n, d).
 
-        The vector depends only on the first 32,768 characters of a text, or on fewer characters if
-        the model accepts only fewer. Concurrent requests of an account for the same text share one
-        call.
+        The vector depends only on the first 32,768 characters of a text, or on the characters that
+        the model accepts, if these are fewer. Concurrent requests of an account for the same text
+        share one call.
 
         Raises:
             ModelError: the last try failed; then no text gets a vector.
@@ -206,7 +206,7 @@ class OpenAIEmbedder:
         self, account: ModelAccount, texts: Sequence[str], characters: int
     ) -> Vectors:
         cut = [text[:characters] for text in texts]
-        # First reserve, which may take long, and then take a slot, which all accounts share.
+        # Reserving tokens may take long. Take a slot only then, because all accounts share slots.
         async with account.call(_tokens_in(cut), None, 0) as charge, self._slots:
             answer = await self._tried(charge, cut)
         if not isinstance(answer, ModelError):

@@ -132,8 +132,8 @@ class ModelClient:
         self._headers = headers_of(spec, given.userinfo)
         self._guard = spec.guard
         self._look_up = spec.look_up
-        # A redirect may lead to a different host, and aiohttp then removes only the header
-        # Authorization.
+        # Follow redirects only if no other header can be secret: for a different host, aiohttp
+        # removes only the header Authorization.
         is_plain = spec.guard is None and _PUBLIC.issuperset(map(str.lower, spec.headers))
         self._follows = is_plain and spec.dialect in ("chat", "responses")
         self._proxy = None if spec.guard else _proxy(base)

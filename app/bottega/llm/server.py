@@ -29,12 +29,12 @@ class ServerSpec:
 
     Attributes:
         name: the server's name in error texts and metadata.
-        base_url: URL in the form of the vendor's SDK; by default the vendor's URL.
+        base_url: URL as the vendor's SDK expects it; by default the vendor's URL.
         api_key: the key, or ``None`` if the server needs no key.
         headers: additional headers of each request.
         hidden: secrets in the headers. Errors must not show these secrets.
         timeout_s: maximum silence of the server in seconds, before and within an answer. A local
-            model reads 10,000 tokens in about 200 s.
+            model may be silent for 200 s while it reads 10,000 tokens.
         patience_s: seconds after a call's first failure during which the client retries the call;
             0: no retry.
         structured_output: how the client sends a schema. If ``native`` or ``tool`` cannot express a

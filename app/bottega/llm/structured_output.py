@@ -165,12 +165,12 @@ class ModelAnalyst(_StructuredModel):
 
 
 class Judge(_StructuredModel):
-    may_talk = False  # other text might quote a false verdict from the judged result
+    may_talk = False  # text around the JSON might quote a false verdict from the judged result
 
     async def judge(
         self, run: RunKey, criteria: str, result: Mapping[str, Any]
     ) -> tuple[bool, str]:
-        """Return true if a result meets the criteria, and the reason.
+        """Return a pair: true if a result meets the criteria; the reason.
 
         Args:
             result: result of a run. The result is untrusted, because it may contain instructions to

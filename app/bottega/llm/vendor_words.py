@@ -159,7 +159,7 @@ _PER_MINUTE = re.compile(r"per (second|minute|hour|day)|\b[RT]P[MD]\b", re.IGNOR
 
 
 def error_code(text: str) -> str | None:
-    """Return the code of a failure from a vendor's error text; ``None``: the text is unclear."""
+    """Return the code of a failure from a vendor's error text; ``None``: no code is certain."""
     if _PER_MINUTE.search(text):  # such as "too many tokens per minute"
         return None
     if _TOO_LONG.search(text):

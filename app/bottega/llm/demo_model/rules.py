@@ -86,7 +86,7 @@ class Conversation:
 
 
 def decide(request: dict[str, Any]) -> Answer:
-    """Answer a Chat Completions request, with JSON that fits the request's schema, if any."""
+    """Answer a Chat Completions request. If it has a schema, the answer is JSON of this schema."""
     conversation = read(request)
     answer = _answer(conversation)
     if answer.calls:
@@ -171,7 +171,7 @@ def text_of(message: dict[str, Any]) -> str:
 
 
 def _tool_calls(conversation: Conversation) -> tuple[DemoCall, ...]:
-    """Return one call of a tool for each message that names the tool. Omit agents."""
+    """Return one call of each tool that has fewer results than messages name it. Omit agents."""
     texts = (conversation.asked, *conversation.later)
     called = Counter(name for name, _ in conversation.outcomes)
     return tuple(
@@ -238,10 +238,10 @@ def _value(schema: Any, text: str, root: dict[str, Any], depth: int = 0) -> Any:
 
 
 def _order(conversation: Conversation) -> list[str]:
-    """Return the agents in the recommended order, followed by the other agents.
+    """Return the agents in the order of the system message, followed by all other agents.
 
-    If the coordinator may choose the order, a recalled pattern determines the order. Without a
-    pattern, the order depends only on the query.
+    If the system message leaves the order open, a pattern in the context determines the order.
+    Without a pattern, the order depends only on the query.
     """
     tools = conversation.tools
     names = [name for name, parameters in tools.items() if _is_agent(parameters)]

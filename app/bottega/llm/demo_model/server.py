@@ -48,7 +48,7 @@ def serve(port: int, *, latency_ms: float = 0, token_delay_ms: float = 0) -> Non
 
 
 def _exit_at_end_of_input() -> None:
-    """Exit as soon as the parent process ends, because this closes standard input."""
+    """Exit when standard input ends, which happens when the parent process ends."""
     sys.stdin.buffer.read()
     os._exit(0)
 

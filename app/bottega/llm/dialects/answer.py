@@ -5,9 +5,9 @@ entries are ``{"type": "text", "length": N}``, ``{"type": "call", "id": ID}`` an
 "opaque", "block": …}``. An entry of a text or a call may have ``more``: other fields of the block.
 Texts and calls are only in the message itself, where hooks may change them.
 
-Most chunks of an answer repeat the same bytes around a few letters. Decoding each chunk as JSON
-costs more than all other work of a model call. So the module learns these bytes from one chunk, and
-reads the text of each chunk with the same bytes without decoding the chunk.
+Most chunks of an answer have the same bytes before and after a few letters. Decoding each chunk as
+JSON costs more than all other work of a model call. So the module learns these bytes from one
+chunk. If a later chunk has the same bytes, the module takes the text between them.
 """
 
 import asyncio
@@ -405,8 +405,8 @@ def decode_arguments(raw: str) -> tuple[dict[str, Any], str | None]:
     """Return a tool call's arguments, and the raw text if the arguments are unreadable.
 
     Some models send nothing, or ``null``, for a tool without arguments. Other models put the object
-    into a string or a fence, send the object twice or after an empty object, or add a closing
-    brace. The function accepts a complete object if the text has no other object. The function
+    into a string or a Markdown code block, send the object twice or after an empty object, or add a
+    closing brace. The function accepts a complete object if the text has no other object. It
     refuses an incomplete object and two different objects.
     """
     if _SURROGATE.search(raw):
@@ -427,7 +427,7 @@ def decode_arguments(raw: str) -> tuple[dict[str, Any], str | None]:
 
 
 def _only_object(text: str) -> Any:
-    """Return the only JSON object of a text; ``None``: it is incomplete or not the only one."""
+    """Return a text's only JSON object; ``None``: no complete object, or several objects."""
     begin = text.find("{")
     if begin < 0 or _AROUND.search(text[:begin]):
         return None
@@ -516,7 +516,7 @@ class SSESplitter:
         if not piece:
             return []
         if b"\n" not in piece and b"\r" not in piece and not self._ends_in_cr():
-            self._tail.append(piece)  # joined only when the line is complete, in linear time
+            self._tail.append(piece)  # not joined before the line's end: the time stays linear
             return []
         text = b"".join([*self._tail, piece]) if self._tail else piece
         self._tail = []
@@ -531,8 +531,8 @@ class SSESplitter:
             events = [event for block in blocks if block and (event := self._event(block))]
         lines, end, unfinished = rest.rpartition(b"\n")
         self._take(lines)
-        # The buffer keeps the line end, because a second line end would make a blank line, the
-        # event's end.
+        # Keep the last line end: if the next piece begins with a line end, the two make a blank
+        # line, which ends the event.
         if end or unfinished or kept:
             self._tail.append(end + unfinished + kept)
         return events
@@ -666,9 +666,9 @@ def pause_of(now: float, took_s: float, turn: int) -> float:
 
     The pause is at most half of the time since the request. The pause is also at most about
     ``_COLLECT_S``, because clients get live text no more often. Each period of ``_COLLECT_S`` has
-    ``_TURNS`` fixed times; each longer answer is read at one of these times. So one wake-up serves
-    many answers, and the steps that end with these answers are stored together. If all answers had
-    the same time, they would block the event loop for too long.
+    ``_TURNS`` fixed times, and an answer is always read at the same one of them. So one wake-up
+    serves many answers, and the steps that end with these answers are stored together. There are
+    several fixed times, because reading all answers at once would block the event loop too long.
 
     Args:
         now: time of the event loop's clock, whose resolution may be a millisecond.
@@ -676,7 +676,7 @@ def pause_of(now: float, took_s: float, turn: int) -> float:
         turn: number of the answer's fixed time; from 0 to ``_TURNS`` - 1.
     """
     wait_s = _COLLECT_S - (now - turn * _COLLECT_S / _TURNS) % _COLLECT_S
-    if wait_s < _COLLECT_S / 10:  # the answer was read just now, but the clock is coarse
+    if wait_s < _COLLECT_S / 10:  # a coarse clock: the answer was just read at this fixed time
         wait_s += _COLLECT_S
     return min(wait_s, took_s / 2)
 
@@ -748,7 +748,7 @@ class _Events:
         events = self._splitter.feed(piece)
         self._room += len(piece) // _SHORTEST_EVENT - len(events)
         if self._room < 0:
-            raise OutsideError(f"events of less than {_SHORTEST_EVENT} bytes")
+            raise OutsideError(f"too many events of less than {_SHORTEST_EVENT} bytes")
         return self._builder.add_events(events)
 
     def finish(self) -> str:

@@ -255,8 +255,8 @@ class ChatAnswer(AnswerBuilder):
 
         The call has the piece's index, unless the piece clearly begins another call. Some servers
         give all calls the index 0, or no index, and send each call in one piece. Other servers give
-        each piece a new id. A piece without a name continues the call with the same index, or the
-        last call if its arguments are still incomplete.
+        each piece a new id. A piece without a name continues the call with the same index. Without
+        such a call, the piece continues the last call, if that call's arguments are incomplete.
         """
         call = self._by_index.get(index)
         numbered = index[1] is not None
@@ -288,7 +288,7 @@ def _only_text(event: Any) -> str | None:
 
 
 def _begins_another(call: PartialCall, call_id: Any, name: Any) -> bool:
-    """Return true if a piece with a name and the index of ``call`` begins a different call."""
+    """Return true if a piece that has a name and the index of ``call`` is not part of ``call``."""
     if call_id and call.id and call_id != call.id:
         return not _is_open(call) or name != call.name
     return bool(call.name and call.arguments) and not _is_open(call)

@@ -198,7 +198,7 @@ class Media:
 
     Attributes:
         data: the content in base64.
-        media_type: the media type; empty: unknown, which only a part with a URL may be.
+        media_type: the media type; empty: unknown (possible only for a part with a URL).
     """
 
     type: str
@@ -333,7 +333,7 @@ class Dialect:
         check_extra(self.spec.extra_body, self.spec)
 
     def output(self, options: ModelOptions) -> Output | None:
-        """Return the form in which a request has the answer's schema; ``None``: no schema."""
+        """Choose how a request contains the answer's schema; ``None``: there is no schema."""
         schema = options.output_schema
         return None if schema is None else output_of(schema, self.spec)
 

@@ -39,9 +39,9 @@ class GeminiAnswer(AnswerBuilder):
 
     ``{"order": …}`` in the message's state is the order of the answer's blocks; see :mod:`.answer`.
     A part with a signature stays a separate part, even if its text is empty. The state omits the
-    model's thoughts, because the signatures of thoughts are on other parts. Each answer with calls
-    from this model has a state. So a message that has calls but no state comes from a different
-    model, and the message's calls have no signature.
+    model's thoughts, because the signatures of thoughts are on other parts. If an answer of this
+    model has calls, it also has a state. So a message that has calls but no state comes from a
+    different model, and the message's calls have no signature.
 
     Args:
         origin: id of the server and model that answer; see :func:`.opaque.origin_of`.

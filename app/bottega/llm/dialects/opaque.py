@@ -19,7 +19,7 @@ from bottega.llm.dialects.wire import encodable, encode_json
 # joined.
 _REPLACED = frozenset({"type", "id", "index", "format", "name", "signature", "thought_signature"})
 
-_OPEN = 16  # number of a list's newest items; a piece of the stream continues no older item
+_OPEN = 16  # a piece of the stream can continue only this number of a list's newest items
 
 Fields = dict[str, Any]
 
@@ -49,10 +49,10 @@ def state_for(origin: str, message: AssistantMessage) -> Fields:
 def dropped_for(
     origin: str, messages: Sequence[StandardMessage], provider: str, model: str
 ) -> str | None:
-    """Return the model whose newest reasoning state this call is the first to drop; else ``None``.
+    """Return the model whose state this call is the first to drop; ``None``: no model's state.
 
-    A call drops a state of a different origin. If this call's model gave an answer after the state,
-    an earlier call has already dropped the state.
+    A call drops the newest state if the state's origin is different. If this call's model gave an
+    answer after the state, an earlier call has already dropped the state.
     """
     for message in reversed(messages):
         if not isinstance(message, AssistantMessage):

@@ -174,7 +174,7 @@ class ResponsesAnswer(AnswerBuilder):
         """Add the final response. Return the text that no earlier event contained.
 
         Args:
-            event: the status that the event's type names; empty: the server did not stream.
+            event: the status in the event's type, such as ``completed``; empty: not streamed.
         """
         status = response.get("status")
         if status not in _ENDS:
@@ -230,7 +230,7 @@ def responses(spec: ServerSpec, model: str, address: str) -> Dialect:
         InvalidInputError: ``extra_body`` has a reserved field, or a value that is not JSON.
     """
     include = {"include": ["reasoning.encrypted_content"]}
-    origin = origin_of(KEY, spec.name, address, model)  # only this model reads the reasoning
+    origin = origin_of(KEY, spec.name, address, model)  # no other model can read the reasoning
     fields = {"model": model, **include, **spec.extra_body, "store": False, "stream": True}
     return Dialect(
         spec=spec,
@@ -337,7 +337,7 @@ def write_results(message: ToolMessage, blocks: WriteParts) -> tuple[list[Item],
 
 def _output(message: AssistantMessage, origin: str) -> list[dict[str, Any]]:
     output: list[dict[str, Any]] = state_for(origin, message)["message"].get("output", [])
-    if not message.tool_calls:  # the API refuses reasoning without the calls that followed
+    if not message.tool_calls:  # the API refuses reasoning without its calls
         output = [item for item in output if item["type"] != "reasoning"]
     return output
 

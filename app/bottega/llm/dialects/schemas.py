@@ -60,8 +60,8 @@ class Output:
     """The form of a schema in a request.
 
     Attributes:
-        schema: schema for the server's own structured output; ``None``: the form is different.
-        tools: the tool by which the model answers; empty: the form is different.
+        schema: schema for the server's own structured output; ``None``: the request has none.
+        tools: the tool by which the model answers; empty: the request has no such tool.
         demand: instruction to the model; may be empty.
     """
 
@@ -70,11 +70,11 @@ class Output:
     demand: str = ""
 
     def read(self, message: AssistantMessage, after_results: bool) -> AssistantMessage:
-        """Return the answer with the JSON as text, for every form of the schema.
+        """Return the answer with its JSON as the text, wherever the model wrote the JSON.
 
         Args:
-            after_results: true if the request ended with results of tools. If the request had no
-                results, the turn has no calls, and servers do not need the turn's state.
+            after_results: true if the request ended with results of tools. Without results, the
+                turn has no other calls. Servers need no state of a turn without calls.
         """
         given = [call for call in message.tool_calls if call.name == ANSWER_TOOL]
         if self.tools and given:

@@ -130,8 +130,8 @@ def tool_outputs(message: ToolMessage) -> list[ToolOutput]:
     results = message.tool_results
     if not results:
         raise HistoryError("a tool message without tool_results answers no call")
-    # A single result gets the message's content, which the model reads. The content of several
-    # results cannot be divided among them.
+    # The message's content is the text for the model. If the message has several results, the
+    # content cannot be divided among them, so each result's own text is sent.
     if len(results) == 1 and message.content:
         texts = [message.content]
     else:
