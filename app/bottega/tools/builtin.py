@@ -114,7 +114,7 @@ def _bounded(number: Any) -> Number:
 
 
 def _power(base: Number, exponent: Number) -> Any:
-    # Refuse a huge power before its computation, by a lower bound of the result's bits.
+    # Refuse a huge power before it is computed. The product is a lower bound of the result's bits.
     if (
         isinstance(base, int)
         and isinstance(exponent, int)
@@ -354,7 +354,7 @@ def build_tool(
 
     Args:
         approval: the agent's approval rule, as JSON.
-        secrets_for: returns the look-up of secrets for a server, by the server's origin.
+        secrets_for: function from a server's origin to a function that returns secrets by name.
 
     Raises:
         InvalidInputError: the definition is outdated (``tool_outdated``), or a built-in tool of
@@ -425,7 +425,7 @@ def harmless_tools(
     deps: ToolDeps,
     mcp_servers: Mapping[str, Mapping[str, Any]],
 ) -> Iterator[ToolBase]:
-    """Yield a definition's tools; calls of tools that leave the run or ask people do nothing.
+    """Yield a definition's tools; tools that act outside the run or ask people do nothing.
 
     Args:
         mcp_servers: definitions of the MCP servers to which the tool's definition may refer.

@@ -188,8 +188,8 @@ _LOOPBACK = ("localhost", "127.0.0.0/8", "::1")
 class ModelHosts:
     """Hosts that are allowed for tenants' model servers although they are not public.
 
-    The operator's list is allowed. Loopback is also allowed while the database is embedded and a
-    server without keys listens on loopback, because only programs of this machine can use it then.
+    The operator's list is allowed. Loopback is also allowed while the database is embedded and
+    Bottega's server, without keys, listens on loopback: then only local programs use the server.
 
     Args:
         allow: hosts, addresses and CIDR blocks that the operator allows.

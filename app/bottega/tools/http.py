@@ -499,7 +499,7 @@ class HttpTool(ToolBase):
         self.definition = definition
         self.name = definition.name
         self.description = definition.description
-        self.timeout_s = definition.timeout_s + 5.0  # the HTTP client's timeout has a better error
+        self.timeout_s = definition.timeout_s + 5.0  # the HTTP client times out first and says why
         self.idempotent = definition.repeatable
         self._arguments = _schema(definition.parameters)
         wanted = definition.output_schema
@@ -515,7 +515,7 @@ class HttpTool(ToolBase):
 
     @property
     def unchecked(self) -> Sequence[str]:
-        """JSON Pointers of the patterns in the tool's schemas that checks ignore."""
+        """JSON Pointers to those patterns in the tool's schemas that checks of values ignore."""
         output = () if self._output is None else self._output.unchecked
         return [
             *(f"/parameters{place}" for place in self._arguments.unchecked),
@@ -587,7 +587,7 @@ class HttpTool(ToolBase):
         return url, content
 
     async def check_secrets(self) -> None:
-        """Check before calls of the tool that it may send all its secrets.
+        """Check that the tool may send all its secrets; called before calls of the tool.
 
         Raises:
             InvalidInputError: a secret is missing, or must not be sent to the tool's server.

@@ -232,7 +232,7 @@ class McpToolSchema:
 
     Attributes:
         input_schema: JSON Schema of the tool's arguments, within Bottega's limits.
-        warnings: texts about changes of the server's tool, made because of Bottega's limits.
+        warnings: texts that say how Bottega changed the server's tool to keep Bottega's limits.
     """
 
     name: str

@@ -38,8 +38,8 @@ class TenantSecrets:
     """Secrets in ``BOTTEGA_SECRET_NAME`` (tenant ``default``) and ``BOTTEGA_SECRET_TENANT__NAME``.
 
     Raises:
-        InvalidInputError: a variable's name is not valid. Or its value cannot be redacted, because
-            it is too short, or is a word that Bottega's texts use (``secret_is_vocabulary``).
+        InvalidInputError: a variable has an invalid name, or a value that cannot be redacted: it is
+            too short, or is a word that Bottega's texts use (``secret_is_vocabulary``).
     """
 
     def __init__(self, environment: Mapping[str, str | None]) -> None:
@@ -49,7 +49,7 @@ class TenantSecrets:
                 self._values[_owner(key)] = _fit_to_be_removed(key, value.strip())
 
     def of(self, tenant: str) -> Callable[[str], str]:
-        """Return a function from the names of a tenant's secrets to the values.
+        """Return a function that returns the value of a tenant's secret, by the secret's name.
 
         The function raises InvalidInputError (``unknown_secret``) for an unknown name.
         """
@@ -102,8 +102,8 @@ def refuse_vocabulary(name: str, value: str) -> None:
     """
     if is_vocabulary(value):
         raise InvalidInputError(
-            f"{name} is a word that answers, events or log lines use, or a date or time, so it "
-            "cannot be removed from texts: use a random secret",
+            f"the value of {name} is a date, a time, or a word of Bottega's answers, events or log "
+            "lines, so it cannot be removed from texts: use a random secret",
             code="secret_is_vocabulary",
         )
 
