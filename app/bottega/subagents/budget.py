@@ -79,7 +79,7 @@ class Account:
         is_operators: true if the operator pays; then calls of a tenant's own model servers are
             free.
         needs_price: true if the account refuses calls of models without a known price; false if
-            the calls are free.
+            such calls cost the account nothing.
     """
 
     name: str
@@ -110,7 +110,7 @@ class Account:
         return f"{self.name} is used up: {spent} of {limit} {self.unit.name} are spent"
 
     def used_up(self, more: int) -> str:
-        """Return the error text for a call. ``more``: estimated amount for the call's input."""
+        """Return the error text for a refused call; ``more``: estimated amount for its input."""
         return f"{self.state}, and the next model call takes about {self.unit.text(more)}"
 
     def give_back(self, amount: int) -> None:
@@ -196,7 +196,7 @@ async def reserved(
 
     Args:
         sent: number of input tokens.
-        provider: provider of the model; it knows the prices, and if the tenant owns the server.
+        provider: client of the model, which knows the prices and the server's owner.
         longest: maximum number of the call's output tokens; ``None``: :data:`MAX_OUTPUT`.
 
     Raises:
@@ -240,8 +240,8 @@ async def _prices(limited: Sequence[Account], provider: object | None) -> ModelP
     unpriced = None if prices else next((one for one in limited if one.needs_price), None)
     if unpriced is not None:
         raise ModelError(
-            f"{unpriced.name} cannot be enforced: the model has no known price. Give its "
-            "provider prices, or remove the budget",
+            f"{unpriced.name} cannot be enforced: the model has no known price. Set the model's "
+            "price in its provider, or remove the budget",
             code="unpriced_model",
         )
     return prices

@@ -300,7 +300,7 @@ class SubagentHandle(DispatchParams):
         attempt: number of the task's attempt: 1, plus 1 for each restoration after a crash.
         queue_position: at the dispatch, the number of the tenant's tasks that would start before
             this task (see :meth:`TakeQueue.position`).
-        deadline: time at which the timeout ends; set when the task first runs.
+        deadline: time at which the task times out; set when the task first runs.
         paused_at: time at which the task's clock stopped, because the task waits for people.
         partial_output: the last 10,000 characters of the model's text.
         written: number of characters of the model's whole text.
@@ -538,7 +538,7 @@ Mode = Literal["all", "any", "quorum", "any_success"]
 
 
 def missing(statuses: Sequence[SubagentStatus], mode: Mode, quorum: int | None) -> int:
-    """Return the number of tasks that must still end before a wait ends; 0 or less: it has ended.
+    """Return the number of tasks that must still end before a wait ends; 0 or less: none.
 
     For ``any_success``, the function assumes that no further task succeeds.
     """

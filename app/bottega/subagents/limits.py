@@ -12,15 +12,15 @@ class SubagentLimits:
 
     Attributes:
         max_concurrent: maximum number of one parent's tasks that hold a slot.
-        max_concurrent_of_call: higher ``max_concurrent``, for a parent that dispatches more tasks
-            than this number in one call.
+        max_concurrent_of_call: ``max_concurrent`` of a parent that dispatches more than
+            ``max_concurrent_of_call`` tasks in one call.
         max_queued: maximum number of one parent's tasks that wait for a slot.
         max_total_tokens: maximum number of tokens that all tasks of a parent spend together.
         max_concurrent_global: maximum number of all parents' tasks that hold a slot.
         max_queue_size: maximum number of all parents' tasks that wait for a slot.
         max_depth: maximum number of levels of nested tasks.
-        spread_above: number of unfinished tasks. If a parent has so many in this process, its
-            further tasks become child runs. Any worker may execute a child run; it needs no slot.
+        spread_above: number of unfinished tasks in this process from which a parent's new tasks
+            become child runs. Any worker may execute a child run, and a child run needs no slot.
         gc_ttl: time for which the registry keeps a finished task, even if the parent has read its
             outcome.
         tenant_max_concurrent: maximum number of one tenant's tasks that hold a slot, on all workers
@@ -77,7 +77,7 @@ class SubagentLimits:
         return {name: getattr(limits, name) for name in _OF_PARENT}
 
     def within(self, outer: Self) -> Self:
-        """Return a copy whose limits of one parent are lowered to the limits of ``outer``."""
+        """Return a copy whose limits for a parent are not higher than the limits of ``outer``."""
         names = ("max_concurrent_of_call", *_OF_PARENT)
         return self.lowered(**{name: getattr(outer, name) for name in names})
 

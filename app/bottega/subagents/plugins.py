@@ -11,8 +11,8 @@ A plugin fails if it raises an error, returns an invalid value, or takes longer 
 seconds. Bottega then logs the error and skips the plugin. A plugin with ``guard = True`` is a
 guard: if a guard fails, Bottega refuses the task. Bottega calls guards after all other plugins. If
 a guard changes the task, Bottega calls all other guards again. Bottega also calls the guards for
-each message to a task, and all plugins for each call of a synchronous sub-agent: then ``prompt`` is
-the query, and changes of ``priority`` and ``metadata`` have no effect.
+each message to a task. For each call of a synchronous sub-agent, Bottega calls all plugins: then
+``prompt`` is the query, and changes of ``priority`` and ``metadata`` have no effect.
 """
 
 import asyncio

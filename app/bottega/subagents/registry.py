@@ -197,16 +197,17 @@ class SubagentRegistry:
     def _check_queue(self, parent: Parent) -> None:
         """Check that one more task of a parent may start now, or that the queue has room for it.
 
-        A tenant without queued tasks may queue a task even if the queue is full. A run without
-        queued tasks may queue a task above the limit, at most one for each tenant.
+        The queue limits the tasks of a parent, a tenant, and all tenants. A tenant without queued
+        tasks must keep only the parent's limit. A run without queued tasks may exceed its tenant's
+        limit by 1, and the limit of all tenants by the number of tenants with queued tasks.
         """
         room, counts, limits = self.scheduler.room(parent), self.counts, self.limits
         startable, of_tenant = min(room, parent.ready), counts.queued_of[parent.tenant_id]
         if parent.queued >= parent.limits.max_queued + room:
             waiting = parent.queued - startable
             raise SubagentQuotaExceededError(
-                f"{waiting} of your tasks wait already, which is the limit: await some before you "
-                "dispatch others",
+                f"{waiting} of your tasks wait already, which is the limit: await some of these "
+                "tasks before you dispatch others",
                 size=waiting,
                 limit=parent.limits.max_queued,
             )
@@ -221,7 +222,7 @@ class SubagentRegistry:
             if size >= limit + room:
                 waiting = size - startable
                 raise SubagentQueueFullError(
-                    f"the queue is full ({waiting} of {limit}): try again once some tasks are done",
+                    f"the queue is full ({waiting} of {limit}): try again when tasks have ended",
                     size=waiting,
                     limit=limit,
                 )
@@ -255,7 +256,7 @@ class SubagentRegistry:
         return handle
 
     def _hold_back(self, handle: SubagentHandle) -> None:
-        """Let a task wait for siblings that it reads; let queued siblings that read it wait."""
+        """Let a task wait for siblings that its agent reads; let its queued readers wait for it."""
         parent = handle.parent
         if parent.ancestors is None or handle.agent is None:
             return
@@ -293,7 +294,7 @@ class SubagentRegistry:
             self._ended(handle)
 
     def finish(self, handle: SubagentHandle, outcome: SubagentOutcome) -> bool:
-        """End a task; if it has ended before, only count the outcome and return false."""
+        """End a task; if it has already ended, only count the late outcome and return false."""
         if handle.status.is_final or handle.suspended:
             self.late_results += 1
             return False

@@ -174,9 +174,9 @@ class TakeQueue:
     def position(self, task: SubagentHandle, now: float) -> int:
         """Count the tasks of the same tenant that start before a waiting task.
 
-        Runs take turns. So these are the tasks of the same run with a better rank, and as many
-        ready tasks of each other run, plus one if the other run has its turn first. The method's
-        time is linear in the number of the tenant's ready parents.
+        These are the n tasks of the same run with a better rank. Runs take turns, so up to n ready
+        tasks of each other run also start before; up to n + 1 if the other run has its turn first.
+        The method's time is linear in the number of the tenant's ready parents.
         """
         parent = task.parent
         turns = self._tenants[parent.tenant_id].turns
@@ -366,8 +366,8 @@ def _durations(parent: Parent) -> list[float] | None:
     """Return the seconds for which recent tasks of a parent held their slots.
 
     The tasks belong to agents that also have unfinished tasks. Return ``None`` if an agent has
-    fewer than 3 recent tasks, if the times differ by a factor of 1.8, or if an unfinished task
-    neither waits in the queue nor holds its first slot.
+    fewer than 3 recent tasks, if the longest time is at least 1.8 times the shortest, or if an
+    unfinished task neither waits in the queue nor holds its first slot.
     """
     durations = parent.durations
     if any(len(durations.get(agent, ())) < 3 for agent in parent.waiting):
@@ -654,7 +654,7 @@ class SubagentScheduler:
         owner = handle.parent.owner
         left = None if owner is None else owner.left(self.now())
         if owner is not None and left is not None and left <= 0:
-            self.time_out(owner)  # the owner's time is also up, and its end ends this task
+            self.time_out(owner)  # the end of the owner also ends this task
         if handle.status.is_final:
             return
         error = f"the task's time is up: it had {handle.timeout:.4g} s"

@@ -227,7 +227,7 @@ class SharedContext:
 
     def _check_room(self, files: Mapping[str, bytes], path: str, size: int) -> None:
         if size > self._max_file_bytes:
-            raise _too_large(f"a file may have {self._max_file_bytes} bytes; this file has {size}")
+            raise _too_large(f"the file has {size} bytes; the maximum is {self._max_file_bytes}")
         if path not in files and len(files) >= self._max_files:
             raise _too_large(f"the folder already has the maximum of {self._max_files} files")
         growth = size - len(files.get(path, b""))

@@ -164,7 +164,7 @@ class Swarm(Listener):
         self.context = SharedContext()
         self.broken: Exception | None = None
         self._parents: dict[Parent, None] = {}
-        self._closed: WeakSet[Parent] = WeakSet()  # the registry still has their tasks
+        self._closed: WeakSet[Parent] = WeakSet()  # their tasks may still be in the registry
         self._plugin_calls: set[asyncio.Task[None]] = set()
 
     @property

@@ -106,7 +106,7 @@ FilePath = Annotated[str, Field(min_length=1, max_length=MAX_PATH_BYTES)]
 def checked_input(files: dict[str, str]) -> dict[str, str]:
     """Check that the files together have at most ``MAX_CONTENT`` characters."""
     if sum(map(len, files.values())) > MAX_CONTENT:
-        raise ValueError(f"the files of input may have {MAX_CONTENT} characters together")
+        raise ValueError(f"the files of input may have at most {MAX_CONTENT} characters together")
     return files
 
 
@@ -668,7 +668,7 @@ class SendTool(SubagentTool):
         message_id = str(scope.id_below((call.query.model_calls, call.index)))
         sent = {"task_id": str(handle.task_id), "status": "sent"}
         if handle.mailbox is not None and message_id in handle.mailbox.known:
-            return sent  # an attempt before a crash sent the message
+            return sent  # an attempt before a crash has already sent the message
         text = await checked_message(scope.swarm, call.query, handle, arguments.message)
         if isinstance(text, Skip):
             return {**sent, "status": "skipped", "result": text.result}
@@ -720,8 +720,8 @@ def use_async_subagents(
     """Register the sub-agent tools and the file tools on an agent.
 
     Args:
-        agents: sub-agents that the agent may dispatch. A sub-agent's name is its key in a mapping;
-            otherwise its ``agent_id`` or ``agent_name``. Each sub-agent needs a description.
+        agents: sub-agents that the agent may dispatch; each needs a description. The names are the
+            keys of a mapping. Without a mapping, a name is the ``agent_id`` or ``agent_name``.
         limits: limits of the agent's tasks, by default the registry's limits.
         anonymous: true if the agent may dispatch helpers, which have no definition.
         configure: function called with each new helper.
