@@ -169,7 +169,7 @@ def _packed(names: Sequence[bytes], weights: Sequence[int]) -> bytes:
     """Pack features in the form that :func:`features` returns.
 
     The CRC of a feature's name determines the feature's index and sign. Similar names have related
-    CRCs, so each CRC is multiplied by an odd number: the high bits of the product depend on all bits
+    CRCs, so each CRC is multiplied by an odd number. The product's high bits depend on all bits
     of the CRC (Knuth's multiplicative hashing).
     """
     values = []
