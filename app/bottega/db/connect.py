@@ -1,4 +1,4 @@
-"""Opening of connections to PostgreSQL or a pooler, which set a role and the tenants' limits."""
+"""Opening of connections to PostgreSQL or a pooler. They set a role and the tenants' limits."""
 
 import asyncio
 import socket
@@ -18,7 +18,7 @@ class PooledSession(DatabaseSession):
     """A connection to a pooler, which may run each transaction in a new session of the server.
 
     So each transaction sets its role and limits at the start, in the round trip of ``BEGIN``. A
-    single statement becomes a transaction.
+    statement outside a transaction is executed in a transaction of its own.
 
     Attributes:
         set_up: SQL statements that are sent after each ``BEGIN``.
@@ -75,7 +75,7 @@ _MEANING = {
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
-    # A plan that was made for a small table must not read the whole table after it has grown.
+    # A plan for a small table may be kept when the table has grown, so it must use an index.
     "enable_seqscan": "off",
     # Parallel workers need longer to start than an index needs to find the first rows.
     "max_parallel_workers_per_gather": "0",
@@ -117,8 +117,8 @@ async def connect(
 ) -> DatabaseSession:
     """Open a connection whose statements take at most ``longest_s`` seconds.
 
-    If the address has several servers, try the last used one first, and use the first that accepts
-    writes. See :func:`open_database` for the errors.
+    If the address has several servers, use the first that accepts writes. The server that was used
+    last is tried first. See :func:`open_database` for the errors.
 
     Args:
         conninfo: address in any form that libpq reads; see :func:`bottega.db.conninfo.servers`.
@@ -180,7 +180,7 @@ async def _connect_one(
     try:
         connection.begin(trust)
         newer = _SINCE_17 if connection.get_server_version().major >= 17 else {}
-        if pooled:  # isinstance() is true for all connections of the driver
+        if pooled:  # not isinstance(), which is true for all connections
             connection.set_up = _set_up(session | newer)
         else:
             await _check_session(connection, session, newer, server.database)
@@ -267,7 +267,7 @@ async def _check_session(
 ) -> None:
     """Check in one round trip that a new session accepted its start-up parameters.
 
-    The check's statement has no parameters or rows, so the driver does not prepare it. A proxy
+    The check's statement has no parameters or rows, so the driver does not prepare it: a proxy
     that ignores start-up parameters may not support prepared statements.
 
     Args:
@@ -302,7 +302,7 @@ async def _check_session(
             raise
         raise UnavailableError(
             f"a session of DATABASE_URL ignored its start-up parameters: its role is "
-            f"{error.args[0]} instead of {role or 'its own'} with the settings "
+            f"{error.args[0]}, and should be {role or 'the login'} with the settings "
             f"{', '.join(settings)}. "
             "A proxy may drop these parameters, such as PgBouncer with ignore_startup_parameters. "
             "Row-level security and the limits of tenants would not hold: connect to PostgreSQL "

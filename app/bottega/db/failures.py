@@ -7,7 +7,7 @@
   even a call that is not idempotent may be repeated. In contrast, if the connection was lost, the
   transaction may have been committed.
 - A **cancelled** statement is repeated only a few times, because each repetition may cost the
-  server as much work.
+  server as much work as the first try.
 - All other errors are bugs.
 """
 
@@ -121,7 +121,7 @@ async def persist(ask: Callable[[], Awaitable[T]]) -> T:
 
 
 def repeated(function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-    """Return a function that repeats ``function`` if an error undid its (only) transaction."""
+    """Return a function that repeats ``function`` after an error that undid its one transaction."""
 
     @wraps(function)
     async def repeating(*arguments: P.args, **options: P.kwargs) -> T:

@@ -5,9 +5,9 @@ applying the files, ``migrate`` stores a hash of each file, and a hash of the re
 the database. If one of the hashes differs at the next call, ``migrate`` applies all files again. A
 process that starts compares only the files' hashes.
 
-The database stores the oldest version that can use its schema (:data:`_SERVES`). That version and
-later ones start, even after a newer version has migrated the database. So processes of old and new
-versions can run at the same time, and the code can be downgraded, but not the schema.
+The database stores the oldest version of Bottega that can use the schema (:data:`_SERVES`). This
+version and later versions can start, even after a newer version has migrated the database. So old
+and new versions can run at the same time, and the code can be downgraded, but not the schema.
 
 A line ``-- owner: ROLE, execute: ROLE, ROLE`` above a function sets the function's owner and the
 only roles that may call the function. The owner ``migrator`` is the login that migrates. A function
@@ -79,7 +79,7 @@ def roles_script() -> str:
 
 def script() -> str:
     first, *others = texts().values()
-    # PostgreSQL must not check bodies now, because functions call functions that do not exist yet.
+    # Do not check functions' bodies now, because they call functions that do not exist yet.
     return "\n".join(
         [
             "SET LOCAL check_function_bodies = off;",
@@ -144,8 +144,8 @@ def _with_owners(text: str) -> str:
 def _create(match: re.Match[str]) -> str:
     """Return the SQL that creates a function as its owner, because only the owner may replace it.
 
-    Every role may call the function until the last statements of the file restrict the roles: a
-    table's owner can create a trigger only with a function that the owner may call.
+    Every role may call the function until the last statements of the file restrict the roles,
+    because a table's owner can create a trigger only with a function that the owner may call.
     """
     grant = f"GRANT EXECUTE ON FUNCTION {match['name']} TO public;"
     return _as_owner(match["owner"], f"{match['create']}\n{grant}")
@@ -319,7 +319,7 @@ def alembic_config(url: str) -> "Config":
 
 
 def upgrade(url: str) -> None:
-    """Create missing tables, and create or repair their functions, policies, roles and grants.
+    """Create missing tables, and create or repair functions, policies, roles and grants.
 
     If the database is up to date, the login needs only the rights of the service.
 
@@ -588,7 +588,7 @@ def _number(revision: str) -> str:
 ROLE = "bottega_maintenance"
 
 _LOCK = 4_871_019_230
-_EVERY = timedelta(hours=12)  # less than a day, because the next night's work may begin earlier
+_EVERY = timedelta(hours=12)  # less than a day, because work may begin earlier in the next night
 _SHARE = 0.5
 
 logger = Logger(__name__)
@@ -635,7 +635,7 @@ async def maintain_indexes(
 
     Returns:
         ``analysed``: number of analysed tables. ``rebuilt``: names of rebuilt indexes. ``broken``:
-            number of dropped indexes of a killed process. ``skipped``: why nothing was done.
+            number of dropped indexes that a killed process left. ``skipped``: why nothing was done.
     """
     try:
         connection = await connect()
@@ -679,9 +679,8 @@ async def _maintained(
 async def _rebuilt(connection: asyncpg.Connection, indexes: Sequence[str]) -> list[str]:
     """Rebuild a table's indexes, except locked indexes. Return the rebuilt indexes.
 
-    The indexes are rebuilt one by one, because each failure leaves a broken index. A failed rebuild
-    of a whole table would also leave a broken index in a different schema, which
-    ``drop_broken_indexes`` does not drop.
+    The indexes are rebuilt one by one. A failed rebuild of a whole table would also leave a broken
+    index in a different schema (``pg_toast``), which ``drop_broken_indexes`` does not drop.
     """
     rebuilt = []
     for index in indexes:

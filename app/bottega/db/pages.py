@@ -109,8 +109,8 @@ async def fetch_page(
     Args:
         values: parameters of a query that :func:`measured` has returned; ``None``: the query does
             not come from :func:`measured`.
-        by_index: true: read rows in the order of an index, until the end of the transaction. So all
-            pages cost the same. False: sort the rows, which is cheaper if few meet the conditions.
+        by_index: true: until the end of the transaction, read rows in the order of an index, so all
+            pages cost the same. False: sort the rows; this is cheaper if few rows match.
     """
     if by_index:
         await connection.execute(text(_BY_INDEX))

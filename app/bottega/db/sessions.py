@@ -83,8 +83,8 @@ class ConnectionTrust:
     Attributes:
         generation: number of the current generation of connections.
         pool: the open asyncpg pool of these connections.
-        signals: sender of the signals of the connections' transactions.
-        last: last used server by connection string. Server and string may have passwords.
+        signals: sender of the signals that transactions create.
+        last: by connection string, the server that was used last. Both may contain passwords.
     """
 
     def __init__(self, silence: SilenceTimeouts) -> None:
@@ -110,10 +110,10 @@ class _Kept:
 
 
 class DatabaseSession(asyncpg.Connection):  # type: ignore[misc]
-    """Class of all connections of the service to PostgreSQL; a pooler's: ``PooledSession``.
+    """Connection of the service to PostgreSQL. For poolers, see the subclass ``PooledSession``.
 
     A connection ends if the server does not confirm a cancellation in time. The driver sends the
-    cancellation over a new connection, and would wait for ever for the effect on the old one.
+    cancellation over a new connection, and would wait for ever for the cancelled statement's end.
     """
 
     trust: ConnectionTrust
@@ -180,7 +180,7 @@ class DatabaseSession(asyncpg.Connection):  # type: ignore[misc]
         """Describe types, such as ``uuid[]``, that a connection uses for the first time.
 
         The driver would query the types on each connection, with three statements that cost as
-        much as a dozen usual ones. This process queries PostgreSQL's own types only once.
+        much as a dozen usual statements. This process queries PostgreSQL's own types only once.
         """
         wanted = frozenset(numbers)
         if wanted in _known_types:
@@ -285,7 +285,7 @@ class AsyncConnection:
 
     @asynccontextmanager
     async def begin_nested(self) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-        """Set a savepoint, to which an exception rolls back; so does the yielded function."""
+        """Set a savepoint. An exception or a call of the yielded function rolls back to it."""
         async with _begun(self.connection.begin_nested) as transaction:
             yield partial(greenlet_spawn, transaction.rollback)
 

@@ -1,8 +1,8 @@
 """Signals between processes. A signal is a hint about new data. Readers also poll for new data.
 
 A transaction that stores data sends no NOTIFY, because NOTIFY locks the whole cluster until the
-commit is flushed. Instead, the SQL function ``send_signal`` hands the signal to the process by
-RAISE NOTICE, and the process sends the signal after the transaction. The process sends the first
+commit is flushed. Instead, the SQL function ``send_signal`` hands the signal by RAISE NOTICE to the
+process that called it, which sends the signal after the transaction. The process sends the first
 signal at once, and the signals of the next 10 ms together. If a process dies before it sends a
 signal, readers find the new data at their next poll.
 
@@ -104,8 +104,8 @@ class SignalSender:
 
     Attributes:
         pool: pool of the connection; ``None``: signals wait until :meth:`take` returns the signals.
-        claims: claims due runs in this process; returns true if no other process need claim them.
-        wake: sends a wake-up over NATS; returns false if there is no connection to NATS. Then
+        claims: function that claims due runs in this process; true: no other need claim runs.
+        wake: function that sends a wake-up over NATS; false: there is no connection to NATS, so
             the wake-up is sent by NOTIFY.
     """
 
