@@ -76,7 +76,7 @@ class SecretRules:
     Attributes:
         keyring: returns the keys that decrypt stored secrets; ``None``: there are no keys.
         environment: reads the operator's secrets from the environment.
-        hosts: returns the hosts of an operator's secret, by tenant and name; ``None``: not set.
+        hosts: returns the hosts that may get a secret of this tenant and name; ``None``: not set.
         allowed: returns the private hosts and networks that requests may reach.
         is_open: returns true if the server has no API keys; then any host may get an operator's
             secret for which no hosts are set.
@@ -200,8 +200,8 @@ class SecretLookup:
     async def stored(self, tenant_id: UUID, *, fresh: bool = False) -> Stored:
         """Return a tenant's stored secrets.
 
-        While the database is unavailable, the values from the last read stay valid; without a last
-        read, this method waits.
+        While the database is unavailable, the values from the last read stay valid. If there was no
+        read yet, this method waits for the database.
 
         Args:
             fresh: read the secrets from the database, even if no change was reported.

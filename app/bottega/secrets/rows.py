@@ -283,7 +283,7 @@ def _host_of(url: httpx2.URL) -> str:
     try:
         return as_compared(host)
     except InvalidInputError:
-        return host  # an invalid name, which equals no secret's host
+        return host  # an invalid name, which no secret has as a host
 
 
 def _is_open_loopback(host: str, allowed: AllowList) -> bool:

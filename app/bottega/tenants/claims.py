@@ -32,7 +32,7 @@ class Source(BaseModel):
         return self
 
     def read(self, claims: Mapping[str, Any]) -> list[str]:
-        """Return the field's values; empty: the token lacks the claim, or ``values`` lacks it."""
+        """Return the field's values; empty: no claim, or ``values`` has no replacement."""
         if self.claim is None:
             return [self.value or ""]
         found = _claim(claims, self.claim)

@@ -1,4 +1,4 @@
-"""Removal of all data of a session or a tenant, and parts of an end user's erasure.
+"""Removal of all data of a session or tenant; functions for the erasure of an end user.
 
 Rows are removed in pages. Each page is a transaction, which also logs the number of removed rows.
 So locks are short, and after a crash a repeated call continues. The functions find the tables by
@@ -312,7 +312,7 @@ async def _locked(tx: AsyncConnection, which: ColumnElement[bool]) -> Sequence[U
 async def forget_answers(
     tx: AsyncConnection, tenant_id: UUID, ids: Sequence[UUID | str], removed: Removed
 ) -> None:
-    """Remove stored responses to requests that created these objects: a response has its object."""
+    """Remove stored responses to requests that created these objects: they contain the objects."""
     await delete_rows(tx, idempotency_keys, answers_with(tenant_id, ids), removed)
 
 

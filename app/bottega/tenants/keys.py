@@ -262,7 +262,7 @@ class KeyCache:
         refresh_s: seconds between two checks of the keys in use.
         clock: wall clock, for expiry.
         ticks: monotonic clock for all other times.
-        tokens: signs and verifies tokens.
+        tokens: signer and verifier of tokens.
     """
 
     def __init__(
@@ -549,6 +549,6 @@ async def _patiently(asking: "asyncio.Future[T]") -> T:
 
 
 def _retrieve_error(asked: "asyncio.Future[Any]") -> None:
-    """Retrieve a query's exception: asyncio would log a warning if no caller waits any more."""
+    """Retrieve a query's exception, because asyncio logs exceptions that nobody retrieves."""
     if not asked.cancelled():
         asked.exception()

@@ -73,7 +73,7 @@ class RequestLimits(BaseModel):
             return
         if address is None or not any(address in network for network in self.addresses):
             raise ForbiddenError(
-                f"the limits of this key do not include the address {address or 'of its client'}",
+                f"the limits of this key do not include the address {address or 'of the client'}",
                 code="address_not_allowed",
             )
 
@@ -104,8 +104,8 @@ class StoredLimits(RequestLimits):
     """Limits of a stored key.
 
     Attributes:
-        payer: the key towards whose limits of rate and daily tokens the requests count: this key,
-            or the key that created it.
+        payer: the key whose limits of rate and daily tokens the requests use up: this key, or the
+            key that created this key.
     """
 
     payer: UUID | None = None

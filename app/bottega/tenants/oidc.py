@@ -123,7 +123,7 @@ class SignIn:
         accept the access token, the id token.
 
         Args:
-            grant: fields of the issuer's token request: code, verifier, URL of the page, client.
+            grant: fields of the request to the issuer: code, verifier, URL of the page, client.
             origin: origin of the page, because some issuers answer only requests with an origin.
 
         Raises:

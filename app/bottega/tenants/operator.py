@@ -311,7 +311,7 @@ async def _id_of(tx: AsyncConnection, name: str) -> UUID:
 
 
 async def store_bootstrap_key(url: str, key: str) -> bool:
-    """Store the settings' key as an admin key of the default tenant; true: the key is new.
+    """Store the bootstrap key as an admin key of the default tenant; return true if it is new.
 
     A revoked key stays revoked.
     """

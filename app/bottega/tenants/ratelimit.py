@@ -2,7 +2,7 @@
 
 A client's state is one number: the time at which the client's debt is paid. Each request adds a
 cost, in seconds, to the debt. A request is refused if the debt would exceed the burst. A long body
-costs more. A body's cost is added while the body arrives, so the debt may then exceed the burst.
+costs extra. A body's cost is added while the body arrives, so the debt may then exceed the burst.
 """
 
 import math
@@ -41,7 +41,7 @@ class Decision:
         paid_at: the client's state, for the next decision.
         remaining: number of further requests that the client may send at once.
         whole_s: seconds until the full burst is available again.
-        retry_after_s: seconds until the client may repeat a refused request; 0: it was allowed.
+        retry_after_s: seconds until the client may repeat a refused request; 0: not refused.
     """
 
     allowed: bool

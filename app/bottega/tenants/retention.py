@@ -187,7 +187,7 @@ class Pruning:
 
         The next call repeats a removal that failed.
         """
-        # Do not open a connection of the engine for this query, because usually nothing is due.
+        # Usually nothing is due, so open no connection of the engine for this query: use the pool.
         rows = await self.database.pool.fetch(_DUE_NOW, to_json(self.days).decode())
         left = {due: _pages(self.database.begin, due, False) for due in (Due(*row) for row in rows)}
         removed: dict[Due, Removed] = {due: Counter() for due in left}

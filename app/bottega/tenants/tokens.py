@@ -66,7 +66,7 @@ ON CONFLICT (tenant_id, jti) DO UPDATE SET revoked = true, ended_at = now()
 
 
 class TokenIdentity(NamedTuple):
-    """A token, or a person (empty ``jti``), whose open streams end when the token ends."""
+    """Identity of a token. When the token ends, its streams end. For a person, ``jti`` is empty."""
 
     tenant_id: UUID
     key_id: UUID | None
@@ -129,7 +129,7 @@ class Token:
 
     @property
     def identity(self) -> tuple[UUID, UUID] | TokenIdentity | None:
-        """Key or token whose end ends the streams of this token; for a ticket, its requester."""
+        """The key or token whose end closes the streams; for a ticket, the ticket's requester."""
         if self.opens is None:
             return TokenIdentity(self.tenant_id, self.key_id, self.jti, self.expires_at)
         if self.parent is not None and self.parent_expires_at is not None:
@@ -255,7 +255,7 @@ class TokenSigner:
             return
         with suppress(CannotOpenError):  # this process cannot decrypt the signing key
             self._keys[name] = self._opened(stored)
-            self._newest = max(self._newest, name)  # names are ordered by time
+            self._newest = max(self._newest, name)  # names sort by time of creation
 
     def _opened(self, stored: bytes) -> bytes:
         if len(stored) == _SECRET_BYTES:
@@ -344,7 +344,7 @@ class TokenSigner:
         await audit.note(tx, tenant_id, actor, "token.revoke", jti)
 
     def until(self, seconds: float, key_expires_at: datetime | None) -> float:
-        """Return the Unix time at which a new token expires; never later than its key."""
+        """Return the Unix time at which a new token expires, never later than the token's key."""
         until = self._clock().timestamp() + seconds
         return until if key_expires_at is None else min(until, key_expires_at.timestamp())
 

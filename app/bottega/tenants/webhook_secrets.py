@@ -82,8 +82,8 @@ async def can_sign(tx: AsyncConnection, tenant_id: UUID, *, has_first: bool) -> 
 async def rotate(tx: AsyncConnection, tenant_id: UUID, actor: str) -> tuple[RowMapping, str]:
     """Create the tenant's next secret. Return the row, and (only this time) the secret's text.
 
-    The previous secret stays valid for a day, and so does the secret from the settings after the
-    first rotation. Expired secrets are removed.
+    The previous secret (at first: the secret from the settings, if any) stays valid for a day.
+    Expired secrets are removed.
 
     Raises:
         ConflictError: ``too_many``.
