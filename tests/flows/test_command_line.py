@@ -37,7 +37,7 @@ def bottega(*arguments: str, **environment: str) -> tuple[int, str]:
         (["migrate"], {"DATABASE_URL": "postgresql://127.0.0.1:abc/x"}, "wrong port", 1),
         (["migrate"], {"DATABASE_URL": "mysql://127.0.0.1/x"}, "postgresql:// URL", 1),
         (["migrate"], {"BOTTEGA_DATA_DIR": "/dev/null/[/x]"}, "BOTTEGA_DATA_DIR", 1),
-        (["serve"], {"BOTTEGA_HOST": "example.com"}, "must be an address", 2),
+        (["serve"], {"BOTTEGA_HOST": "example.com"}, "must be an IP address", 2),
         (["serve"], {"BOTTEGA_BOOTSTRAP_KEY": "short"}, "openssl rand", 2),
         (["keys", "create", "--tenant", "Acme", "--scope", "run"], {}, "lower-case", 2),
         (["keys", "create", "--tenant", "a--b", "--scope", "run"], {}, "lower-case", 2),

@@ -708,7 +708,7 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _a_whole_sign_in(self) -> "Settings":
         if (self.oidc_issuer is None) != (self.oidc_audience is None):
-            raise ValueError("set BOTTEGA_OIDC_ISSUER and BOTTEGA_OIDC_AUDIENCE, or neither")
+            raise ValueError("set both BOTTEGA_OIDC_ISSUER and BOTTEGA_OIDC_AUDIENCE, or neither")
         if self.oidc_client_id is not None and self.oidc_issuer is None:
             raise ValueError("BOTTEGA_OIDC_CLIENT_ID needs BOTTEGA_OIDC_ISSUER")
         return self
@@ -744,7 +744,7 @@ class Settings(BaseSettings):
         try:
             return str(ipaddress.ip_address("127.0.0.1" if host == "localhost" else host))
         except ValueError:
-            raise ValueError("must be an address: 127.0.0.1, or 0.0.0.0 for all") from None
+            raise ValueError("must be an IP address; 0.0.0.0 means all interfaces") from None
 
     @field_validator("mcp_stdio")
     @classmethod
@@ -752,7 +752,7 @@ class Settings(BaseSettings):
         for key in commands:
             if not re.fullmatch(r"[a-z][a-z0-9_-]{0,63}", key):
                 raise ValueError(
-                    f"{key[:100]!r} is not a name: small letters, digits, _ and -, at most 64"
+                    f"{key[:100]!r} is not a name: use a letter, then up to 63 of a-z, 0-9, _ and -"
                 )
         return commands
 
@@ -790,13 +790,13 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _pooler_has_an_address(self) -> Self:
         if self.listen_url is not None and self.database_url is None:
-            raise ValueError("BOTTEGA_LISTEN_URL needs DATABASE_URL, the pooler's address")
+            raise ValueError("BOTTEGA_LISTEN_URL needs DATABASE_URL: set it to a pooler's address")
         return self
 
     @model_validator(mode="after")
     def _owner_s_database_serves(self) -> Self:
         if self.database_admin_url is not None and self.database_url is None:
-            raise ValueError("DATABASE_ADMIN_URL needs DATABASE_URL, the service's address")
+            raise ValueError("DATABASE_ADMIN_URL needs DATABASE_URL: set the service's address")
         return self
 
     @model_validator(mode="after")
@@ -895,7 +895,7 @@ class Settings(BaseSettings):
 
     @property
     def retention_days(self) -> dict[str, float | None]:
-        """Days for which data is kept, by kind; ``None``: for ever; a tenant may have others."""
+        """Days for which a kind of data is kept; ``None``: for ever. Tenants may set other days."""
         return {
             "runs": self.retention_runs_days,
             "audit": self.retention_audit_days,
@@ -924,7 +924,7 @@ class Settings(BaseSettings):
 
 
 def keyring(settings: Settings, folder: Path | None = None) -> "Keyring | None":
-    """Return the keys that seal tenants' secrets; ``None``: there are no keys.
+    """Return the keys that encrypt tenants' secrets; ``None``: there are no keys.
 
     Args:
         folder: folder of the embedded database; a key in this folder is the last of the keys.
