@@ -1,10 +1,10 @@
 """Background work that decides the success checks of completed runs.
 
 A run's agent or graph defines the checks; for an item of an eval, the eval's case defines them. The
-end of a run adds a row to ``run_checks`` for the run's answer, and a row for each answer of a node
-or sub-agent that a model or plugin must judge. A worker leases due rows, decides the checks without
-a transaction, and stores the verdicts, also in the run's episode. If the worker dies, another
-worker decides the checks after the lease has expired.
+end of a run adds rows to ``run_checks``: for the run's answer, and for each answer of a node or
+sub-agent if a model or plugin must judge this answer. A worker leases due rows, decides the checks
+without a transaction, and stores the verdicts in these rows and in the run's episode. If the worker
+dies, another worker decides the checks after the lease has expired.
 
 A round has three stages: simple checks, which need no plugin or model; checks by plugins; and
 checks by models (judges). Each stage has separate tasks, so no check waits for a check of a later
@@ -94,7 +94,7 @@ async def decide(check: Check, result: EndResult, outside: Mapping[str, Ask]) ->
     """Decide a check.
 
     Args:
-        outside: functions that ask a model or a plugin for the decision, by the check's type.
+        outside: by type of check, the function that asks a model or a plugin for the decision.
     """
     kind = check["type"]
     try:
@@ -192,7 +192,7 @@ class _Unpaid(NamedTuple):
 
     Attributes:
         is_all: true if the budget is the only reason for undecided checks.
-        is_busy: true if other calls have only reserved the budget, and may soon free some of it.
+        is_busy: true if other calls have reserved budget, and may give back a part of it.
         is_old: true if the run ended too long ago to wait for the next day's budget.
     """
 
@@ -208,7 +208,7 @@ class SuccessChecks:
     Args:
         models_for: returns a judge's model.
         plugins: check functions, by the name of the plugin.
-        known: returns the tenant's redactor, because a check's reason may contain secrets.
+        known: returns the tenant's redactor, which removes secrets from the reasons of checks.
 
     Attributes:
         stages: the work of each stage, which workers lease.
@@ -387,13 +387,13 @@ class SuccessChecks:
         *,
         unpaid: _Unpaid | None = None,
     ) -> None:
-        """Store the verdicts of a stage, or only an error if the stage has no verdicts.
+        """Store the verdicts of a stage, or an error if there are no verdicts.
 
         Args:
-            left: numbers of the stages that have undecided checks. The next of these stages
-                follows. If no stage follows, or a check failed, the round is over.
+            left: numbers of the stages that have undecided checks. The next of these stages begins.
+                If there is no next stage, or if a check failed, the round is over.
             unpaid: the judges for which the budget could not pay. If all other checks are decided,
-                or can no longer be tried, the row waits for a budget.
+                or have no tries left, the row waits until the budget can pay.
         """
         stage, tries = claimed["stage"], claimed["tries"]
         good, later = passed(verdicts) if verdicts else None, None

@@ -109,7 +109,7 @@ def next_tick(cron: str, zone: str, after: datetime) -> datetime:
 
 
 def previous_tick(cron: str, until: datetime) -> datetime:
-    """Return the last due time (UTC) up to ``until`` of a checked cron expression."""
+    """Return the last time (UTC), up to ``until``, at which a checked cron expression was due."""
     second = until.astimezone(UTC).replace(microsecond=0) + timedelta(seconds=1)
     local: datetime = _local_times(cron, second).get_prev(datetime)
     return local.replace(tzinfo=UTC)
@@ -323,7 +323,7 @@ class Ticker:
         self._database = database
         self._memory = memory
         self._pins = pins
-        self._after = UUID(int=0)  # the tenant whose schedule started last
+        self._after = UUID(int=0)  # the tenant of the schedule that started a run last
 
     async def run(self) -> None:
         await self.loop.run()
@@ -341,7 +341,7 @@ class Ticker:
         return 0.0
 
     async def _start_one(self, tenant_id: UUID, name: str) -> bool:
-        """Start a schedule's run; false: the schedule is not due, or a worker has locked it."""
+        """Start a schedule's run. Return false if the schedule is not due or is locked."""
         async with self._database.engine.begin() as tx:
             await act_as(tx, tenant_id)
             mine = _named(tenant_id, name)

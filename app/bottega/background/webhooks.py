@@ -156,7 +156,7 @@ class Webhooks:
     Args:
         secret: the first webhook secret of the tenant ``default``.
         retries_s: seconds from each failed try to the next try, in order.
-        timeout_s: timeout in seconds of the queries of a delivery, and of the HTTP request.
+        timeout_s: timeout in seconds for a delivery's database queries, and for its HTTP request.
         lease_s: length of a delivery's lease in seconds; more than twice ``timeout_s``.
         jitter: returns a random factor by which the time until the next try is multiplied.
     """

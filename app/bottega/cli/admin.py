@@ -40,7 +40,7 @@ _LONGEST = timedelta(days=36500)
 
 
 class _Scope(StrEnum):
-    """The scopes of keys as an enumeration, because Typer needs one for a repeatable option."""
+    """The scopes of keys as an enumeration, which Typer needs for an option with fixed values."""
 
     READ = "read"
     RUN = "run"
@@ -343,7 +343,7 @@ secrets = typer.Typer(no_args_is_help=True, help="Change the key of tenants' sec
 
 @secrets.callback()
 def _group() -> None:
-    """Do nothing; without this function, Typer would drop the name of the only command."""
+    """Do nothing. Without this function, Typer would not expect the name of the only command."""
 
 
 @secrets.command("reencrypt")
@@ -388,7 +388,7 @@ providers = typer.Typer(no_args_is_help=True, help="Check model servers.")
 
 @providers.callback()
 def _providers_group() -> None:
-    """Do nothing; without this function, Typer would drop the name of the only command."""
+    """Do nothing. Without this function, Typer would not expect the name of the only command."""
 
 
 @providers.command("test")

@@ -42,7 +42,7 @@ class Chat:
     _status: int = field(default=0)
 
     def talk(self, first: Iterable[str] = ()) -> int:
-        """Follow unfinished runs; send ``first``, then the typed messages; return a status."""
+        """Follow unfinished runs; send ``first``, then typed messages; return the exit status."""
         try:
             for run in self._under_way():
                 self._note("This conversation has a run that is not over.")

@@ -312,7 +312,7 @@ class RemoteServer:
 
 
 def placed(problem: Mapping[str, Any], places: Mapping[str, str]) -> Iterator[str]:
-    """Yield a text for each error in a definition, with the definition's name from ``places``."""
+    """Yield a text for each error in a definition; ``places`` has the definitions' names."""
     for error in problem.get("errors") or ():
         _, section, number, *rest = [*str(error.get("pointer")).split("/"), "", ""]
         if (place := places.get(f"/{section}/{number}")) is not None:
@@ -387,10 +387,10 @@ class RunEvents:
 
 
 def _frames(content: Iterable[bytes]) -> Iterator[tuple[int, bytes | None]]:
-    """Split a stream into frames of id (0: none) and data (``None``: a heartbeat).
+    """Yield a stream's frames as (id, data). Id 0: no id; data ``None``: a heartbeat.
 
-    Only a line feed ends a line: JSON may contain other characters at which Python would split
-    lines.
+    Only a line feed ends a line, because JSON may contain other characters at which Python would
+    split lines.
     """
     place, data = 0, None
     for line in _lines(content):

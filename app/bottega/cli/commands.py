@@ -184,7 +184,7 @@ def _serve(
 def _first_child(
     settings: "Settings", url: str, listener: socket.socket, options: list[str], *, worker: bool
 ) -> Child:
-    """Fork this process as the only child, because a fork need not import the service again."""
+    """Start the only child as a fork of this process: a fork imports no modules again."""
 
     ours, theirs = socket.socketpair()
     sys.stdout.flush()
@@ -216,7 +216,7 @@ def _several_children(options: list[str], *, apis: int, workers: int | None) -> 
 
 
 def _metrics_of_several() -> tuple[str, str]:
-    """Create a folder for all processes' metrics; return (variable of a process's name, folder)."""
+    """Create the metrics folder; return (environment variable for a process's name, folder)."""
     from bottega import metrics
 
     folder = mkdtemp(prefix="bottega-metrics-")

@@ -1,8 +1,8 @@
 """Commands for daily work with the agents of a local or remote server.
 
-- ``bottega run``, ``fork``, ``batch``, ``watch``, ``chat`` and ``cancel``: runs. - ``bottega
-  interrupts``: calls that wait for people, and decisions on these calls. - ``bottega apply`` and
-  ``bottega export``: a team's definitions as files.
+- ``bottega run``, ``fork``, ``batch``, ``watch``, ``chat`` and ``cancel``: runs.
+- ``bottega interrupts``: calls that wait for people, and decisions on these calls.
+- ``bottega apply`` and ``bottega export``: a team's definitions as files.
 """
 
 import json

@@ -323,7 +323,7 @@ def _session(settings: Settings, *, resume: bool) -> str:
 
 
 def _write(place: Path, text: str) -> None:
-    """Replace a file atomically: after a crash it has either the old or the new text."""
+    """Replace a file atomically: after a crash, the file has either the old or the new text."""
     beside = place.with_suffix(".new")
     beside.write_text(text)
     beside.replace(place)

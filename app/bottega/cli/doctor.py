@@ -1,4 +1,4 @@
-"""Checks of all that the service needs (``bottega doctor``). Each failed check has a hint."""
+"""Checks of everything that the service needs (``bottega doctor``). A failed check has a hint."""
 
 import asyncio
 import platform
@@ -338,7 +338,7 @@ async def _secrets_key(settings: "Settings", url: str) -> Check:
     try:
         async with operator.transaction(url) as tx:
             used = {bytes(row[0]) for row in await tx.exec_driver_sql(_KEYS)}
-    except Exception:  # the service's login may not read the table
+    except Exception:  # the service's login has no right to read the table
         used = set()
     if keys is None:
         if used:

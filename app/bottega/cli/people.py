@@ -24,7 +24,7 @@ _APPROVE = "Approve? y or n (a comment may follow), e to edit the arguments: "
 
 
 class Undecided(Exception):  # noqa: N818 (not an error: the person leaves)
-    """Signal that nobody at this terminal decides on a call; the text is a command to decide."""
+    """Signal that nobody here decides on a call; the text is the shell command for a decision."""
 
     def __init__(self, interrupt: Mapping[str, Any]) -> None:
         how = {

@@ -6,9 +6,9 @@ parent uses only 13 MB of memory, and errors of the service cannot end the paren
 the listening socket, so no connection is refused while a child restarts. The parent also owns
 the lock that keeps the embedded PostgreSQL running.
 
-Each child has a socket to the parent. The child writes a byte when it works, and a second byte when
-it is ready. When the parent closes its socket or is killed, the child ends, so no child outlives
-the parent.
+Each child has a socket to the parent. The child writes a byte when it listens or executes runs, and
+a second byte when it can replace its predecessor. When the parent closes its socket or is killed,
+the child ends, so no child outlives the parent.
 
 SIGHUP replaces the children one after the other. A new child starts while the old child still runs.
 When the new child is ready, the old child gets SIGHUP, finishes its work, and ends.
@@ -234,7 +234,7 @@ class Supervisor:
                 self._log("info", "processes.replaced")
 
     def _is_replaced(self, slot: _Slot) -> bool:
-        """Return true if a ready successor has replaced the child. Start a missing successor."""
+        """Return true if a ready successor has replaced the child. If needed, start a successor."""
         if slot.successor is None:
             slot.successor = self._start(slot)
             if slot.successor is None:

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 @cache
 def console() -> "Console":
-    """Return the output for people, on standard error. The import of rich takes 3 MB."""
+    """Return the output for people, on standard error. Importing rich takes 3 MB of memory."""
     from rich.console import Console
 
     return Console(stderr=True)

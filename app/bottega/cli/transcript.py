@@ -157,7 +157,7 @@ class ActivityView:
 
 
 def _name(task: SubagentDispatched) -> str:
-    """Return a task's name: the agent, or the parent's title, or the beginning of the prompt."""
+    """Return the task's agent, or the title from its metadata, or the beginning of its prompt."""
     if task.agent not in (None, "subagent"):
         return str(task.agent)
     text = " ".join(task.prompt.split())
@@ -240,7 +240,7 @@ class Transcript:
     _in_line: bool = False
 
     def show(self, event: Event) -> None:
-        """Write the new text or line of an event."""
+        """Write the text that an event adds to the answer, or a line about the event."""
         kind, data, of_root = event["type"], event["data"], event["task_id"] is None
         line = self._activity.describe(event)
         if of_root and self.out.isatty():

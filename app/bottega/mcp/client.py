@@ -46,7 +46,7 @@ _VALUES = frozenset({"const", "default", "enum", "example", "examples"})
 
 @dataclass(slots=True)
 class Patterns:
-    """Distinct regular expressions in one server's schemas, up to a limit of number and size."""
+    """Distinct regular expressions in one server's schemas, within limits of number and memory."""
 
     _known: set[str] = field(default_factory=set)
     # Bytes of memory that further patterns may take in a model server that compiles all patterns.
@@ -225,7 +225,7 @@ def _part(block: Any) -> Part:
 
 
 def _media(encoded: str, declared: Any) -> Part:
-    """Decode base64 to a part. The bytes determine its media type; for text, ``declared`` does."""
+    """Decode base64 to a part. The media type comes from the bytes; for text, from ``declared``."""
     try:
         data = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError):
@@ -375,8 +375,8 @@ class McpTool(ToolBase):
 
     Args:
         name: name of the tool for models.
-        known: function that removes known secrets from answers, in addition to secrets sent to the
-            server.
+        known: removes the tenant's secrets from answers (in addition to secrets that the server
+            got).
         approval: rule that says which calls a person must approve.
         progress: returns the function that receives a call's progress from the server.
         questions: returns the function that answers the server's questions during a call.

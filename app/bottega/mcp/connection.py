@@ -58,7 +58,7 @@ def environment_of(env: Mapping[str, str]) -> dict[str, str]:
 
 @asynccontextmanager
 async def program(server: McpServer) -> AsyncIterator[tuple[Any, Any]]:
-    """Run a server's command; yield a stream of messages from, and a stream to, the program.
+    """Run a server's command; yield a stream from the program, and a stream to the program.
 
     At the end of the ``async with`` block, the program's process group is killed.
 
@@ -167,7 +167,7 @@ async def _write(process: asyncio.subprocess.Process, out_of: Any) -> None:
 
 
 async def _log(server: McpServer, process: asyncio.subprocess.Process) -> None:
-    """Write the program's standard error to the log, in short lines; omit some of many lines."""
+    """Log the program's standard error in short lines; if there are too many lines, omit some."""
     assert process.stderr is not None
     while piece := await process.stderr.read(STEP_BYTES):
         for line in piece.splitlines()[:_MOST_LOGGED]:
@@ -346,7 +346,7 @@ class _Bounded(httpx2.AsyncByteStream):
             self._is_begun = True
             if text.startswith(b"["):  # the SDK would validate a list's messages, but use none
                 raise OutsideError("a list of messages, which the protocol no longer has")
-        keys = step.count(b'":') - step.count(b'\\":')  # a quote after a backslash ends no key
+        keys = step.count(b'":') - step.count(b'\\":')  # an escaped quote does not end a string
         self._reader.count(step.count(b",") + step.count(b"[") + _KEY * max(0, keys))
         if self._is_stream:
             lines = step.count(b"\n") + step.count(b"\r")
