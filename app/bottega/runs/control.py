@@ -112,7 +112,7 @@ class WorkerInbox:
         self._read: list[int] = []
 
     async def run(self) -> None:
-        """Until cancelled, read the inbox several times a second while this worker has runs."""
+        """Read the inbox several times a second while this worker has runs, until cancelled."""
         while True:
             if self._read or self._runs.under_way():
                 await self._read_inbox()

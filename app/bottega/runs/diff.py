@@ -109,7 +109,7 @@ async def compare(
     descending: bool,
     limit: int,
 ) -> tuple[dict[str, Any], dict[str, Any], PageItems[tuple[str, Side, Side]]]:
-    """Return both runs, and a page of their agents: (name, row in ``before``, row in ``after``).
+    """Return both runs, and a page of agents: (name, the agent's row in each of the two runs).
 
     Args:
         place: name of the last agent of the previous page. Pages are sorted by name.

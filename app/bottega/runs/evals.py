@@ -67,7 +67,7 @@ WHERE i.tenant_id = :tenant AND i.run_id = :batch ORDER BY i.number
 
 @dataclass(frozen=True, slots=True)
 class EvalRun:
-    """An item of an eval: a target executes a case. Without a run, ``run_id`` is ``None``.
+    """An item of an eval: a target executes a case. ``run_id`` is ``None`` if there is no run.
 
     Attributes:
         case, target: indexes of the item's case and target.
@@ -110,10 +110,10 @@ def target_report(runs: Sequence[EvalRun]) -> dict[str, Any]:
 
 
 def compare(a: Sequence[EvalRun], b: Sequence[EvalRun]) -> dict[str, Any]:
-    """Compare two targets: ``wins`` counts the cases of which more runs passed with ``a``.
+    """Compare two targets. ``wins``: number of cases that ``a`` passed more often than ``b``.
 
     A case is left out if the outcome of one of its runs is not known. ``p`` is the p-value of an
-    exact two-sided sign test over cases, because repeats of one case are not independent.
+    exact two-sided sign test. The test counts cases, because runs of one case are not independent.
     """
     passed = [_passed_by_case(each) for each in (a, b)]
     pairs = [(passed[0][case], passed[1][case]) for case in passed[0].keys() & passed[1].keys()]
@@ -165,7 +165,7 @@ class NewEval:
     Attributes:
         cases: input and checks of each case.
         targets: agent and version of each target; ``None``: the current version.
-        judges: version of each judging model's provider, by name; ``None``: an operator's provider.
+        judges: versions of the judging models' providers, by provider; ``None``: the operator's.
     """
 
     name: str
@@ -187,7 +187,7 @@ async def start_eval(
     """Store an eval and all its items, and queue the first items.
 
     Args:
-        new: the request for the eval's batch; it names no agent.
+        new: the request for the eval's batch, without an agent.
 
     Raises:
         ConflictError: ``exists``; see also :func:`bottega.runs.submit.accept`.
@@ -274,7 +274,7 @@ def _refuse_twice(versions: Sequence[tuple[str, int]]) -> None:
     for number, (agent, version) in enumerate(versions):
         if (agent, version) in versions[:number]:
             raise InvalidInputError(
-                f"version {version} of the agent '{agent}' is a target already: name another",
+                f"version {version} of the agent '{agent}' is a target twice: remove one of them",
                 code="duplicate_target",
                 pointer=f"/targets/{number}",
             )
@@ -320,5 +320,5 @@ async def get_eval(tx: AsyncConnection, tenant_id: UUID, name: str) -> dict[str,
     ]
     about = {"name": name, "batch_id": found.id, "created_at": found.created_at}
     made = about | report(targets, runs)
-    # Until the batch ends, a moment after its last run, no client can retry the batch.
+    # The batch ends a moment after its last run, and clients can retry only an ended batch.
     return made if found.is_ended else made | {"status": "running"}

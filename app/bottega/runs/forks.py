@@ -45,13 +45,13 @@ class Fork:
 
     Attributes:
         node: name of the node at which the fork begins; ``None``: the fork begins after an event.
-        at_seq: ``seq`` of the last event to copy. A model's message that then lacks tool results is
-            not copied.
+        at_seq: ``seq`` of the last event to copy. A model's message is not copied if a result of
+            its tool calls comes later.
         publication: text that the node publishes; ``None``: the new run executes the node.
         agent: new values of fields in the definition of the node's agent or, without a node, of the
             run's agent.
         input: a message to the run's agent; in a graph, the question to the repeated nodes.
-        session_id: session of the new run, which continues no conversation; ``None``: no session.
+        session_id: session of the new run; ``None``: none. The run continues no conversation.
     """
 
     node: str | None = None
@@ -83,7 +83,7 @@ async def fork(
     """Submit a run that repeats an old run from a node or event on, with the same pinned versions.
 
     Args:
-        memory: the server's memory mode. The new run has the stricter of this and the old mode.
+        memory: the server's memory mode. The new run has this mode or, if stricter, the old run's.
         principal: the API key or user that starts the new run.
         may_give: function (node, old user) that raises if the caller may not answer for the node.
 
@@ -137,7 +137,7 @@ def _refuse_node(
     if nodes is None:
         raise ConflictError(
             f"run {old['id']} does not execute a graph (its mode is '{old['mode']}'): "
-            "give 'at_seq'",
+            "give 'at_seq' instead of 'node'",
             code="no_graph",
         )
     if name not in nodes.ids:
@@ -250,17 +250,17 @@ def _given(before: Mapping[str, str], wanted: Fork, again: Collection[str]) -> d
 def _with_changes(
     old: Mapping[str, Any], nodes: NodeTasks | None, wanted: Fork, limits: StoredLimits
 ) -> dict[str, Any]:
-    """Return the overrides of the old run, changed by the fork's new values for an agent."""
+    """Return the old run's overrides, with the fork's new values for an agent."""
     name = old["agent"]
     if nodes is not None:
         name = None if wanted.node is None else nodes.node(wanted.node).get("agent")
     if name is None:
         raise InvalidInputError(
-            "there is no agent to change: name a 'node' that has an agent", pointer="/agent"
+            "there is no agent to change: choose a 'node' that has one", pointer="/agent"
         )
     changes = dict(wanted.agent or {})
     if limits.models is not None and "model" in changes:
-        why = "the limits of this key name models: leave 'agent' out, or use another key"
+        why = "this key may use only certain models: omit 'agent', or use another key"
         raise ForbiddenError(why, code="beyond_limits")
     pinned = old["pinned"]
     providers = [*pinned["providers"], *pinned["operators"]]

@@ -1,8 +1,8 @@
 """The graph of a run in the API, with the states of the run's nodes after an event of the log.
 
 A node may contain inner nodes: the node's elements, the turns of the node's loop, or the nodes of
-the node's sub-graph. An inner node has the name that it has in the log: ``pages/0`` is an element
-of ``pages``, ``improve/2`` is a turn of ``improve``, ``improve/2/draft`` is a node in this turn.
+the node's sub-graph. The API and the log give an inner node the same name: ``pages/0`` is an
+element of ``pages``, ``improve/2`` a turn of ``improve``, ``improve/2/draft`` a node in this turn.
 """
 
 import asyncio
@@ -108,7 +108,7 @@ class _Level(NamedTuple):
 
     @classmethod
     def inside(cls, name: str, node: _Node, steps: Collection[str]) -> Self:
-        """Return a node's inner nodes. ``steps``: last name segments of those that have begun."""
+        """Return a node's inner nodes. ``steps``: last segments of the names of begun nodes."""
         for each in ("for_each", "loop"):
             if each in node:
                 part = _without(each, node)
@@ -206,7 +206,7 @@ async def _publications(
     seq: int,
     names: Sequence[str],
 ) -> dict[str, Any]:
-    """Return each node's last publication, from this run up to ``seq`` or from the session."""
+    """Return each node's last publication: from this run up to ``seq``, else from the session."""
     rows: dict[str, Any] = {
         item["agent"]: {**item, "task_id": None, "metadata": item["details"].get("metadata") or {}}
         for item in run["session_base"] or ()
@@ -232,7 +232,7 @@ def _level_inside(
         if any(each.startswith(f"{name}/") for each in level.nodes):
             continue  # the run is a child run that executes one element of this node
         if name in children:
-            detail = f"run {children[name].id} executes '{name}': read the graph of this run"
+            detail = f"child run {children[name].id} executes '{name}': read the child run's graph"
             raise NotFoundError(detail, code="no_node")
         if (node := level.nodes.get(name)) is None:
             detail = f"there is no '{name}'; there is {', '.join([*level.nodes][:20]) or 'nothing'}"
@@ -257,7 +257,7 @@ class _NodeStates:
 
     Attributes:
         parts: states of elements, and of nodes that have begun or were skipped.
-        steps: last name segments of a node's inner nodes that have begun, by the node's name.
+        steps: last segments of the names of a node's begun inner nodes, by the node's name.
         reasons: the reason of each skipped node, by name.
         ends: ``seq`` of the last event of each node that has ended, by name.
     """

@@ -99,7 +99,7 @@ async def of_client(
     run_id: UUID | None = None,
     session_id: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the calls of client tools that meet one of the conditions, sorted by age.
+    """Return the client tool calls that meet at least one of the conditions, the oldest first.
 
     Args:
         ids: return the calls with these ids.
@@ -180,7 +180,7 @@ async def _check(interrupt: Mapping[str, Any], said: Mapping[str, Any]) -> None:
     if other := sorted(set(said) - _FIELDS[kind]):
         expected = ", ".join(sorted(_FIELDS[kind]))
         raise InvalidInputError(
-            f"an interrupt of the kind '{kind}' takes: {expected}", pointer=f"/{other[0]}"
+            f"an interrupt of the kind '{kind}' accepts only: {expected}", pointer=f"/{other[0]}"
         )
     if kind == "approval":
         await _check_approval(schema, said)
@@ -196,11 +196,11 @@ async def _check_approval(schema: Any, said: Mapping[str, Any]) -> None:
     if "arguments" not in said:
         return
     if said["decision"] == "deny":
-        raise InvalidInputError("a denied call takes no arguments", pointer="/arguments")
+        raise InvalidInputError("a denied call must have no 'arguments'", pointer="/arguments")
     try:
         known = await asyncio.to_thread(argument_schema, json.dumps(schema))
     except InvalidInputError:
-        return  # an invalid schema: only the MCP server or the client checks the arguments
+        return  # the schema is invalid, so only the MCP server or the client checks the arguments
     try:
         await asyncio.to_thread(known.check, said["arguments"])
     except InvalidInputError as error:

@@ -96,7 +96,7 @@ async def page(
     """List messages of a task or (without ``task_id``) of the run's agent, in the log's order.
 
     Args:
-        types: event types whose messages are listed. The question is always listed.
+        types: event types whose messages are listed. The question to the agent is always listed.
         after: (``seq``, ``part``) of the last message of the previous page.
 
     Raises:
@@ -188,7 +188,7 @@ async def _page(
 
     Args:
         first: event type; the question is listed before the first event of this type.
-        asked: returns the question's messages.
+        asked: function that returns the question's messages.
     """
     query = _conversation(run, which, (first, *types))
     places = (run_events.c.step, run_events.c.seq)
@@ -281,7 +281,7 @@ def _beyond(after: tuple[int, int] | None, descending: bool) -> ColumnElement[bo
 
 
 def fitting(found: list[dict[str, Any]], limit: int, *, more: bool) -> PageItems[dict[str, Any]]:
-    """Cut messages to a page's size, because one input may have more messages than a page."""
+    """Return the first messages that fit on a page. One input may have more messages than fit."""
     size = 0
     for number, message in enumerate(found):
         size += len((message["content"] or "").encode(errors="replace"))

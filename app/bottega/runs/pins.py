@@ -53,7 +53,7 @@ Dialects = Mapping[DialectName, Collection[str]]
 
 
 def dialects_of(servers: Iterable[tuple[DialectName, Mapping[str, Any]]]) -> Dialects:
-    """Return an agent's dialects, each with the parameters that all its models support.
+    """Return, by dialect of an agent's models, the parameters that all these models support.
 
     Args:
         servers: dialect and headers of each model's server.
@@ -83,7 +83,7 @@ def refuse_unsupported(
         if lacking := sorted(given.keys() - set(known)):
             raise InvalidInputError(
                 f"the agent '{whose}' has a model of the dialect '{dialect}', which has no "
-                f"parameter '{lacking[0]}': leave it out, or name another model",
+                f"parameter '{lacking[0]}': omit it, or choose another model",
                 code="unsupported_param",
                 pointer=f"{place}/{lacking[0]}",
             )
@@ -126,7 +126,7 @@ def refuse_overrides(
         for number, tool in enumerate(names):
             if tool in tools[name]:
                 raise InvalidInputError(
-                    f"the agent '{name}' has a tool named '{tool}' already: rename this one",
+                    f"the agent '{name}' has a tool '{tool}' already: rename the client tool",
                     code="duplicate_tool",
                     pointer=f"/overrides/{name}/tools/{number}/name",
                 )
@@ -151,7 +151,7 @@ def refuse_parts(asked: RunInput, dialects: Iterable[DialectName]) -> None:
                 kind = part.get("media_type") or "unknown type"
                 raise InvalidInputError(
                     f"a model of the dialect '{dialect}' accepts no part '{part['type']}' of "
-                    f"{kind} by {'url' if part.get('url') else 'file'}: name another model, or "
+                    f"{kind} by {'url' if part.get('url') else 'file'}: choose another model, or "
                     "send the part in another form",
                     code="unsupported_part",
                     pointer=f"/input{at}",
@@ -197,7 +197,7 @@ class UsedModel(NamedTuple):
         """Return the model to which a definition refers.
 
         Args:
-            model: a model's name; ``None``: the provider's first model or else ``default``.
+            model: a model's name; ``None``: the provider's first model or, without it, ``default``.
         """
         name = model or (provider.models[0] if provider.models else default)
         address = provider.base_url or VENDORS[provider.dialect]
@@ -221,8 +221,8 @@ async def refuse_unpriced(models: Mapping[str, Sequence[UsedModel]]) -> None:
             prices = await asyncio.to_thread(prices_of, model.name, model.address)
             if prices is None:
                 raise InvalidInputError(
-                    f"no price is known for the model '{model.name}' of the agent '{agent}': give "
-                    "its provider a price for it, or leave cost_budget out",
+                    f"no price is known for the model '{model.name}' of the agent '{agent}': add "
+                    "a price for this model to its provider, or omit cost_budget",
                     code="unpriced_model",
                     pointer="/cost_budget",
                 )
@@ -241,8 +241,8 @@ class Pins:
     """The versions of definitions that a run uses to its end.
 
     Attributes:
-        epoch: id that each change of the tenant's definitions replaces, so the pins are current
-            while the id stays the same; ``None``: the tenant has no definitions.
+        epoch: id that each change of the tenant's definitions replaces. The pins are current as
+            long as the tenant has this id; ``None``: the tenant has no definitions.
         pinned: ``{"agents": {name: version}, "graph": {"name", "version"} or None, "providers":
             {name: version}, "operators": [name], "mcp_servers": {name: version}}``. ``providers``
             has the tenant's providers that the agents use. ``operators`` has the operator's
@@ -251,7 +251,7 @@ class Pins:
             has chosen a model for agents without a model, ``default_model`` is this model.
         first: the agents that start the run. Each of these agents gets the run's input.
         memory: memory mode of the root agent; in a DAG, the least strict mode of the nodes.
-        memory_scope: memory scope of the root agent; None: the agent sets none, or a DAG run.
+        memory_scope: memory scope of the root agent; None: none is set, or the run is a DAG.
         params: the parameters of each agent.
         tools: names of the tools and sub-agents of each agent.
         dialects: dialects of each agent's models.
@@ -272,7 +272,7 @@ class Pins:
 
 
 class PinCache:
-    """Cache of pins by tenant, agent and graph. Pins may be stale, so each use compares epochs.
+    """Cache of pins by tenant, agent and graph. Pins may be stale: callers compare epochs.
 
     Args:
         operators: the operator's providers. A tenant's provider of the same name has precedence.
@@ -427,7 +427,7 @@ def _below(graph: Mapping[str, Any]) -> dict[str, dict[str, list[int]]]:
             )
         if each["level"] > DEEPEST:
             raise InvalidInputError(
-                f"graphs are nested at most {DEEPEST} deep", code="too_deep", pointer="/graph"
+                f"nest graphs at most {DEEPEST} levels deep", code="too_deep", pointer="/graph"
             )
         versions.setdefault(each["name"], {each["current"]: None})[each["version"]] = None
         sizes[each["name"], each["version"]] = _graph_size(each)
@@ -446,7 +446,7 @@ def _graph_size(read: Mapping[str, Any]) -> GraphSize:
 def _checked_agents(
     read: Mapping[str, Mapping[str, Any]], named_by: dict[str, str], root: str | None
 ) -> dict[str, Reached]:
-    """Return a run's agents. Refuse agents that do not exist or cannot call each other."""
+    """Return a run's agents. Refuse unknown agents, and agents that cannot be sub-agents."""
     agents = {name: _reached_agent(each) for name, each in read.items()}
     _refuse_unknown(named_by, agents)
     _refuse_depth(root, agents)
@@ -492,7 +492,7 @@ def _reached_agent(read: Mapping[str, Any]) -> Reached:
 
 
 def _refuse_unfit(read: Mapping[str, Mapping[str, Any]], agents: Mapping[str, Reached]) -> None:
-    """Refuse sub-agents without a description, and asynchronous sub-agents with state."""
+    """Refuse sub-agents without a description, and asynchronous sub-agents that are stateful."""
     called = {child for each in agents.values() for child in each.children}
     if undescribed := sorted(name for name in called if agents[name].undescribed):
         raise InvalidInputError(
@@ -570,11 +570,11 @@ def _models(
 
 
 def _refuse_unknown(named_by: dict[str, str], agents: Mapping[str, Reached]) -> None:
-    """Refuse a run with an unknown agent, which the request names or an agent has as sub-agent.
+    """Refuse a run if its request names an unknown agent, or an agent has an unknown sub-agent.
 
     Args:
         named_by: JSON Pointer to the field of ``POST /v1/runs`` that names an agent, by the agent's
-            name. The error's text omits the pointer, because fields of other APIs differ.
+            name. The error's text omits the pointer, because other APIs have other fields.
         agents: existing agents, with their sub-agents.
     """
     for name, agent in agents.items():

@@ -70,7 +70,7 @@ from bottega.memory.episodes.scope import OFF
 from bottega.memory.patterns.adherence import SOURCE
 from bottega.subagents.handle import SubagentStatus
 
-_MOST = 200  # maximum number of candidates, and of applications
+_MOST = 200  # maximum number of pattern candidates, and of pattern applications
 
 _LEARNING = text("""
 SELECT l.episode_id, l.status, coalesce(l.tries, 0) AS tries, l.error, l.updated_at, r.reflection,
@@ -395,7 +395,7 @@ class RunSearch:
             :func:`shown` determines the outcome.
         judged_by: judge of the run.
         outcome_reason: text that the outcome's reason must contain. Case and accents are ignored.
-        memory_draw: a random draw gave the run a pattern, or withheld all patterns that applied.
+        memory_draw: ``with``: a random draw gave the run a pattern; ``without``: it gave none.
         text: text that the run's question must contain. Case and accents are ignored.
         error_code: code of the run's error.
         longer_than_s: minimum number of seconds from the run's start to its end or, before its end,
@@ -517,9 +517,9 @@ async def page(
 async def totals(connection: AsyncConnection, tenant_id: UUID, wanted: RunFilter) -> RowMapping:
     """Sum up the runs of a list: ``runs``, ``failed``, ``usage`` and ``complete``.
 
-    ``failed`` counts failed runs and runs whose timeout expired. Of the runs that meet all other
-    conditions, the newest ``SEARCHED_RUNS`` are searched for ``wanted.search``. ``complete`` is
-    false if there are that many or more.
+    ``failed`` counts failed runs and runs whose timeout expired. ``wanted.search`` is checked only
+    for the newest ``SEARCHED_RUNS`` runs that meet all other conditions. ``complete`` is false if
+    at least ``SEARCHED_RUNS`` runs meet these other conditions.
     """
     newest = _newest(await _all_conditions(connection, tenant_id, wanted))
     run = newest.c
@@ -642,10 +642,9 @@ async def _with_metadata(
     descending: bool,
     limit: int,
 ) -> Sequence[UUID]:
-    """Return the ids of a page of runs with the wanted metadata."""
     first = [] if after is None or descending else [after]
     last = [after] if after is not None and descending else []
-    if wanted.created_after is not None:  # `>` is enough below: no run has exactly this id
+    if wanted.created_after is not None:  # `>` suffices here, because no run has exactly this id
         first.append(first_id(wanted.created_after))
     if wanted.created_before is not None:
         last.append(first_id(wanted.created_before + MOST_SKEW))
@@ -926,7 +925,7 @@ class UsageFilter:
         agent, model: the model call's agent and model.
         user, session: the run's user and session.
         metadata: (key, value) pairs that a run's metadata must have.
-        key: the metadata key by whose values the usage is grouped, if it is grouped by metadata.
+        key: if the usage is grouped by metadata: the key whose values are the groups.
     """
 
     agent: str | None = None
@@ -951,8 +950,8 @@ async def usage_page(
 ) -> PageItems[dict[str, object]]:
     """List the summed usage of ended runs that were created from ``since`` to ``until``.
 
-    Each sum has the name of its group in the field ``by``, for example ``agent``. The sums are
-    sorted by this name. The group ``None`` has the runs without a value.
+    Each sum has its group's name in a field that is called like the value of ``by``, such as
+    ``agent``. The sums are sorted by group. The group ``None`` has the runs without a value.
 
     Args:
         by: what the usage is grouped by: one of `USAGE_BY`, or ``metadata``.

@@ -95,7 +95,7 @@ async def retry(
     Args:
         from_last_step: copy the finished steps of the old run into the new run's log. The new run
             then repeats no model call and no tool call of these steps.
-        memory: the server's memory mode. The new run has the stricter of this and the old mode.
+        memory: the server's memory mode. The new run has this mode or, if stricter, the old run's.
         principal: the API key or user that starts the new run.
         limits: limits of the principal's API key.
 
@@ -221,7 +221,7 @@ class NodeTasks(NamedTuple):
         return {**found[name], "name": name}
 
     def human_nodes(self) -> dict[str, list[Mapping[str, Any]]]:
-        """Return {name of a node: the nodes that ask people, which are this node or inside it}."""
+        """Return {name of a node: this node or nodes of its sub-graph, if they ask people}."""
         asking = {name_of_node(node): list(_asking(node)) for node in self.definition["nodes"]}
         return {name: found for name, found in asking.items() if found}
 
@@ -243,8 +243,8 @@ def _pinned(pinned: Mapping[str, Any], limits: StoredLimits) -> dict[str, object
     limits.need_names(pinned["agents"], ())
     if limits.models is not None:
         raise ForbiddenError(
-            "the limits of this key name models, but a repeated run keeps the models of the old "
-            "run: start a new run",
+            "this key may use only certain models, but a repeated run keeps the models of the "
+            "old run: start a new run",
             code="beyond_limits",
         )
     return limits.pinned(pinned)
@@ -297,7 +297,7 @@ def carry_over(
         and not (
             event.type in _ASKS
             and _call_of(event) not in ended
-            and event.task_id not in settled  # people's answer to a node ends no tool call
+            and event.task_id not in settled  # not a tool call: a node asked people
         )
         and not (
             event.type == EventType.MESSAGE_RECEIVED and event.data["message_id"] not in delivered
@@ -313,7 +313,7 @@ def carry_over(
 
 
 def until(events: Sequence[Event], seq: int) -> list[Event]:
-    """Return the events up to a ``seq``, without blocks that are then incomplete.
+    """Return the events up to a ``seq``, without the blocks that end after this ``seq``.
 
     Pure. A block consists of a model's message and the results of all tool calls in the message.
     """
@@ -432,7 +432,7 @@ def _undone(
     """
     log = _Log(events, parents, settled)
     failed: dict[UUID | None, int] = {}  # by task: index of the first event that is dropped
-    again: set[UUID | None] = set()  # tasks to execute again, without end events
+    again: set[UUID | None] = set()  # tasks to execute again: drop their end events
     for index, event in enumerate(events):
         failure = _is_failure(event) or log.is_no_answer(event, index)
         if failure and not log.built_upon(event.task_id, index):
@@ -603,7 +603,7 @@ def _row(
 
     Args:
         numbers: new ``seq`` of the kept events, by their old ``seq``.
-        texts: texts of answers, by old ``seq``. They replace references to dropped events.
+        texts: texts of answers, by old ``seq``. The texts replace references to dropped events.
     """
     data = dict(event.data)
     if _names_dropped(event, numbers):

@@ -211,7 +211,7 @@ async def fork(
 async def ends_with(
     connection: AsyncConnection, tenant_id: UUID, session_id: str, run_id: UUID
 ) -> bool:
-    """Return true if a run is a session's newest run, apart from child runs."""
+    """Return true if a run is a session's newest run. Child runs are ignored."""
     last = (
         select(runs.c.id)
         .where(runs.c.tenant_id == tenant_id, runs.c.session_id == session_id)
@@ -288,8 +288,8 @@ class SessionFilter:
     Attributes:
         metadata: see :class:`bottega.runs.read.RunFilter`.
         text: words to find. The session's title, a question, the user's name or the shown part of
-            the last message must contain each word. Case and accents are ignored. The last of
-            ``MOST_WORDS`` words includes all text after it.
+            the last message must contain each word. Case and accents are ignored. After
+            ``MOST_WORDS`` - 1 words, the rest of the text counts as one word.
         agent: name of an agent or graph that a run of the session has.
         state: state of the session, as the schema of a session describes it.
         active_after, active_before: period in which at least one run of the session was created.
@@ -327,7 +327,7 @@ async def page(
 
     Args:
         by_time: list only sessions that have runs, sorted by the time of the last run.
-        after: id of the previous page's last session; with ``by_time``, id of its last run.
+        after: id of the previous page's last session; with ``by_time``, of this session's last run.
     """
     query = _SESSIONS.where(sessions.c.tenant_id == tenant_id)
     searches = by_time or wanted.searches
@@ -356,7 +356,7 @@ async def page(
 
 
 def _recent_sessions(tenant_id: UUID, wanted: SessionFilter) -> Select[Any]:
-    """Select the sessions of the newest runs, with a flag for each condition that a run meets."""
+    """Select the sessions of the newest runs. Flags say which conditions their runs meet."""
     own = runs.c.tenant_id == tenant_id, runs.c.session_id.is_not(None)
     query = select(runs.c.session_id, runs.c.id, runs.c.agent, runs.c.graph, runs.c.question)
     query = query.where(*own, runs.c.parent_run_id.is_(None))
@@ -438,7 +438,7 @@ async def get(connection: AsyncConnection, tenant_id: UUID, session_id: str) -> 
 async def clear_memory(
     connection: AsyncConnection, tenant_id: UUID, session_id: str, agent: str | None
 ) -> int:
-    """Delete the publications of a session's agents, or of one agent. Return the number.
+    """Delete the publications of a session's agents, or of one agent. Return their number.
 
     After the deletion, unfinished runs may publish again.
     """

@@ -275,7 +275,7 @@ async def checked_values(
         found = await pins.of_draft(pool, tenant_id, new.draft)
     if new.way is not None and found.expose is not None and new.way not in found.expose:
         raise UnknownAgentError(
-            f"no such agent here: '{new.agent}' (its `expose` does not name {new.way})",
+            f"this API does not offer the agent '{new.agent}': its `expose` lacks {new.way}",
             pointer="/agent",
         )
     models = [each.name for used in found.models.values() for each in used]
@@ -373,7 +373,7 @@ async def store_items(
     Args:
         items: mappings with ``input`` and, optionally, ``metadata`` and ``key``; of an eval also
             ``agent``, ``case`` and ``target``.
-        on: a connection with an open transaction of the tenant, which stores all pages.
+        on: a connection whose open transaction (of the tenant) stores all pages.
     """
     for first in range(0, len(items), _ITEMS_AT_ONCE):
         page = to_json(storable([*items[first : first + _ITEMS_AT_ONCE]])).decode()

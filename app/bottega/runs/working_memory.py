@@ -121,7 +121,8 @@ def fold_working(
         spent: the run's ``tokens``, ``model_calls`` and ``cost`` in US dollars.
         tasks: the newest tasks, sorted from new to old.
         retrieved: memory of earlier runs that this run's prompts contain.
-        prompt: ``tokens``, ``shrunk`` and ``left`` of the last prompt, if it was shortened.
+        prompt: if the last prompt was shortened: its ``tokens``, and the numbers of shortened
+            (``shrunk``) and omitted (``left``) messages.
         plan: the root agent's plan, if the agent wrote a plan.
     """
     memory = _filled(run, definition, results, spent)
