@@ -39,11 +39,11 @@ _SCALARS = frozenset(("truth", "number", "text"))
 
 
 class Members(frozenset[tuple[str | None, Any]]):
-    """A list as a set of (kind, value), which makes the operator ``contains`` fast."""
+    """The values of a list as a set of (kind, value), so the operator ``contains`` is fast."""
 
 
 def searchable(features: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert each feature that is a list to :class:`Members`."""
+    """Return the features; each list is converted to :class:`Members`."""
     return {
         name: Members((kind_of(each), each) for each in value if kind_of(each) in _SCALARS)
         if kind_of(value) == "list"
@@ -90,7 +90,7 @@ def check(condition: Any, path: str = "") -> None:
     """Check a condition in JSON form.
 
     Raises:
-        InvalidInputError: the condition is invalid; ``pointer`` leads to the wrong part.
+        InvalidInputError: the condition is invalid; ``pointer`` is the path of the error.
     """
     ConditionCheck().condition(condition, path)
 
@@ -148,10 +148,10 @@ def _true_of(found: Any, op: str, value: Any) -> bool:
 
 
 class ConditionCheck:
-    """Check of several conditions, which may have ``MAX_TESTS`` tests together.
+    """Checker of conditions. All conditions together may have at most ``MAX_TESTS`` tests.
 
     Args:
-        feature: pattern for the names of features.
+        feature: pattern that the names of features must match.
         rule: error text for a name that does not match the pattern.
     """
 
@@ -164,7 +164,7 @@ class ConditionCheck:
         """Check a condition in JSON form.
 
         Raises:
-            InvalidInputError: the condition is invalid; ``pointer`` leads to the wrong part.
+            InvalidInputError: the condition is invalid; ``pointer`` is the path of the error.
         """
         if not isinstance(condition, Mapping):
             raise bad("a condition must be an object", path)

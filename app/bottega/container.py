@@ -78,8 +78,8 @@ class Service:
         memory: episodes of earlier runs.
         patterns: the patterns that were learned from the episodes.
         files: the files of users and tools.
-        descriptors: limits of this process's number of file descriptors.
-        pins: the versions of agents and graphs for new runs.
+        descriptors: limits on the number of file descriptors that this process may open.
+        pins: the versions of agents and graphs that new runs use.
         outgoing: the clients for outgoing requests.
         scraping: the metrics for Prometheus.
         services: the background services.
@@ -185,8 +185,8 @@ def _of_every_process(
     sweep = partial(queue.sweep_regularly, database.pool, settings.lease_s)
     return {
         **({} if nats is None else {"nats": nats.run}),
-        # A worker's own task sweeps; see _worker. A process without a worker sweeps, too, because
-        # runs that wait for people must time out even while no worker exists.
+        # _worker starts a worker's sweep. Processes without a worker sweep, too, because runs that
+        # wait for people must time out even while no worker exists.
         **({} if worker else {"sweep": sweep}),
         "erase": _erasing(database, listener, memory).run,
         "accesses": memory.memory.accesses.run,
@@ -297,7 +297,7 @@ def _lease(
 
     settings, pool = service.settings, service.database.pool
 
-    def places() -> int:  # a run that waits for child runs takes no place
+    def places() -> int:  # a run that waits for child runs uses no place
         return settings.worker_concurrency + runtime.children.resting()
 
     async def execute(run: ClaimedRun) -> bool:

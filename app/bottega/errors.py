@@ -172,7 +172,7 @@ class LogWentBackError(ConflictError):
 
 
 class AgentBusyError(ConflictError):
-    """An agent object gets a query before the last query has ended: this would mix histories."""
+    """An agent object gets a query before its previous query has ended, which mixes histories."""
 
     code = "agent_busy"
 

@@ -25,7 +25,7 @@ class FailureRates:
 
     Args:
         least: minimum number of recent calls before a breaker may open.
-        window_s: number of seconds after its end for which a call is recent.
+        window_s: a call is recent for this number of seconds after its end.
     """
 
     def __init__(self, least: int, window_s: float) -> None:

@@ -53,7 +53,7 @@ def open_session(
         most: maximum number of connections in use; further requests wait. 0: no limit.
         kept_s: number of seconds for which an idle connection stays open.
         most_idle: maximum number of idle connections; ``None``: no limit.
-        tls: TLS context that replaces the context with the trusted certificates.
+        tls: TLS context to use; ``None``: the context of :func:`certificates`.
         look_up: function that replaces the system's resolver.
         guard: function that checks the address of each connection; ``None``: any address is
             allowed.
@@ -114,7 +114,7 @@ def charging(response: aiohttp.ClientResponse, reader: BoundedReader) -> Callabl
     parsing tiny chunks is slow.
     """
     protocol = response.connection and response.connection.protocol
-    if not isinstance(protocol, _Protocol):  # one read contained the whole response
+    if not isinstance(protocol, _Protocol):  # the whole response has arrived
         return _free
     content = response.content
 
@@ -200,7 +200,7 @@ class _Connector(aiohttp.TCPConnector):
 
 
 class _Resolver(AbstractResolver):
-    """Resolver that replaces aiohttp's resolver, which uses few threads for the whole process."""
+    """Resolver in place of aiohttp's, because all of aiohttp's look-ups share a few threads."""
 
     def __init__(self, look_up: Resolver) -> None:
         self._look_up = look_up

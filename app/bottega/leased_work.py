@@ -212,8 +212,8 @@ class LeasedWork:
     async def do_due(self) -> float:
         """Do the work of some due rows, and wait for the end of this work.
 
-        Tenants that pause after a batch take part; tenants that pause after a failure of a service
-        do not. Return the seconds until more rows may be due, or until the first pause ends.
+        Include tenants that pause after a batch, but not tenants that pause because a service
+        failed. Return the seconds until more rows may be due, or until the first pause ends.
         """
         self._until = {each: self._until[each] for each in self._pauses}
         left_s = await self.start_due()

@@ -74,7 +74,7 @@ class RouteIndex:
 
     The group is a part of the path; see :func:`_group`. The first request for a group in
     :data:`_ROUTERS` loads the group's routes. Starlette's router answers requests without a route,
-    and all requests while FastAPI traces requests.
+    and requests that FastAPI's telemetry traces.
     """
 
     def __init__(self, router: Router) -> None:
@@ -407,7 +407,7 @@ def _obey_signals(server: _Server, service: Service) -> None:
         # End the streams, because the server waits for the end of all connections.
         service.stop_working.set()
         service.wakeups.close()
-        if server.should_exit and not stopping:  # after SIGHUP it would wait LONGEST_ANSWER_S
+        if server.should_exit and not stopping:  # SIGHUP has set a longer timeout
             loop.call_later(STOP_S, partial(setattr, server, "force_exit", True))
         server.force_exit = stopping
         server.should_exit = stopping = True

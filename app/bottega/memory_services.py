@@ -58,7 +58,7 @@ class MemoryServices:
 async def open_memory_services(
     settings: Settings, database: Database, listener: NotifyListener, services: Services
 ) -> AsyncIterator[MemoryServices]:
-    """Open the memory's services. They connect to servers only later.
+    """Open the memory's services. They connect to servers when they are first used.
 
     Raises:
         InvalidInputError: a setting is invalid.
@@ -234,7 +234,7 @@ def _hosted(
 
 
 def _has_server(settings: Settings) -> bool:
-    """Return true if the settings have a server that may have computed stored vectors."""
+    """Return true if a server in the settings may have computed the vectors that are stored."""
     return settings.embedding_base_url is not None or not settings.uses_demo_model
 
 

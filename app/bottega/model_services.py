@@ -1,4 +1,4 @@
-"""Model servers of a process, which the settings or tenants define.
+"""The model servers that a process calls. The settings or tenants define these servers.
 
 A probe is a small call that shows if a model server supports a feature.
 """
@@ -197,7 +197,7 @@ class ModelServices:
         return FallbackProvider(models, 0.0, account)
 
     async def of_operator(self, model: str, patience_s: float) -> ProviderFor:
-        """Return a function that makes the operator's model for a run, at the tenant's cost.
+        """Return a function that returns an operator's model for a run; the run's tenant pays.
 
         Raises:
             InvalidInputError: see :meth:`for_agent`.
@@ -237,7 +237,7 @@ class ModelServices:
         return FallbackProvider([ServedModel(server, model or first)], 0.0, account)
 
     def success_checks(self, pool: asyncpg.Pool) -> SuccessChecks:
-        """Return the success checks of runs, which may call models by these services.
+        """Return the success checks. Some of them call models through these services.
 
         Raises:
             InvalidInputError: a plugin cannot be loaded.
@@ -254,7 +254,7 @@ class ModelServices:
         return {} if self._traffic is None else self._traffic.load()
 
     def task_places(self, most: int | None) -> TaskPlaces | None:
-        """Return the places for a tenant's tasks, shared by all workers; ``None``: no limit."""
+        """Return places for tasks, ``most`` per tenant on all workers; ``None``: no limit."""
         if self._traffic is None or most is None:
             return None
         return TaskPlaces(self._traffic.shares, most)
@@ -339,7 +339,7 @@ def spec_of(name: str, provider: Provider, secrets: Mapping[str, str], **more: A
 
     Args:
         secrets: values of the secrets by name.
-        more: further fields of :class:`ServerSpec`; a ``timeout_s`` in the definition goes first.
+        more: further fields of :class:`ServerSpec`. Fields of the definition replace these.
     """
 
     def value(header: str | Mapping[str, str]) -> str:

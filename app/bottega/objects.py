@@ -85,7 +85,7 @@ class Objects:
         self._bucket = None if url is None else Bucket(url, timeout_s=timeout_s)
 
     async def put(self, key: str, body: bytes, *, level: int = zlib.Z_DEFAULT_COMPRESSION) -> None:
-        """Write an object; readers never see a part of it.
+        """Write an object; readers never see an incomplete object.
 
         Args:
             level: compression level from 0 (none) to 9; the default is zlib's default.
@@ -207,7 +207,7 @@ class Bucket:
         client: ClientConfig = {
             "timeout": timedelta(seconds=timeout_s),
             "connect_timeout": timedelta(seconds=min(5.0, timeout_s)),
-            # The client uses plain HTTP only if the configured endpoint begins with http://.
+            # Permit plain HTTP, which the client uses only if its endpoint begins with http://.
             "allow_http": True,
         }
         try:
@@ -242,8 +242,8 @@ class Bucket:
             async with self._asking():
                 await self._opened().delete_async(list(keys))
         except _MissingError:
-            # Try again with one request per object: if one object is missing, some stores may keep
-            # the others.
+            # Delete the objects one by one: if an object of a list is missing, some stores may not
+            # delete the list's other objects.
             for key in keys:
                 with contextlib.suppress(_MissingError):
                     async with self._asking():

@@ -31,7 +31,7 @@ MAX_CONNECTIONS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Descriptors:
-    """Maximum numbers of this process's file descriptors: the soft and the hard limit."""
+    """The soft and the hard limit on the number of this process's open file descriptors."""
 
     soft: int
     hard: int
@@ -51,7 +51,7 @@ class Descriptors:
 
 
 def raise_limit() -> Descriptors:
-    """Raise the soft limit to the hard limit, to at most ``MOST``; return both limits."""
+    """Raise the soft limit to the hard limit, but not above ``MOST``; return both limits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
     if soft == resource.RLIM_INFINITY:

@@ -140,7 +140,7 @@ class BoundedReader:
 
 
 class _Inflate:
-    """Decompressor of one zlib stream, in pieces of at most 64 KB. Later bytes are ignored."""
+    """Decompressor of one zlib stream, in pieces of up to 64 KB. It ignores any further bytes."""
 
     def __init__(self, bits: int) -> None:
         self._bits = bits
@@ -158,7 +158,7 @@ class _Inflate:
     def pieces(self, raw: bytes) -> Iterator[bytes]:
         for start in range(0, len(raw), _PACKED_BYTES):
             packed, found = raw[start : start + _PACKED_BYTES], b""
-            # After a piece of 64 KB, the decompressor may have more output.
+            # If a piece has the full 64 KB, the decompressor may have more output.
             while (packed or len(found) == STEP_BYTES) and not self._stream.eof:
                 if found := self._inflated(packed):
                     yield found

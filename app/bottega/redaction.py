@@ -45,7 +45,7 @@ def is_word(text: str) -> bool:
 def is_time(text: str) -> bool:
     """Return true if a text is a date or time: in words, in digits, or in seconds since 1970.
 
-    A number counts as (milli)seconds since 1970 only for times after 2001, which have more digits.
+    A number counts as (milli)seconds since 1970 only if it has enough digits for a time after 2001.
     """
     if _EPOCH.fullmatch(text):
         return True

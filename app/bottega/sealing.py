@@ -25,7 +25,7 @@ class Place(NamedTuple):
 
 
 class CannotOpenError(Exception):
-    """A sealed text was changed, or was sealed by an unknown key, or for a different row."""
+    """A sealed text was changed, or was sealed with an unknown key or for a different row."""
 
 
 class Keyring:

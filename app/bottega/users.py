@@ -90,7 +90,7 @@ def pseudonym(user: str) -> str:
 
 
 async def request(tx: AsyncConnection, tenant_id: UUID, user: str, actor: str) -> Mapping[str, Any]:
-    """Request the erasure of a user's data, unless it has been requested; return the user.
+    """Request the erasure of a user's data, unless a request exists. Return the user.
 
     Raises:
         NotFoundError: no stored data belongs to the user.
@@ -253,7 +253,7 @@ OWNERS = {"user_id": "text", "run_id": "uuid", "session_id": "text", "episode_id
 NOT_EXPORTED = frozenset(
     (
         "user_erasures",  # an export during an erasure is not possible
-        "run_queue",  # only the worker of each run
+        "run_queue",  # which worker executes each run
         "run_heads",
         "ended_tokens",  # credentials
         "idempotency_keys",  # copies of responses
@@ -284,7 +284,7 @@ GROUP BY c.oid, c.relname ORDER BY c.relname
 
 @dataclass(frozen=True, slots=True)
 class Belongings:
-    """The rows of a table whose owner is in the column ``owner``.
+    """The rows of one table, with the column that names each row's owner.
 
     Attributes:
         key: names and types of the primary key's columns, except ``tenant_id``.
@@ -299,7 +299,7 @@ class Belongings:
 
 
 async def find(connection: AsyncConnection) -> list[Belongings]:
-    """Return descriptions of the rows that an export contains; no row is in two of them."""
+    """Return descriptions of the rows that an export contains; no row matches two of them."""
     found = []
     for row in await connection.execute(_COLUMNS):
         owners = [each for each in OWNERS if each in row.columns and "tenant_id" in row.columns]

@@ -126,7 +126,7 @@ class SubagentRuntime:
     children: ChildRuns
 
     def serves(self, run: ClaimedRun) -> bool:
-        """Check if a run has asynchronous sub-agents or is a child run, or if plugins see calls."""
+        """Return true if a run has asynchronous sub-agents or a parent, or if plugins see calls."""
         seen = any(map(sees_dispatches, self.plugins))
         return run.uses_subagents or run.parent_task is not None or seen
 
@@ -314,7 +314,7 @@ class JournalListener(Listener):
         return data | {"output": handle.final_output}
 
     def _stopped(self, handle: SubagentHandle) -> None:
-        """Write the ends of the task's queries, because a stopped query writes no end."""
+        """Write the end events of the task's queries, because stopped queries write none."""
         error = {"code": handle.error_code or "failed", "message": handle.error or ""}
         self._recorder.tasks.stopped(handle.path, error)
 

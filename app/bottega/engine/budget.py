@@ -44,11 +44,11 @@ _LAST_S = 5.0
 """Timeout in seconds for the last reports of a process that ends."""
 _SHARE = 100  # a slice is 1 / _SHARE of the day's limit; more if a call needs more
 _WAIT_S = 20.0
-"""Longest wait of a call for the daily budget: less than the timeout of a judge."""
+"""Longest wait of a call for the daily budget, in seconds. A judge's timeout must be longer."""
 _EMBEDDING_WAIT_S = 1.0  # short, because vectors can be computed later
 
 EMBEDDING = "memory:embedding"
-"""Name of an embedder's calls in the usage. Other calls there have an agent's name."""
+"""Name that the usage shows for an embedder's calls, in place of an agent's name."""
 
 _COUNT = "SELECT count_call($1, $2, $3)"
 _DRAW = "SELECT held, others FROM draw_budget($1, $2, $3, $4, $5, $6, $7, $8)"
@@ -214,11 +214,11 @@ class RunAccounts:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """Key for the summed usage of model calls that no agent of a run makes.
+    """Key of a sum of usage: model calls that no agent makes, such as an embedder's calls.
 
     Attributes:
         run_id: the run whose usage includes the calls; ``None``: no run's usage includes the calls.
-        name: name of the calls in the usage, where other calls have an agent's name.
+        name: name that the usage shows in place of an agent's name.
     """
 
     tenant_id: UUID
@@ -273,8 +273,8 @@ class TenantAccount:
                         permit = await reservation.enter_async_context(call)
                 except TimeoutError:
                     raise BudgetBusyError(
-                        f"the tenant's daily budget had too little left for {self.wait_s:g} s: "
-                        "calls have reserved the rest, or the database is away. Try again later"
+                        f"for {self.wait_s:g} s, the tenant's daily budget had too little left: "
+                        "other calls reserved the rest, or the database is away. Try again later"
                     ) from None
                 yield TenantCharge(permit, accounts, paid)
         finally:
@@ -348,14 +348,14 @@ class DayBudgets:
 
         Args:
             run_id: the run whose usage includes the calls, even after its end; ``None``: no run.
-            name: name of the calls in the usage, where other calls have an agent's name.
+            name: name that the usage shows in place of an agent's name.
         """
         return TenantAccount(self, tenant_id, run_id, name, _WAIT_S)
 
     def count(self, call: _Call, usage: Usage) -> None:
         """Add a call's usage to the usage that :meth:`show` stores."""
         if call.run_id is None and (call.is_own or len(self._limits) == len((TOKENS, DOLLARS))):
-            return  # the daily accounts include the usage, or the tenant pays for the call
+            return  # do not count the call: daily accounts count it, or the tenant pays for it
         before = self._to_show.get(call)
         self._to_show[call] = usage if before is None else before + usage
 
@@ -409,7 +409,7 @@ class DayBudgets:
                             await account.report()
 
     def _drawing(self, day: _Day) -> Draw:
-        # Each new account has a new id, because a new account's sums begin at 0.
+        # The account gets a new id, because its sums begin at 0, unlike an earlier account's sums.
         account_id = uuid4()
         unit = day.unit.key if day.key_id is None else f"{day.unit.key}:{day.key_id}"
         limit = None if day.key_id is None else day.limit

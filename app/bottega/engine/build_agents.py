@@ -60,7 +60,7 @@ class AgentDependencies:
     """Dependencies of agents, which are the same for every run.
 
     Attributes:
-        models_for: returns the models of a run's agent from the agent's definition.
+        models_for: returns the models that the definition of a run's agent names.
         tool_deps: dependencies of built-in and HTTP tools.
         secrets: tenants' secrets, which tools send.
         mcp: returns MCP servers.
@@ -76,7 +76,7 @@ class AgentDependencies:
     configure: tuple[ConfigureAgent, ...] = ()
 
     def helped(self, helper: BaseAgent) -> None:
-        """Call the plugins' functions with a helper and an empty definition."""
+        """Call each plugin's ``configure_agent`` for a helper, which has an empty definition."""
         for configure in self.configure:
             configure(helper, {})
 
@@ -203,7 +203,7 @@ class CompiledTeam:
 
 
 def _of_patterns(agents: Sequence[BaseAgent]) -> Iterator[tuple[str, str]]:
-    """Yield a warning for each agent whose schemas have regular expressions that go unchecked."""
+    """Yield a warning for each agent with regular expressions that Bottega cannot check."""
     for agent in agents:
         places = [f"output_schema{at}" for at in agent.output.unchecked] if agent.output else []
         for tool in agent.registered_tools:
@@ -395,7 +395,7 @@ class Teams:
         for tool in team.tools:
             await tool.check_secrets()
         if run.output_schema is not None:
-            await asyncio.to_thread(answer_schema, run.output_schema)  # in a thread: slow at first
+            await asyncio.to_thread(answer_schema, run.output_schema)  # its first call is slow
         made = team.team(run, self._dependencies, self._registry, session, run.output_schema)
         if made.graph is not None:
             _restore(made.graph, run.session_base)

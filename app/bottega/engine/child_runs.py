@@ -73,7 +73,7 @@ class ParentRun:
 
 
 def child_id(task_root: UUID, run_id: UUID, task_id: UUID) -> UUID:
-    """Return the id of a task's child run: the task's id, unless the run repeats another run."""
+    """Return the id of a task's child run: the task's id; if the run is a repetition, a hash."""
     return task_id if task_root == run_id else uuid5(run_id, str(task_id))
 
 
@@ -129,7 +129,7 @@ class ChildRuns:
         Args:
             new: JSON from which the SQL function ``add_children`` creates the child run.
             told: JSON messages to the child run, by id. The child run ignores repeated messages.
-            on_stored: called after the child run was stored; if it is over, after its end was read.
+            on_stored: called when the child run is stored and, if it is over, its end was read.
             on_ended: called after the child run's end.
 
         Raises:
@@ -343,9 +343,9 @@ class Spreading:
     ) -> ChildEnd:
         """Execute a task as a child run: see :class:`bottega.subagents.swarm.RemoteRuns`.
 
-        After a crash, messages that the child run may not have received are sent again. After a
-        cancellation of the task, this method waits at most :data:`_CANCELS_S` for the child run's
-        end. So the task's budgets stay reserved until the child run has ended.
+        After a crash, messages that the child run may not have received are sent again. If the task
+        is cancelled, its budgets stay reserved until the child run has ended, but at most
+        :data:`_CANCELS_S` longer.
         """
         recorder, run_id = self._recorder, self.id_of(handle.task_id)
         known = recorder.journal.known
@@ -446,7 +446,7 @@ class Spreading:
         """Return the ends of tasks' child runs, by task. Cancel the child runs that have not ended.
 
         Args:
-            tasks: the id of the child run, by task; ``None``: the child run that this run created.
+            tasks: the child run's id by task; ``None``: this run has created the child run.
         """
         runs = {run_id or self.id_of(task_id): task_id for task_id, run_id in tasks.items()}
         ends = await self._children.ends(self._run.tenant_id, list(runs)) if runs else {}
@@ -457,7 +457,7 @@ class Spreading:
     @asynccontextmanager
     async def _parts(self, handle: SubagentHandle) -> AsyncIterator[tuple[int | None, int | None]]:
         """Reserve the task's share of the parent's budgets. Yield the share as tokens and money."""
-        day = set(map(id, self._recorder.accounts.day))  # child runs reserve from these themselves
+        day = set(map(id, self._recorder.accounts.day))  # a child run's calls reserve these
         above = [account for account in handle.parent.accounts if id(account) not in day]
         others = self._with_parts[handle.parent]
         paid = sum(not other.status.is_final for other in others.values())
@@ -478,7 +478,7 @@ class ElementRuns:
         self._recorder = recorder
         self._run = run
         self._began = monotonic()
-        self._day = set(map(id, recorder.accounts.day))  # child runs reserve from these themselves
+        self._day = set(map(id, recorder.accounts.day))  # a child run's calls reserve these
         self._under_way: set[Path] = set()
 
     def are_limited(self, path: Path) -> bool:

@@ -48,8 +48,8 @@ class ClaimedRun:
         overrides: ``{agent: {"params": {…}}}``, which are merged with the agents' definitions.
         output_schema: JSON Schema of the answer; ``None``: the agent's own schema.
         demands: the run's ``goals``, ``constraints`` and ``success_criteria``.
-        agents: pinned definitions of all agents, by name. Before :meth:`with_definitions`, the
-            field has only the definition of a draft.
+        agents: pinned definitions of all agents, by name. Until :meth:`with_definitions` adds the
+            stored definitions, the field has only the definition of a draft.
         providers: pinned definitions of the tenant's own model servers, by name.
         operators: names of the operator's model servers that the run uses.
         mcp_servers: pinned definitions of the agents' MCP servers, by name.
@@ -69,7 +69,7 @@ class ClaimedRun:
         memory: ``off``, ``read`` or ``full``.
         salt: the tenant's salt for the pseudo-random assignment of runs to experiments.
         messages: number of messages that were sent to the run.
-        assigned_as: id of the first run in a series of retries; its assignments are used.
+        assigned_as: the first run in a series of retries, whose experiment arms this run gets.
         parent_task: for a child run: the parent run's task that the child run does.
         is_of_eval: true if the checks of an eval's case judge the run.
     """

@@ -253,7 +253,7 @@ async def _before(pool: asyncpg.Pool, run: ClaimedRun, most: int) -> PastTurns:
 
 async def _text_of_turn(pool: asyncpg.Pool, run: ClaimedRun, most: int, number: int) -> str | None:
     """Return the text of turn ``number``, cut to ``most`` / 2 tokens; ``None``: no such turn."""
-    # With 0 tokens and 1 gist, the query returns turn ``number`` whole, and an older turn's gist.
+    # With these limits (0 tokens, 1 gist), the first row is turn ``number``, which is not cut.
     row = await persist(lambda: pool.fetchrow(_TURNS, run.tenant_id, run.base, number, 0, 1))
     if row is None or row["number"] != number:
         return None

@@ -125,7 +125,7 @@ class Executor:
     def hold(self) -> None:
         """Called when this worker stops. Hand back each run that needs a model call from now on.
 
-        The answer could come too late to be stored. Then the next worker would repeat the call.
+        This worker may stop before the answer arrives. Then the next worker must repeat the call.
         """
         self._fair.is_held = True
 
@@ -165,14 +165,14 @@ class Executor:
             self.runtime.children.note_end(run_id)
 
     async def hand_back_waiting(self) -> None:
-        """Wait until this worker stops. Then hand back runs that only wait for a failing model."""
+        """Wait until this worker stops. Then hand back the runs that wait for a failing model."""
         await self.stopping.wait()
         for entry in self._under_way.values():
             self._hand_back_if_waiting(entry)
 
     def _hand_back_if_waiting(self, entry: ActiveRun) -> None:
-        """Hand back a run that only waits, if the wait is long enough or this worker stops. If the
-        wait is still too short, call this method again when the wait is long enough.
+        """Suspend a run whose agents have all waited long enough, or check that again later. If
+        this worker stops, hand back a run that needs a model.
         """
         is_over = entry.lease is None or entry.is_leaving
         if entry.recorder is None or is_over or entry.task.cancelling():

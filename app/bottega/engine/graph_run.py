@@ -1,15 +1,15 @@
 """Execution of a run's graph in DAG mode. Rules, not agents, decide which nodes run.
 
-A node starts when the rules have decided all of the node's incoming edges. Every agent gets the
-run's question and the answers of the nodes before its node. :mod:`bottega.graph.decisions` decides
+A node starts when the rules have decided all of the node's incoming edges. The node's agent gets
+the run's question, and the answers of the nodes before it. :mod:`bottega.graph.decisions` decides
 which nodes run. This module executes the nodes and records the decisions. A resumed run replays the
 recorded nodes and keeps the recorded decisions.
 
 A node that is a graph is executed in the same way, as a sub-graph. The first nodes of the sub-graph
 read the texts that the node received. Each execution of a node has a path and a name in the log.
-The id of the node's task is derived from the path. The name consists of the node, the number of the
-element (from 0) or turn (from 1), if any, and the inner node of a sub-graph, such as
-``improve/2/draft``.
+The id of the node's task is derived from the path. In the name ``improve/2/draft``, ``improve`` is
+the node, 2 is the number of the node's turn (from 1) or list element (from 0), and ``draft`` is a
+node of the sub-graph.
 """
 
 import asyncio
@@ -93,7 +93,7 @@ MOST_RECEIVED = 64_000_000
 
 @dataclass(slots=True)
 class _Failure:
-    """The failure of a try. A node's ``retry`` may list the codes and the status.
+    """The failure of a try. A node's ``retry`` may list codes and HTTP statuses.
 
     Attributes:
         code: the code of the tool's error; if no tool was called, the code of the node's error.
@@ -131,7 +131,7 @@ class PartCount:
     begun: int = 0
 
     def begin(self, more: int) -> AssistantResponse | None:
-        """Count elements or turns. Return a failure if the run has too many elements and turns."""
+        """Count elements or turns. Return a failure if their sum in the run is above the limit."""
         if self.begun + more > MOST_PARTS:
             text = f"the run has more than {MOST_PARTS} elements and turns in all its graphs"
             return _failed(TOO_MANY_ITEMS, text)
@@ -529,7 +529,7 @@ class GraphRun:
         each, query = work.node["for_each"], work.query
         may_fail, most = each["on_error"] != "fail", len(items)
         if runs.are_limited(query.path):
-            most = each["concurrency"]  # each child run reserves a share of the budgets
+            most = each["concurrency"]  # the budgets are divided among this many child runs
         awaited = AwaitedRuns(len(items), most if may_fail else each["concurrency"])
         under_way: set[Path] = set()
 
@@ -702,7 +702,7 @@ class GraphRun:
     # Graphs
 
     async def _run_graph(self, work: _Work) -> AssistantResponse:
-        """Run a node's graph. In a loop, each turn reads the output of the turn before."""
+        """Run a node's graph. In a loop, each turn reads the previous turn's output."""
         loop: Mapping[str, Any] | None = work.node.get("loop")
         most = _most_turns(work.node)
         usage, last = AgentUsage(), AssistantResponse()

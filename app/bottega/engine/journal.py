@@ -4,8 +4,8 @@ A step consists of all events since the last commit. One SQL statement stores a 
 happens
 
 - before a model call, if the step has an event that a resumed run would not write again, such as an
-  answer or a tool's result (see ``_STARTS``): so there is no commit before the first model call,
-- before the call of a tool that may have effects outside the run (no ``local`` tool, no sub-agent),
+  answer or a tool's result (see ``_STARTS``); therefore the first model call needs no commit,
+- before the call of a tool that may have effects outside the run: every tool that is not ``local``,
 - at the end of the run,
 - and at most ``COMMIT_AFTER_S`` seconds after an event, so that subscribers see the event.
 
@@ -286,7 +286,7 @@ class Journal:
             observer.earlier_events(events)
 
     def is_new(self, seq: int) -> bool:
-        """Return true if this attempt wrote the event, and so must also change the task's row."""
+        """Return true if this attempt wrote the event. Then it must also change the task's row."""
         return seq > self._claimed
 
     def is_stored(self, seq: int) -> bool:
@@ -301,7 +301,7 @@ class Journal:
         """
         row = self._step.tasks.setdefault(task_id, {"id": task_id})
         if row.get("status") not in (None, RunStatus.QUEUED, RunStatus.CANCELLED):
-            row["began"] = True  # the step's last status does not say if the task began
+            row["began"] = True  # a later status in this step may hide that the task was running
         row.update(fields)
 
     def spend(
@@ -600,8 +600,8 @@ class Tasks:
 
     Attributes:
         open: queries under way.
-        levels: paths that are no tasks (the root, and turns and elements of nodes). The value is
-            the path of the task that contains them.
+        levels: for each path that is no task (the root, or a turn or element of a node), the path
+            of the task that contains it.
     """
 
     def __init__(self, journal: Journal, root: UUID, cancelled: Collection[UUID] = ()) -> None:

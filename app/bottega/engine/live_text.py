@@ -147,10 +147,10 @@ class TextSink(Protocol):
         """Delete the text of calls that ended some time ago."""
 
     def repeating(self, journal: Journal, calls: Iterable[Live]) -> Callable[[], None]:
-        """Send a run's live text again on each request. Return a function that ends this service.
+        """Begin to send a run's live text again on each request. Return a function that ends this.
 
         Args:
-            calls: all open calls of this worker. Only the run's calls are sent again.
+            calls: all open calls of this worker; calls of other runs are ignored.
         """
 
 
@@ -204,7 +204,7 @@ class TextTable:
 
 
 class TextSubjects:
-    """Publisher of live text over NATS. Lost text is sent again on a watcher's request."""
+    """Publisher of live text over NATS. It sends text again when a subscriber requests that."""
 
     def __init__(self, nats: NatsSignals) -> None:
         self._nats = nats

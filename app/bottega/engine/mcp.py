@@ -122,7 +122,7 @@ class McpAccess:
     def server(
         self, tenant_id: UUID, tenant: str, name: str, definition: Mapping[str, Any]
     ) -> McpServer:
-        """Return a tenant's server. Each new connection looks up the current headers.
+        """Return a tenant's server, which looks up its headers at the start of each connection.
 
         Raises:
             InvalidInputError: ``unknown_command``: the operator has removed the server's command.
@@ -313,7 +313,7 @@ def mcp_tools(
     agents: Any,
     known: Redactor,
 ) -> Iterator[PinnedMcpTool]:
-    """Yield the tools of a server that an agent may call. :meth:`McpSession.own` connects them.
+    """Yield those tools of a server that an agent may call. Each run copies them with its session.
 
     Args:
         definition: a :class:`McpToolDefinition` as a dict.

@@ -83,7 +83,7 @@ def run_facts(run: ClaimedRun) -> RunFacts:
 
 
 def _silent(run: ClaimedRun) -> frozenset[str]:
-    """Return the agents whose work the run's episode omits, because they lack full memory."""
+    """Return the agents with the memory mode ``off`` or ``read``: the episode omits their work."""
     graphs = [] if run.graph is None else [run.graph, *(each for _, each in inner_of(run.graph))]
     modes = [(name, each.get("memory")) for name, each in run.agents.items()]
     modes += [(node.get("agent"), node.get("memory")) for each in graphs for node in each["nodes"]]
@@ -91,7 +91,7 @@ def _silent(run: ClaimedRun) -> frozenset[str]:
 
 
 def _with_mcp_tools(run: ClaimedRun, definition: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Replace MCP servers in an agent's definition by their tools. Each tool counts as writing."""
+    """Replace MCP servers in a definition by their tools; each tool counts as one that writes."""
     tools = definition.get("tools", ())
     found = [tool for tool in tools if tool["type"] == "mcp"]
     if not found:
@@ -182,8 +182,8 @@ def _goals(
 ) -> Goals:
     """Return the analysis of a task for memory searches.
 
-    A field of the request replaces the same field of a model's analysis. A field of a model's
-    analysis replaces the same field of the rules' analysis. Prompts do not contain the latter.
+    Each field comes from the request; if the request lacks it, from a model's analysis; else from
+    the rules' analysis. Prompts do not contain the rules' analysis.
     """
     goals = analyse(
         about.question,

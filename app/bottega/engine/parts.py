@@ -86,7 +86,7 @@ class RunParts(RunObserver):
         self._quiet: set[str | None] = set()  # nodes without full memory
 
     def of_node(self, graph: str, node: Mapping[str, Any]) -> PartRule:
-        """Return the rule of an agent node. A node without own checks has its agent's checks."""
+        """Return the rule of an agent node. If the node defines no checks, its agent's apply."""
         rule = self._of_agent(f"{graph}/{name_of_node(node)}", node["agent"])
         own = "success_check" in node or "for_each" in node
         return rule._replace(
@@ -212,7 +212,7 @@ class RunParts(RunObserver):
         calls.append(part)
 
     async def judged(self) -> list[RunPart]:
-        """Check the parts. Return one call of each part: the last bad call, else the last call.
+        """Check the parts. Return each part's last failed call or, if none failed, its last call.
 
         Checks by models and plugins follow after the run's end, so they have no result yet.
         """

@@ -77,7 +77,7 @@ def subagent_plugins() -> tuple[SubagentPlugin, ...]:
     for plugin in plugins:
         if plugin.guard and plugin.before_dispatch is None:
             raise InvalidInputError(
-                f"the plugin '{plugin.name}' is a guard without before_dispatch: define it"
+                f"the plugin '{plugin.name}' has guard = True, so it must define before_dispatch"
             )
     return tuple(plugins)
 

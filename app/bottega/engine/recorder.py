@@ -203,8 +203,8 @@ class MemoryLog:
     def _text(self, source: str, content: str) -> dict[str, Any]:
         """Return a text, or a reference to an event with this text from the same node.
 
-        An equal text of a different node gets no reference, because a fork that executes the
-        different node again would lose the text.
+        If only another node's event has the text, return the text. A reference would lose the text
+        when a fork executes the other node again.
         """
         seq = self._answers.get((source, content))
         return {"content": content} if seq is None else {"answer_seq": seq}
@@ -677,7 +677,7 @@ class JournalRecorder(Recorder):
         return None if published is None else published.at
 
     def version_of(self, query: Query) -> int | None:
-        """Return a publication's recorded version. A replay may end queries in a new order."""
+        """Return a publication's recorded version. In a replay, the order of ends may differ."""
         node = self.memory.node_of(query)
         known = self.journal.replay.versions.get(node)
         if known is None or (graph := query.agent.memory_graph) is None:

@@ -143,7 +143,7 @@ class ModelCallReplay:
         is_carried: true if the answer was copied from the run that this run repeats.
         is_rejected: true if a check rejected the answer.
         failure: the error of the call's last try, if the call failed.
-        failing: (number of failed tries, time of the first failed try), if a pause followed.
+        failing: number and start time of failed tries after which the run paused, if there are any.
         lost: usage of broken answers for which this run paid.
     """
 
@@ -380,7 +380,7 @@ class RunReplay:
     def child_runs(self) -> dict[UUID, UUID | None]:
         """Return the ids of finished tasks' child runs, by task.
 
-        If the task ended in this run, the value is ``None``: the task's id determines the run's id.
+        The value is ``None`` if the task ended in this run; :func:`child_id` then returns the id.
         """
         found: dict[UUID, UUID | None] = {}
         for task_id, task in self.tasks.items():
@@ -987,7 +987,7 @@ def data_of(message: AssistantMessage) -> dict[str, Any]:
 def _data_of_call(call: ToolCall) -> dict[str, Any]:
     data: dict[str, Any] = {"id": call.id, "name": call.name}
     if call.arguments:
-        data["arguments"] = deepcopy(call.arguments)  # a tool or a hook may change its copy
+        data["arguments"] = deepcopy(call.arguments)  # tools and hooks may change the original
     if call.malformed is not None:
         data["malformed"] = call.malformed
     return data

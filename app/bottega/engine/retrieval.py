@@ -203,7 +203,7 @@ def pinned_events(pinned: Iterable[Lesson]) -> list[dict[str, Any]]:
 
 
 def without_repeated_insights(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return event data. Leave out an insight that has the sentence of an earlier insight."""
+    """Return event data without those insights that repeat the sentence of an earlier insight."""
     kept: dict[str, dict[str, Any]] = {}
     for data in found:
         is_insight = data["source"].startswith(INSIGHT)
@@ -336,10 +336,10 @@ class FailureMemory(Protocol):
 
 
 def help_after(given: Sequence[Mapping[str, Any]]) -> str:
-    """Return the text to append to an error: the cure, and the other help between two marks.
+    """Return the text to append to an error: the cure, then the other help between two marks.
 
-    A pattern names only the tool of a cure. If an episode has a call of this tool, the text has the
-    call with its arguments instead.
+    A pattern's cure is only the name of a tool. If an episode has a call of this tool that worked,
+    the text shows this call with its arguments.
 
     Args:
         given: data of events ``context.recalled``; a withheld pattern has no content.

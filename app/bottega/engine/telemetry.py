@@ -208,7 +208,7 @@ def answer(content: str, clean: Clean) -> str:
 
 
 def value(found: Any, clean: Clean) -> str:
-    """Return arguments or a tool's result as a text of limited length. Other values become JSON."""
+    """Return a text or any other value (as JSON), without secrets and cut to a limited length."""
     text = found if isinstance(found, str) else json.dumps(found, ensure_ascii=False, default=str)
     return clean(text)[:LONGEST]
 
@@ -391,7 +391,7 @@ def _answered(message: AssistantMessage) -> spans.Attributes:
 
 
 def _code_of(error: BaseException) -> str:
-    """Return ``error.type``: the error's code or class, because the text may contain any data."""
+    """Return ``error.type``: the error's code or class. The error's text may contain any data."""
     if isinstance(error, BottegaError):
         return error.code
     return type(error).__name__ if isinstance(error, Exception) else spans.CANCELLED

@@ -162,7 +162,7 @@ class AwaitedRuns:
         left: number of child runs that were not created yet.
         unstored: number of child runs that the database is storing.
         unended: number of stored child runs that have not ended.
-        most: maximum number of child runs that must end before the node continues.
+        most: the node continues after this many ends of child runs, or when all have ended.
     """
 
     left: int
@@ -350,7 +350,7 @@ class RunActivity:
         left_s = wait.left_s if until_s > AWAITED_HERE_S else until_s
         if wait.until_s is not None:
             until_s = min(until_s, wait.until_s)
-        # The run's clock stops during a wait for people. The clock must not stop during a pause.
+        # Do not report a wait for people: it would stop the run's clock, which counts pauses.
         reason = "time" if wait.reason in ("person", "client") else wait.reason
         return replace(wait, left_s=left_s, reason=reason, until_s=until_s)
 
@@ -428,7 +428,7 @@ class RunActivity:
             return handle.is_stored
         if handle.status is not SubagentStatus.QUEUED:
             return False
-        # A queued task also rests if all slots belong to model calls that wait for a failing model.
+        # A queued task rests while model calls hold all slots and wait for a failing model.
         return bool(self._calls or handle.holds)
 
     def _needs_people(self, query: Query, found: Collection[Query]) -> bool | None:
@@ -488,7 +488,7 @@ def pause(registry: SubagentRegistry, handle: SubagentHandle) -> None:
 
 
 def resume(registry: SubagentRegistry, handle: SubagentHandle) -> None:
-    """Set a task to ``running``, still without a slot, after its sub-tasks waited for people."""
+    """Set a task to ``running`` after its sub-tasks waited for people. It gets no slot yet."""
     if handle.status is SubagentStatus.WAITING:
         _queue(registry, handle)
         _run(registry, handle)

@@ -1,4 +1,4 @@
-"""Workers: the lease of this worker, which reports extend, and the load of all workers."""
+"""The lease of this worker, which regular reports extend, and the load of all workers."""
 
 import asyncio
 import contextlib
@@ -77,7 +77,7 @@ class WorkerLease:
     Args:
         worker_id: id of this process as a worker; each process has a new id.
         lease_s: number of seconds for which the lease lasts after each report.
-        places: returns the number of places. ``places`` and ``load`` are called in the event loop.
+        places: returns how many runs may run at once. The event loop calls ``places`` and ``load``.
         claim: called in the event loop when the lease begins, also after a lost connection, and
             after a report if due runs wait for a worker.
         listen: called in the event loop after each report. The argument is true if this worker may

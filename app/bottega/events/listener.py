@@ -59,7 +59,7 @@ class NotifyListener:
         self._changed.set()
 
     def need(self, *, is_needed: bool) -> None:
-        """Start or stop listening. Call subscribers with ``None``, because signals may be lost."""
+        """Start or stop listening. Call subscribers with ``None``: notifications may be lost."""
         if is_needed:
             if self.rests():
                 for channel in list(self._subscribers):
@@ -126,8 +126,8 @@ async def keep_connected(
     """Call ``use`` with a connection, and after each lost connection with a new connection.
 
     Args:
-        longest_s: maximum pause between two tries, in seconds. At random, each pause is up to half
-            longer or shorter.
+        longest_s: maximum pause between two tries, in seconds, before a random change by up to
+            50 %, so that processes do not all reconnect at the same time.
     """
     delay = 0.05
     while True:

@@ -79,8 +79,8 @@ class Step(NamedTuple):
         """Encode a step.
 
         Args:
-            known: removes secrets. The texts of models and tools were cleaned before, but a model
-                server's error, for example, may quote the key.
+            known: removes secrets. Texts of models and tools have no secrets any more, but other
+                texts may have some, such as a model server's error that quotes the key.
         """
         return cls(
             tenant_id,
@@ -283,10 +283,10 @@ async def append_steps(pool: asyncpg.Pool, steps: Sequence[Step]) -> list[str]:
     """Store steps of different runs in one transaction. Safe to repeat.
 
     Returns:
-        One answer per step: ``stored``; ``due``: stored, the step ended a run, and the tenant has
-        due runs; ``repeated``: the step was stored before; ``refused``: the run belongs to a newer
-        attempt, or is over; ``pending``: the step would complete a run with an unread message or a
-        requested cancellation; ``busy``: send the step alone, so that it waits for the run's locks.
+        One answer per step: ``stored``; ``due``: the step was stored and ended a run, and the
+        tenant has due runs; ``repeated``: an earlier call stored the step; ``refused``: the run has
+        a newer attempt, or is over; ``pending``: the step would complete a run with an unread
+        message or a requested cancellation; ``busy``: the run is locked, so send the step alone.
     """
     columns = map(list, zip(*steps, strict=True))
     answers: list[str] = await pool.fetchval(_APPEND, *columns)

@@ -109,7 +109,7 @@ class NatsSignals:
         self._client_type = _client_type()
         servers = [urlsplit(each.strip()) for each in url.split(",")]
         login = servers[0].username or "", servers[0].password or ""
-        self._user, self._password = map(unquote, login)  # the library does not decode them
+        self._user, self._password = map(unquote, login)  # the library does not decode %xx
         plain = [each._replace(netloc=each.netloc.rpartition("@")[2]) for each in servers]
         self._servers = [each.geturl() for each in plain]
         self._client: Client | None = None
@@ -209,7 +209,7 @@ class NatsSignals:
 
         async def note(error: Exception) -> None:
             reasons[0] = str(error) or type(error).__name__
-            if client.is_connected and not self._is_refused:  # else the error is about one subject
+            if client.is_connected and not self._is_refused:  # false: the error is about a subject
                 self._is_refused = True
                 logger.warning("nats.lost", error=reasons[0], hint=_HINT)
 
@@ -299,7 +299,7 @@ def _client_type() -> "type[Client]":
     except ImportError:
         raise UnavailableError(
             "BOTTEGA_NATS_URL needs the extra nats: install bottega[nats] (in the checkout: "
-            ".[nats]), or unset it"
+            ".[nats]), or unset BOTTEGA_NATS_URL"
         ) from None
     return Client
 

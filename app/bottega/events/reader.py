@@ -186,7 +186,7 @@ class NewEvents:
         self.more = self._events >= PAGE or self._bytes >= PAGE_BYTES
 
     def bound(self, end: int | None) -> None:
-        """Remove events with a ``seq`` of at least ``end``, and all events after ``PAGE_BYTES``."""
+        """Cut ``rows`` before the event ``end``, or when they have at least ``PAGE_BYTES``."""
         size = 0
         for place, row in enumerate(self.rows):
             if row["seq"] == end or size >= PAGE_BYTES:

@@ -754,7 +754,7 @@ class RunStreams:
         self._news.clear()
 
     def _due(self, now: float) -> list[RunStream]:
-        """Return the streams that are due. Streams without recent events are no longer awake."""
+        """Return the streams to read now. Remove streams without recent events from the awake."""
         due, self._with_news = dict(self._with_news), {}
         if now >= self._awake_at:
             due |= dict.fromkeys(self._awake)
@@ -771,7 +771,7 @@ class RunStreams:
         for first in range(0, len(due), _AT_ONCE):
             some = due[first : first + _AT_ONCE]
             await self._compare_logs(some)
-            await self._read_text(some)  # before the logs, which then have the calls' starts
+            await self._read_text(some)  # first: then the logs have the start of each text's call
             await self._read_logs(some)
             for stream in some:
                 try:

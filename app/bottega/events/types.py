@@ -238,7 +238,7 @@ class MessageDelivered(NamedTuple):
     """Data of ``message.delivered``: a user's message that the agent got before a model call.
 
     Attributes:
-        content: a text, or parts.
+        content: a text, or a list of content parts.
         answered: true if the agent had given its final answer and continues with the message.
     """
 
@@ -269,7 +269,7 @@ class ToolEnded(NamedTuple):
     """Data of ``tool.completed`` and ``tool.failed``.
 
     The data of a sub-agent's call have no result, because ``answer_seq`` refers to the answer.
-    ``parts`` refer to images and other content. ``annotations`` are for the publication.
+    ``parts`` refer to images and other content. A publication gets the ``annotations``.
     """
 
     call: int
