@@ -302,7 +302,7 @@ async def _check_session(
             raise
         raise UnavailableError(
             f"a session of DATABASE_URL ignored its start-up parameters: its role is "
-            f"{error.args[0]}, and should be {role or 'the login'} with the settings "
+            f"{error.args[0]} instead of {role or 'its own'}, or one of these settings is wrong: "
             f"{', '.join(settings)}. "
             "A proxy may drop these parameters, such as PgBouncer with ignore_startup_parameters. "
             "Row-level security and the limits of tenants would not hold: connect to PostgreSQL "
