@@ -106,7 +106,7 @@ def fork(
         typer.Option("--input", help="Message after the part that the new run takes over."),
     ] = None,
 ) -> None:
-    """Repeat a run, from a node or event to its end, as a new run; on a terminal, show it live.
+    """Repeat a run from a node or after an event, as a new run; on a terminal, show it live.
 
     The new run takes over all results before the node or event, at no cost. After Ctrl-C the run
     continues. The exit statuses are those of bottega run.
@@ -404,7 +404,7 @@ def apply(
         typer.Option("--allow-missing", help="Allow references to missing definitions."),
     ] = False,
 ) -> None:
-    """Store all definitions in the files, or none after an error, and show the changes.
+    """Store all definitions in the files, or none if one is refused, and show the changes.
 
     A file has the lists providers, mcp_servers, agents, graphs and schedules. Exit status: 1 if the
     server refuses the definitions or --check finds a difference; 5 if the server did not answer.
