@@ -24,7 +24,7 @@ Vectors = NDArray[np.float32]
 
 DIMENSION = 768
 MAX_CHARACTERS = 32_768
-"""Maximum number of characters of a text, about the 8,000 tokens of hosted models."""
+"""Maximum number of characters of a text: about the 8,000 tokens that hosted models accept."""
 
 _BATCH = 4
 
@@ -73,7 +73,7 @@ _ACCENT = re.compile("[\u0300-\u036f]+")
 
 
 class BuiltinEmbedder:
-    """Embedder with hashed words and character n-grams. Every machine computes identical vectors.
+    """Embedder that hashes words and character n-grams. Every machine computes identical vectors.
 
     - The features of a word are the word's stem, and the word's n-grams of 3 and 4 characters. The
       n-grams contain marks for the start and the end of the word. The sum of the n-grams' squared

@@ -30,9 +30,9 @@ _QUERY_TOKENS, _TOKENS = 64, 256  # a text takes about 3 ms on one core
 _BATCH = 4
 
 # All vectors of this model have a large common part, so the cosines of unrelated texts are 0.7 to
-# 0.85. The embedder subtracts the common part from each vector. The file means.npy has two
-# common parts, for queries and for stored texts, in units of _STEP: the means over 800 short texts
-# in 20 languages. A change here needs a new _VERSION.
+# 0.85. The embedder subtracts the common part from each vector. The file means.npy has the common
+# part of queries, and that of stored texts. Each is the mean over 800 short texts in 20 languages,
+# in units of _STEP. A change here needs a new _VERSION.
 _VERSION = 1
 _STEP = 0.0008
 _MEANS = Path(__file__).with_name("means.npy")
@@ -116,7 +116,7 @@ class _Process:
     def _done(self, answer: "asyncio.Task[Vectors]") -> None:
         self._turn.release()
         if not answer.cancelled():
-            answer.exception()  # retrieve the error, because the caller may have been cancelled
+            answer.exception()  # otherwise asyncio logs the error if the caller was cancelled
 
     async def _answer(self, texts: Sequence[str]) -> Vectors:
         asked = [_prepared(text) for text in texts]

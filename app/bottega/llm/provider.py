@@ -185,7 +185,7 @@ class ModelClient:
                 async for piece in pieces:
                     body += piece
         except (*NETWORK_ERRORS, OutsideError):
-            pass  # the error then has only the status
+            pass  # without a complete body, the error text still has the status
         return self.report.refused(response.status, _decoded(body), response.headers, clock())
 
     async def aclose(self) -> None:

@@ -294,9 +294,9 @@ def _next_step_of_tasks(conversation: Conversation) -> Answer:
 
 
 def _parts(conversation: Conversation) -> dict[str, dict[str, Any]]:
-    """Return the arguments of each task to dispatch, except the prompt, by the task's title.
+    """Return, by title, the arguments of the tasks to dispatch, without the prompts.
 
-    Each agent that the tool accepts gets a task. More tasks follow, up to the number in the query.
+    Each agent that the tool accepts gets a task. Further tasks are about aspects of the topic.
     """
     names = conversation.tools["dispatch_subagent"]["properties"].get("agent", {}).get("enum", ())
     count = _COUNT.search(conversation.asked)

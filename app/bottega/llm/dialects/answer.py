@@ -75,7 +75,7 @@ class TextChunks:
             decoded = from_json(b'["%b"]' % b'","'.join(texts))
         except ValueError:
             return len(texts), None
-        # A chunk with more fields has more quotes, and each quote adds an element to the list.
+        # A chunk with further fields has more quotes, so the list has more elements than chunks.
         return len(texts), "".join(decoded) if len(decoded) == len(texts) else None
 
     def learn(self, chunk: bytes, text: str) -> None:
@@ -132,7 +132,7 @@ class AnswerBuilder(ABC):
         text_chunks: reader of events that have only text.
 
     Attributes:
-        complete: true if no event follows, so the client may ignore the rest of the stream.
+        complete: true if the whole answer has arrived. The client may ignore all later events.
     """
 
     complete = False
@@ -207,7 +207,7 @@ class AnswerBuilder(ABC):
             raise
 
     def add_whole(self, body: bytes) -> str:
-        """Add the body of a server that does not stream. Return the body's text.
+        """Add the body of an answer that is not a stream. Return the answer's text.
 
         The body may lack a finish reason, because complete JSON is a complete answer.
 
@@ -459,7 +459,7 @@ def in_order(
     text: Callable[[str], Block],
     call: Callable[[ToolCall], Block],
 ) -> list[Block]:
-    """Return a message's blocks in order. A changed text gets the position of the first text.
+    """Return a message's blocks in order. A hook's text is put at the index of the first text.
 
     Args:
         text, call: functions that make a block from a text or a call.

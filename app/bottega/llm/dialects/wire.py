@@ -17,11 +17,11 @@ from bottega.errors import HistoryError, InvalidInputError
 from bottega.llm.server import ServerSpec, reserved_in
 
 GO_ON = "Please go on."
-"""The user's placeholder, before a first answer or between two answers."""
+"""Placeholder of a user's turn, before the model's first answer or between two answers."""
 UNDERSTOOD = "Understood."
-"""The model's placeholder, between a tool's result and the user's next message."""
+"""Placeholder of a model's turn, between a tool's result and the user's next message."""
 EMPTY = "(empty)"
-"""The tool's placeholder for an empty result."""
+"""Placeholder of an empty tool result."""
 
 
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
