@@ -129,8 +129,8 @@ def _pieces(text: str, allowed: re.Pattern[str]) -> Pieces:
     for fixed in pieces[::2]:
         if not allowed.fullmatch(fixed):
             raise InvalidInputError(
-                f"'{fixed[:60]}' in the URL is not a placeholder such as {{name}}, and is "
-                "not valid in a URL: percent-encode it"
+                f"'{fixed[:60]}' is neither a placeholder such as {{name}} nor valid in a URL: "
+                "percent-encode it"
             )
     return pieces
 
@@ -391,7 +391,7 @@ class HttpToolDefinition(Approvable):
     @classmethod
     def _may_be_set(cls, headers: dict[str, str | SecretHeader]) -> dict[str, str | SecretHeader]:
         if len({name.lower() for name in headers}) < len(headers):
-            raise ValueError("the same header occurs twice: upper and lower case are equal")
+            raise ValueError("the same header occurs twice: case makes no difference in names")
         for name, value in headers.items():
             text = value if isinstance(value, str) else "secret"
             _check_by(check_header, name, text)

@@ -119,13 +119,13 @@ def refuse_unfit(
     if twice := sorted(name for name, times in names.items() if times > 1):
         raise InvalidInputError(
             f"tools and sub-agents of the agent '{agent}' share a name: {', '.join(twice)}. "
-            "In the agent's MCP servers, list only the tools that the agent needs in `tools`",
+            "In `tools` of the agent's MCP servers, list only the tools that the agent needs",
             code="duplicate_tool",
         )
     if names.total() > MOST_TOOLS:
         raise InvalidInputError(
-            f"the agent '{agent}' has {names.total()} tools, but the maximum is {MOST_TOOLS}: list "
-            "only the tools that the agent needs in `tools` of its MCP servers",
+            f"the agent '{agent}' has {names.total()} tools, but the maximum is {MOST_TOOLS}: in "
+            "`tools` of its MCP servers, list only the tools that the agent needs",
             code="too_many_tools",
         )
 
