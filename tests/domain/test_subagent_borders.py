@@ -200,7 +200,7 @@ class TestInput:
                 lead = coordinator(model, where, limits=limits)
                 await lead.execute_query_async("go", recorder=recorder)
                 first, second, third = results(lead.conversation_history)
-                assert "folders have no '..'" in first
+                assert "without '.' and '..'" in first
                 assert "200000 characters" in second
                 assert "nested" in third["error"]
                 assert not recorder.swarm.context.folders()  # type: ignore[attr-defined]

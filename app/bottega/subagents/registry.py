@@ -430,7 +430,7 @@ class SubagentRegistry:
             self.collect()
 
     def collect(self) -> int:
-        """Remove finished tasks, return their number; end overdue tasks and tasks of ended parents.
+        """Remove finished tasks; return their number. End overdue tasks and ended parents' tasks.
 
         The registry keeps a finished task for ``gc_ttl`` seconds, and longer if its parent has not
         read the outcome and may still read it. If there are too many tasks, the registry does not

@@ -238,7 +238,7 @@ class TakeQueue:
             self._on_ready(parent, parent.ready - before)
 
     def _join_turns(self, tenant: _Tenant) -> None:
-        """Let a tenant take part in the turns if it may take a slot; otherwise remove it."""
+        """Give a tenant turns if the tenant may take a slot; otherwise remove it from the turns."""
         may_take = tenant.turns and tenant.holding < self._tenant_limit
         if may_take and tenant.key not in self._blocked:
             self._turns.setdefault(tenant.key, tenant)
@@ -589,7 +589,7 @@ class SubagentScheduler:
                 self._give_up_slot(handle)
 
     def push(self, handle: SubagentHandle, *, wakes: bool = False) -> None:
-        """Queue a task, unless it is held back; ``wakes``: the task has started before."""
+        """Queue a task, unless it is held back; ``wakes``: the task has already run and waited."""
         if not wakes and (
             handle.status is not SubagentStatus.QUEUED
             or handle.spread
@@ -708,7 +708,7 @@ class SubagentScheduler:
 
     @asynccontextmanager
     async def calling(self, handle: SubagentHandle) -> AsyncIterator[None]:
-        """Hold a slot during a task's model call; its waiting descendants get slots first."""
+        """Hold a slot during a task's model call. The task's descendants get free slots first."""
         handle.calls += 1
         try:
             if handle.calls == 1 and not handle.awaits and handle.waiting_below:

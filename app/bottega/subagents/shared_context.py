@@ -93,7 +93,7 @@ def _check_name(name: str, path: str) -> None:
         raise bad_path(f"{quoted} has an empty name: write names separated by single slashes")
     if not name.strip("."):
         raise bad_path(
-            f"{quoted} has the name '{name[:3]}': write the whole path, folders have no '..'"
+            f"{quoted} has the name '{name[:3]}': write the whole path, without '.' and '..'"
         )
     if name != name.strip(" "):
         raise bad_path(f"{quoted} has a name that starts or ends with a space: remove the space")
@@ -116,7 +116,7 @@ def folder_of(task_id: UUID) -> str:
 
 
 def private_folder_of(task_id: UUID | None) -> str:
-    """Return the name of a query's private folder, which is not a path; ``None``: the root."""
+    """Return the name (not a path) of the private folder of a task; ``None``: of the root."""
     return f"private {task_id}"
 
 

@@ -117,7 +117,7 @@ class SwarmOptions:
         task_root: id from which the tasks' ids are derived, by default the run's id.
         listener: receives all events of the tasks.
         remaining: returns the run's remaining seconds, or ``None`` without a deadline.
-        outer: accounts of the whole run. They limit the tasks, but other code charges them.
+        outer: accounts of the whole run, which also limit the tasks. Other code charges them.
         plugins: plugins, called before a dispatch and after a task's end.
         restored: tasks from before a crash, by id.
         waits: seconds that each wait had lasted before a crash, by (task, model call, tool call).

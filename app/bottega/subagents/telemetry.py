@@ -38,5 +38,5 @@ class Totals:
             self.values[f"{name}.le_{bound}"] += 1
 
     def snapshot(self) -> dict[str, float]:
-        """Return all values, with the current gauges."""
+        """Return all values, including the current gauges."""
         return {**self.values, **self._gauges}

@@ -141,7 +141,7 @@ class DispatchArguments(Arguments):
 
 
 class FanOutArguments(Arguments):
-    """Several tasks. A wrong task does not make the other tasks invalid."""
+    """Several tasks. If one task is invalid, the other tasks are still valid."""
 
     tasks: list[Any] = Field(
         min_length=1, max_length=MOST_DISPATCHED, description="As for dispatch_subagent."
