@@ -80,7 +80,7 @@ DETAILS = {
     r"'steer' needs a text|cannot be steered": "a run's fields depend on each other",
     r"send all fields in the application/json body": "parameters depend on the type of the body",
     r"budget: Invalid JSON": "JSON in a query parameter",
-    r"give items or a file|name an agent or a graph": (
+    r"give either items or a file|name either an agent": (
         "a batch's fields depend on each other, and on the type of the body"
     ),
     r"a node of type|an edge has either|/(nodes|edges)/\d+": (

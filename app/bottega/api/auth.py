@@ -56,7 +56,7 @@ _KEYS_REQUIRED = (
     "--scope admin', and send it"
 )
 _PAGES = ("/docs-assets/", "/console/")
-# Generated keys have 56 characters, and an operator's own keys may differ. Tokens are longer.
+# Generated keys have 56 characters, keys that an operator chose 32 to 256. Tokens are longer.
 _BEARER = re.compile(rb"[Bb][Ee][Aa][Rr][Ee][Rr] +([!-~]{32,8192}) *")
 _LONGEST_KEY = 256
 _NO_SOCKET = "there is no WebSocket at this path: the WebSocket of a run is /v1/runs/{id}/ws"
@@ -169,7 +169,7 @@ class Acting:
         """
         if self.user not in (None, owner):
             raise ConflictError(
-                f"{what} belongs to another user, or to no user: send that user, or no user",
+                f"{what} belongs to another user, or to no user: send its user, or no user",
                 code="session_user",
             )
 
@@ -219,16 +219,15 @@ def _came_from_elsewhere(scope: Scope) -> bool:
 class Authenticate:
     """Middleware that stores the :class:`Principal` in ``scope["state"]``, or refuses the request.
 
-    While there are no keys, the middleware refuses all requests from other machines. While there
-    are no keys, the middleware also refuses requests that a proxy forwarded, because a proxy on
-    this machine makes remote requests look local. The Host header must name this machine, because
-    DNS rebinding would otherwise let a web page read responses. The Origin header, which only
-    browsers send, must name the server's own origin.
+    While there are no keys, the middleware accepts only local requests. It refuses requests that a
+    proxy forwarded, because a proxy on this machine makes remote requests look local. The Host
+    header must name this machine, because DNS rebinding would otherwise let a web page read
+    responses. The Origin header, which only browsers send, must name an allowed origin.
 
     Args:
-        rates: limit on requests without a valid key, while there are keys.
+        rates: rate limit on requests without a valid key; it applies while there are keys.
         host: address that the server listens on.
-        origins: allowed origins besides the server's own origin, while there are no keys.
+        origins: origins that are allowed besides the server's own origin while there are no keys.
     """
 
     def __init__(
@@ -396,7 +395,7 @@ async def _by_token(scope: Scope, key_cache: KeyCache, text: str) -> Principal:
         )
     token = await key_cache.token(text)
     if token.opens is not None:
-        raise UnauthenticatedError("a ticket only opens a stream: send a key", code="bad_token")
+        raise UnauthenticatedError("a ticket can only open a stream: send a key", code="bad_token")
     # Routes check the scope ``run``. Before a route runs, :func:`refusal` checks if the token
     # allows the route's action.
     return Principal(

@@ -131,7 +131,7 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
 
 
 def split(schemas: dict[str, Any]) -> None:
-    """Replace, in place, each schema that has variants with a `oneOf` of the variants."""
+    """Put a `oneOf` of the variants in place of each schema that has variants."""
     for name, variants in VARIANTS.items():
         whole = schemas[name]
         for variant in variants:

@@ -102,7 +102,7 @@ class Problem(BaseModel):
 
 
 def title_of(status: int) -> str:
-    """Return a status's name from RFC 9110, because Python's names depend on its version."""
+    """Return a status's name from RFC 9110. (The names in Python depend on Python's version.)"""
     return _RENAMED.get(status) or HTTPStatus(status).phrase
 
 
@@ -261,7 +261,7 @@ def allowed_methods(request: Request) -> list[str]:
     """Return the methods that the API has for the request's path."""
     asked = request.url.path
     known = [route for route in request.app.routes if isinstance(route, Route)]
-    # A route whose path is exactly this text has precedence over routes with path parameters.
+    # A route with exactly the requested path has precedence over routes with path parameters.
     found = [route for route in known if route.path == asked] or [
         route for route in known if route.path_regex.match(asked)
     ]

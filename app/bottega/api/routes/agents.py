@@ -70,7 +70,7 @@ async def prepare(caller: Caller, name: str, body: AgentContent) -> dict[str, An
 
 
 async def check_patterns_of(_: Service, tenant: UUID, body: AgentContent) -> None:
-    """Check an agent's schemas and the patterns of the agent's tools; see :func:`check_schemas`."""
+    """Check an agent's schemas, and the regular expressions of its tools."""
     patterns = {
         f"/tools/{index}": {f"/tools/{index}{at}": text for at, text in tool.patterns.items()}
         for index, tool in enumerate(body.tools)
@@ -106,8 +106,8 @@ def _refuse_high_limits(service: Service, body: AgentContent) -> None:
     limits = body.subagents.limits.model_dump()
     for name, most in service.settings.subagent_limits.above(limits):
         raise InvalidInputError(
-            f"{name} is {limits[name]:.15g}, but the operator's limit is {most:.15g}: send a lower "
-            "value, or none",
+            f"{name} is {limits[name]:.15g}, but the operator's limit is {most:.15g}: send at "
+            "most this value, or leave the field out",
             code="limit_above_operator",
             pointer=f"/subagents/limits/{name}",
         )
@@ -129,7 +129,7 @@ def refuse_unknown_plugins(checks: Iterable[AnyCheck], place: str = "/success_ch
     for number, check in enumerate(checks):
         if isinstance(check, PythonCheck) and check.name not in installed():
             raise InvalidInputError(
-                f"the plugin '{check.name}' is not installed: install it in the service's Python",
+                f"the plugin '{check.name}' is not installed: install it for the service's Python",
                 code="unknown_plugin",
                 pointer=f"{place}/{number}/name",
             )

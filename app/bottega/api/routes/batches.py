@@ -103,9 +103,9 @@ class NewBatch(Body):
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
         if (self.agent is None) == (self.graph is None):
-            raise PydanticCustomError("batch", "name an agent or a graph")
+            raise PydanticCustomError("batch", "name either an agent or a graph")
         if self.items is not None and self.file is not None:
-            raise PydanticCustomError("batch", "give items or a file")
+            raise PydanticCustomError("batch", "give either items or a file")
         return self
 
 
@@ -254,7 +254,7 @@ async def _body_of(
     if body.file is not None:
         return body, await _file_items(service, tenant, body.file)
     if body.items is None:
-        raise InvalidInputError("give items or a file", pointer="/items")
+        raise InvalidInputError("give either items or a file", pointer="/items")
     return body, body.items
 
 

@@ -422,7 +422,7 @@ async def _store_schedule(caller: Caller, body: NewSchedule) -> dict[str, Any]:
         before = _of_schedule(current)
         url = current["run"].get("webhook_url")
         if url is not None and run.webhook_url == url.split("?")[0]:
-            # Keep the stored URL, because its query is secret and a client may not know it.
+            # Keep the stored URL: its query is secret, so the client may not know the query.
             asked["run"]["webhook_url"] = url
     row, _ = await schedules.put(caller.tx, caller.tenant, asked)
     result = _result(schedules.KIND, body.name, before, _of_schedule(row))
@@ -453,7 +453,7 @@ def _result(
 async def _note_source(
     caller: Caller, source: str, results: Sequence[Mapping[str, Any]], *, prune: bool
 ) -> list[dict[str, Any]]:
-    """Store the definitions' source. ``prune``: delete definitions that left the source."""
+    """Store the source of definitions. ``prune``: delete those that the source no longer has."""
     here = [(each["kind"], each["name"]) for each in results]
     mine = and_(_columns.tenant_id == caller.tenant, _columns.source == source)
     deleted = []
@@ -493,7 +493,7 @@ async def _delete(caller: Caller, kind: str, name: str) -> dict[str, Any] | None
 
 
 def _bounded(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    left = 4 * 1024 * 1024  # maximum bytes of definitions; nothing else limits the response
+    left = 4 * 1024 * 1024  # remaining bytes for definitions; nothing else limits the response
     for each in results:
         left -= len(to_json(each["before"])) + len(to_json(each["after"]))
         if left < 0:

@@ -134,7 +134,7 @@ _FIELDS = tuple(each.name for each in fields(memory.Episode))
 def imported(
     body: NewEpisode, *, principal: str, now: datetime, pointer: str = "/at"
 ) -> memory.Episode:
-    """Build an episode with the lowest trust from a client's body.
+    """Build an episode from a client's body. The episode gets the lowest trust.
 
     Args:
         principal: name of the caller that imports the episode.

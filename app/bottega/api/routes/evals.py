@@ -211,7 +211,7 @@ async def create(
 async def _judges(
     tx: AsyncConnection, service: Service, principal: Principal, body: NewEval
 ) -> dict[str, int | None]:
-    """Return {provider of a judging model: its version; None: it belongs to the operator}."""
+    """Return the version of each judging model's provider; ``None``: the operator's provider."""
     models = {
         f"/cases/{number}/checks/{place}/model": check.model
         for number, case in enumerate(body.cases)

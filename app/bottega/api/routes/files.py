@@ -175,7 +175,10 @@ def _field(line: bytes) -> tuple[bytes, bytes]:
 
 
 def clean_name(name: str) -> str | None:
-    """Return a file name without folders and control characters (at most 255); ``None``: empty."""
+    """Return a file name without folders and control characters; ``None``: nothing is left.
+
+    The result is cut to 255 characters.
+    """
     last = name.replace("\\", "/").rpartition("/")[2]
     shown = "".join(each for each in last if each.isprintable()).strip()
     return shown[:255] or None
@@ -425,7 +428,7 @@ def _content_type(row: Mapping[str, Any]) -> str:
 def _part(request: Request, size: int, etag: str) -> tuple[int, int] | None:
     """Return start and exclusive end of the requested bytes; ``None``: all bytes (RFC 9110, 14).
 
-    For a range outside of the file, return an empty range. Ranges in any other form are ignored.
+    For a range outside of the file, return an empty range; for several ranges, return ``None``.
     """
     found = _RANGE.fullmatch(request.headers.get("range", ""))
     if found is None or request.headers.get("if-range", etag) != etag:

@@ -560,7 +560,7 @@ class DryRuns:
 async def plan_of(
     service: Service, tenant_id: UUID, graph: str, agent: str | None, question: str
 ) -> dict[str, Any]:
-    """Return the plan of a dry run, with the versions that a run started now would use.
+    """Return the plan of a dry run. Its versions are those that a new run would use.
 
     Raises:
         UnknownAgentError, InvalidInputError: see :func:`bottega.runs.submit.submit`.
@@ -598,7 +598,7 @@ def sent_secrets(body: GraphContent) -> list[Sending]:
 async def prepare(caller: Caller, name: str, body: GraphContent) -> dict[str, Any]:
     """Check a graph, and return the content to store.
 
-    A thread does the slow checks, because a graph with thousands of edges takes 100 ms.
+    A thread does the slow checks, because checking thousands of edges takes 100 ms.
     """
     content = body.model_dump(exclude={"name"}, by_alias=True)
     await refuse_foreign(caller, sent_secrets(body))
@@ -610,7 +610,7 @@ async def prepare(caller: Caller, name: str, body: GraphContent) -> dict[str, An
 
 
 async def _subgraphs(caller: Caller, content: Mapping[str, Any]) -> Graphs:
-    """Return all sub-graphs at any depth; refuse too many nodes in all sub-graphs together."""
+    """Return the sub-graphs at all depths; raise an error if they have too many nodes in total."""
     found: dict[GraphRef, Mapping[str, Any]] = {}
     asked: set[GraphRef] = set()
     level = [content]
@@ -646,7 +646,7 @@ async def _answer_schemas(caller: Caller, content: Mapping[str, Any], graphs: Gr
 
 
 async def check_schemas_of(_: Service, tenant: UUID, body: GraphContent) -> None:
-    """Check the schemas of people's answers and the patterns of tools."""
+    """Check the schemas of people's answers and the regular expressions of tools."""
     nodes = [(f"/nodes/{at}", each) for at, each in enumerate(body.nodes) if isinstance(each, Node)]
     schemas: dict[str, Mapping[str, Any]] = {}
     schemas |= {f"{at}/schema": each.schema_ for at, each in nodes if each.schema_ is not None}
@@ -766,7 +766,7 @@ async def drawing(
             content, versions = await published_graph(tx, tenant, run_id, name, node)
     with _drawings.enter(tenant):
         picture = await asyncio.to_thread(draw, content, versions, format)
-    # A browser that opens a drawing as a page must not load or run anything in it.
+    # If a browser opens a drawing as a page, the drawing must not load or run anything.
     headers = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox"}
     return Response(picture, media_type=_MEDIA[format], headers=headers)
 

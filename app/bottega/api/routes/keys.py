@@ -272,7 +272,7 @@ async def sign_in_provider(service: ServiceDep) -> Any:
 
 @router.post("/v1/sign-in", include_in_schema=False)
 async def sign_in(service: ServiceDep, request: Request, body: Code, response: Response) -> Any:
-    """Exchange a sign-in code for a token. (Some identity providers refuse requests of pages.)"""
+    """Exchange a code for a token. (Some identity providers refuse requests from web pages.)"""
     client_id = service.settings.oidc_client_id
     if client_id is None or service.sign_in is None:
         raise NotFoundError(

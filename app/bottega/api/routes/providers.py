@@ -67,7 +67,7 @@ _MOST = 200
 async def known_providers(
     connection: AsyncConnection, tenant_id: UUID, names: Iterable[str] | None
 ) -> dict[str, KnownProvider]:
-    """Return a tenant's own providers with one of these names; ``None``: the first 200."""
+    """Return a tenant's own providers with these names; ``names`` of ``None``: the first 200."""
     now, all_ = providers.c, provider_versions.c
     current = and_(
         all_.tenant_id == now.tenant_id, all_.name == now.name, all_.version == now.version
@@ -270,7 +270,7 @@ async def check_address_of(service: Service, tenant: UUID, body: ProviderBody) -
             async with asyncio.timeout(3.0):
                 addresses = await look_up(str(tenant), url.host, url.port or 443)
         except (OSError, UnicodeError, TimeoutError):
-            return  # DNS failed; later, each connection checks its address again
+            return  # DNS failed; each later connection also checks its address
         for address in addresses:
             check_address(url.host, ip_address(address), allowed)
     except EgressRefusedError as error:

@@ -313,8 +313,8 @@ async def fork(
         principal.need("define")
     if (token := principal.token) and (body.session_id or token.sessions is not None):
         raise ForbiddenError(
-            "a token may not fork a run into a session, and a token for some sessions may not fork "
-            "any run: use a key",
+            "a token cannot fork a run into a session; a token for certain sessions cannot fork a "
+            "run at all: use a key",
             code="insufficient_scope",
         )
     changes = None if body.agent is None else body.agent.changes
@@ -648,7 +648,7 @@ async def _create_directly(request: Request, body: NewRun) -> Response:
     return Response(content, 202, {"Location": _path(run)}, "application/json")
 
 
-# `_CreateRoute` answers most requests, and then this function is not called.
+# `_CreateRoute` answers most requests without a call of this function.
 async def create(
     once: OnceDep,
     service: ServiceDep,

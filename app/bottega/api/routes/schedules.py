@@ -287,7 +287,7 @@ async def list_(
 async def get(tx: Transaction, tenant: DefineTenant, name: ScheduleName) -> Any:
     shown = _to_response(await schedules.get(tx, tenant, name))
     starts = [] if shown["next_at"] is None else [shown["next_at"]]
-    # the stored zone or expression may be unknown on this machine now
+    # this machine may not know the stored time zone, or may refuse the cron expression
     with suppress(ValueError, LookupError):
         while 0 < len(starts) < _STARTS_SHOWN:
             starts.append(schedules.next_tick(shown["cron"], shown["timezone"], starts[-1]))

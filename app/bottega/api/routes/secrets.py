@@ -35,8 +35,8 @@ def _can_be_sent(value: SecretStr) -> SecretStr:
     if len(text) > _LONGEST or not _WORDS.fullmatch(text):
         raise PydanticCustomError(
             "secret",
-            "must be one to four words with single blanks between them, at most {longest} "
-            "printable ASCII characters",
+            "must be one to four words of printable ASCII characters, with one blank between two "
+            "words, and have at most {longest} characters",
             {"longest": _LONGEST},
         )
     scheme, _, credential = text.rpartition(" ")
@@ -129,7 +129,7 @@ async def _keyring(service: ServiceDep, tenant: DefineTenant) -> Keyring:
     if found is None:
         raise ConflictError(
             "this server stores no secrets: its operator has to set BOTTEGA_SECRETS_KEY to the "
-            "output of openssl rand -base64 32, the same value on every machine",
+            "output of openssl rand -base64 32, and to the same value on every machine",
             code="no_secrets_key",
         )
     return found

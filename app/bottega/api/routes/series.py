@@ -558,7 +558,7 @@ async def _judged_span(
 
 
 async def _now(tx: AsyncConnection) -> datetime:
-    """Return the current time; make PostgreSQL read rollups by an index instead of sorting them."""
+    """Return the current time; forbid sorting, so that PostgreSQL reads rollups by an index."""
     by_index = func.set_config("enable_sort", "off", True)
     now: datetime = (await tx.execute(select(func.now(), by_index))).one()[0]
     return now
@@ -649,7 +649,7 @@ def _rounded(value: float | None) -> float | None:
 async def _read_totals(
     tx: AsyncConnection, tenant_id: UUID, query: TotalsQuery
 ) -> list[dict[str, Any]]:
-    """Return a period's figures by key; keys with the most runs (then: most tokens) are first.
+    """Return a period's figures by key, sorted by runs, then by tokens, the highest first.
 
     Raises:
         InvalidInputError: ``until`` is before ``since``, or the period has too many rollups.

@@ -266,7 +266,7 @@ async def _sse(
             service.keys.watching(principal.identity, subscriber.stop),
             wakeups.resumable(subscriber.stop),
         ):
-            if again:  # the previous process may have sent `retry: 0`, so send the value again
+            if again:  # the previous process may have sent `retry: 0`, so reset the value
                 yield b"retry: 1000\r\n\r\n"
             async for frames in _frames(service, cursor, subscriber, query):
                 if frames:

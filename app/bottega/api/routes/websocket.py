@@ -218,7 +218,7 @@ class _Sender:
 
     @property
     def stopped(self) -> bool:
-        """True if the socket ends before the run's events do."""
+        """True if the socket ends although the run may have more events."""
         return self._subscriber.stopped
 
     def revoke(self) -> None:

@@ -85,7 +85,7 @@ _INSTRUCTIONS = "Each tool is an agent. A call is a run of the agent, and may ta
 @router.delete("/mcp")
 @router.delete("/mcp/")
 async def not_offered(tenant: ReadTenant) -> Response:
-    """Refuse GET and DELETE, because this server has no stream without a call and no sessions."""
+    """Refuse GET and DELETE: this server stores no sessions, and streams only responses to POST."""
     body = error_body(RpcCode.UNKNOWN_METHOD, "only POST is offered here")
     return JSONResponse(body, 405, {"Allow": "POST"})
 
@@ -175,7 +175,7 @@ async def _cancel(
 ) -> None:
     """Cancel the unfinished run of the call that ``message`` names.
 
-    The call must be of the same session and key. A client that cancels a call expects no answer.
+    The call must be of the same session and key; otherwise nothing happens.
 
     Raises:
         UserRequiredError: the key requires an end user, but ``_meta`` names no user.
@@ -295,7 +295,7 @@ def decision(interrupt: Mapping[str, Any], response: Any) -> NewDecision | None:
             return NewDecision(decision="deny")
         case {"action": "decline" | "cancel"}:
             return None
-    raise InvalidInputError("an answer needs an 'action', and with 'accept' also a 'content'")
+    raise InvalidInputError("send an 'action'; the action 'accept' also needs a 'content'")
 
 
 def _accepted(interrupt: Mapping[str, Any], content: Mapping[str, Any]) -> NewDecision:
@@ -651,10 +651,10 @@ async def _resumed(
     begun_so = {"agent": agent, "principal": principal.actor, "user": acting.user}
     if not begun_so.items() <= {name: run.get(name) for name in begun_so}.items():
         raise message.refusal(
-            RpcCode.INVALID_PARAMS, "there is no such call to continue: call the tool again"
+            RpcCode.INVALID_PARAMS, "the call to continue does not exist: call the tool again"
         )
     for name, response in answers.items():
-        # Ignore an answer that does not fit: the run still waits, so the client is asked again.
+        # Ignore an answer that does not fit: the run still waits, so the next response asks again.
         with suppress(NotFoundError, InvalidInputError):
             interrupt = await _asked(service, acting, name)
             if interrupt["run_id"] == run_id:

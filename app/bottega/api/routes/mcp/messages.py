@@ -218,14 +218,14 @@ def _answer_of(
     if headers.get(VERSION) == STATELESS:
         raise RpcError(
             RpcCode.INVALID_REQUEST,
-            "send answers in 'inputResponses', with the call",
+            "repeat the call, and send the answers in 'inputResponses'",
             call_id=call_id,
         )
     return McpMessage(call_id, "", result=result, session=_session_of(headers, call_id))
 
 
 def _stateless(message: McpMessage, version: str | None, headers: Mapping[str, str]) -> McpMessage:
-    """Check a message of protocol 2026-07-28 (version, capabilities, headers); add its fields."""
+    """Check a message of protocol 2026-07-28; return it with the fields of this protocol."""
     meta = message.meta
     if message.id is None or _VERSION not in meta:
         named = version
@@ -312,11 +312,11 @@ def agreed(asked: Any) -> str:
 
 
 def state_of(run_id: UUID, place: int) -> str:
-    """Return the ``requestState`` of a call whose run waits; ``place``: last ``seq`` sent."""
+    """Return a waiting call's ``requestState``; ``place``: ``seq`` of the last event sent."""
     return f"{run_id}.{place}"
 
 
 def run_of(state: Any) -> tuple[UUID, int] | None:
-    """Parse a ``requestState`` into run id and last ``seq``; ``None``: the state is invalid."""
+    """Parse a ``requestState`` into the arguments of :func:`state_of`; ``None``: invalid."""
     match = _STATE.fullmatch(state) if isinstance(state, str) else None
     return None if match is None else (UUID(match[1]), int(match[2]))

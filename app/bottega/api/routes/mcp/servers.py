@@ -242,8 +242,8 @@ async def prepare(caller: Caller, name: str, body: McpServerBody) -> dict[str, A
         await refuse_foreign(caller, sent_secrets(body))
     if body.command is not None and body.command not in caller.service.settings.mcp_stdio:
         raise InvalidInputError(
-            f"the operator of this server has set no command '{body.command}' in "
-            "BOTTEGA_MCP_STDIO: correct the command, or send the url of a server",
+            f"the operator's BOTTEGA_MCP_STDIO has no command '{body.command}': correct the "
+            "command, or send the url of an MCP server",
             code="unknown_command",
             pointer="/command",
         )
@@ -315,7 +315,7 @@ async def _request_tools(
     """Request a server's tools; return the tools, and warnings about the tools, without secrets.
 
     Raises:
-        InvalidInputError: the server may not get a secret in the headers of its definition;
+        InvalidInputError: a header of the definition has a secret that the server may not get;
             ``unknown_command``.
         UpstreamError: ``mcp_unreachable``, ``egress_forbidden``.
     """

@@ -1,7 +1,6 @@
 """Answers and errors of OpenAI's API; each answer, whole or streamed, is one round of a run.
 
-:class:`Spoken` builds the text of whole and streamed answers, so the joined pieces equal the whole
-text.
+:class:`Spoken` builds the text of both, so the joined pieces of a stream equal the whole text.
 
 A run without client tools has one round. A run with client tools has one more round for each answer
 of the client. This module reads every round from the run's log, so clients can read old rounds
@@ -110,7 +109,7 @@ async def checks_of(tx: AsyncConnection, run: Mapping[str, Any]) -> Checks:
 
 
 def _since(after: int) -> tuple[ColumnElement[bool], ...]:
-    """Return the SQL conditions for a round's events: answers of the root agent, and waits."""
+    """Return SQL conditions for a round's events: the root agent's answers, and ``run.waiting``."""
     of_root = (EventType.LLM_COMPLETED, EventType.ANSWER_REJECTED)
     own = and_(_e.type.in_(of_root), _e.task_id.is_(None))
     return _e.step > after, _e.seq > after, or_(own, _e.type == EventType.RUN_WAITING)
@@ -218,7 +217,7 @@ class Spoken:
         Args:
             live: the first part of the next message.
         """
-        if self._cut:  # hold back the end of this message, because the next message may repeat it
+        if self._cut:  # hold back spaces at the end: the next message may repeat them
             return self._with(self._cut.rstrip())
         if not live:
             return self._with(self._last)
@@ -335,7 +334,7 @@ def answer_of(run: Mapping[str, Any], part: Round, checks: Checks) -> RoundAnswe
 
 
 def output_text(run: Mapping[str, Any]) -> str:
-    """Return a run's output as text; several answers of a DAG are a JSON object by agent."""
+    """Return a run's output as text: several answers of a DAG become a JSON object, by agent."""
     output = run["output"]
     if output is None or isinstance(output, str):
         return output or ""
@@ -417,7 +416,7 @@ async def respond(
     stay: bool,
     headers: Mapping[str, str],
 ) -> Response:
-    """Answer a request with a run's answer; ``stay``: do not cancel the run at a disconnect."""
+    """Answer a request with a run's answer; ``stay``: the run survives a disconnect."""
     if stream:
         return event_stream(leaving(follower, _encoded(follower, encoder), stay=stay), headers)
     answer = _whole(follower, encoder)
@@ -536,7 +535,7 @@ _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"
 
 @dataclass(frozen=True, slots=True)
 class ResponseObject:
-    """A response, complete or not.
+    """A response of OpenAI's API, which may be incomplete.
 
     Attributes:
         after: ``seq`` of the last event before the response.
@@ -587,7 +586,7 @@ class ResponseObject:
         }
 
     def whole(self, answer: RoundAnswer) -> dict[str, Any]:
-        """Return the response that has an answer; the answer may be incomplete."""
+        """Return the response object for an answer, which may be incomplete."""
         run = answer.run
         made = self.body("completed" if answer.calls else _STATUSES.get(run["status"], "failed"))
         said = made["status"] == "completed" and (answer.text or not answer.calls)

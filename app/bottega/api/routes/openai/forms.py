@@ -108,8 +108,8 @@ def _session_of(sent: Any) -> str | None:
     except ValidationError:
         raise PydanticCustomError(
             "conversation",
-            "must be the name of a session, or an object with this name as 'id': letters, digits, "
-            "'.', '_', ':' and '-', at most 128",
+            "must be the name of a session, or an object with this name as 'id'; a name has at "
+            "most 128 letters, digits, '.', '_', ':' and '-'",
         ) from None
 
 

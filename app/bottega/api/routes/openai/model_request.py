@@ -177,7 +177,7 @@ class HistoryMessage:
         place: JSON Pointer to the message in the request.
         answers: id of the call that a message of the role ``tool`` answers.
         parts: JSON Pointers to the parts of the message's content, if the content is not a text.
-        field: name of the field of the request that has the message's content.
+        field: name of the request's field that contains the message's content.
     """
 
     role: Role
@@ -207,7 +207,7 @@ class ModelRequest:
         messages_at: pointer to the list of messages.
         instructions: system text that applies to this request only.
         choice: parameter ``tool_choice``: a word, or a mapping that has a tool's name.
-        params: values by the names of a run's parameters, each value with its pointer.
+        params: {name of a run's parameter: (value, pointer to the value)}.
         schema_at: pointer to the schema of the answer.
     """
 
@@ -352,13 +352,13 @@ def id_of(kind: str, own: UUID, after: int = 0) -> str:
 
 
 def known_by(kind: str, sent: str | None) -> tuple[UUID, int] | None:
-    """Parse an id of :func:`id_of` into ``own`` and ``after``; ``None``: no id of this form."""
+    """Parse an id of :func:`id_of` into ``own`` and ``after``; ``None``: a different form."""
     match = _ID.fullmatch(sent or "")
     return None if match is None or match[1] != kind else (UUID(hex=match[2]), int(match[3] or 0))
 
 
 def interrupt_of(call: str | None) -> UUID | None:
-    """Return the id of the interrupt to which a call's id refers; ``None``: an unknown form."""
+    """Return the id of the interrupt to which a call's id refers; ``None``: a different form."""
     return (known := known_by("call", call)) and known[0]
 
 
@@ -398,7 +398,7 @@ def _change(request: ModelRequest, names: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _names(tools: Sequence[Tool]) -> dict[str, str]:
-    """Return the names of tools that models see, by the names that the client sent.
+    """Return {name of a tool that the client sent: name that models see}.
 
     Raises:
         InvalidInputError: ``duplicate_tool``; or a name is empty, too long, or has a space.
@@ -441,7 +441,7 @@ class _History:
     """A history that model APIs accept: answers follow in the order of the calls, one per call.
 
     Args:
-        names: names of tools that models see, by the names that the client sent.
+        names: {name of a tool that the client sent: name that models see}.
     """
 
     def __init__(self, names: Mapping[str, str]) -> None:
@@ -458,8 +458,8 @@ class _History:
 
         Empty messages are skipped. An answer with an id belongs to the first open call with this
         id; an answer without an id belongs to the first open call. If a call has no answer, an
-        answer is added that says that the result is missing. An answer that comes too late becomes
-        a text of the user.
+        answer is added that says that the result is missing. An answer for which no call is open
+        becomes a user message.
 
         Raises:
             InvalidInputError: an answer belongs to no call, a message has too many calls, or no

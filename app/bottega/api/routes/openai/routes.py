@@ -169,7 +169,7 @@ def waits_for(call: ClientCall, acting: Acting) -> bool:
 
 
 def _answered(waiting: Waiting, tail: Sequence[HistoryMessage], place: Place) -> Waiting:
-    """Return the pending calls of the run that a request answers; empty: it answers no run.
+    """Return the pending calls of the run that a request answers; empty: there is no such run.
 
     Args:
         tail: the request's messages after the assistant's last message. A request answers a run
@@ -281,9 +281,9 @@ async def _new_run(
             first = (await service.pins.find(pool, acting.tenant_id, None, graph, version)).first
             if len(first) > 100 or len(first) * len(told) > 500_000:
                 raise InvalidInputError(
-                    f"each of the graph's {len(first)} agents stores the instructions: shorten "
-                    "them; at most 100 agents may store instructions, and all of them together "
-                    "500,000 characters",
+                    f"each of the graph's {len(first)} agents stores the instructions, but at "
+                    "most 100 agents may store instructions, of 500,000 characters in total: "
+                    "shorten the instructions, or use a smaller graph",
                     pointer="/instructions",
                 )
             fields["overrides"] = {name: {"instructions": told} for name in first}
@@ -326,7 +326,7 @@ def named_in(request: Request, headers: Sequence[str]) -> str | None:
 
 
 def memory_headers(user: str | None) -> dict[str, str]:
-    """Return the header that says if the run could read memory, or why the run could not."""
+    """Return the header that says if the run could read memory, and otherwise the reason."""
     return {MEMORY: "off; no user" if user is None else "user"}
 
 
@@ -404,7 +404,7 @@ async def place_of(service: Service, acting: Acting, sent: ResponsesRequest) -> 
 
 
 async def _in_conversation(service: Service, acting: Acting, session: str, model: str) -> Place:
-    """Return the place of a request in a conversation, and the run that waits for the caller."""
+    """Return a request's place in a conversation; it names the run that waits for the caller."""
     async with service.database.begin(acting.tenant_id) as tx:
         waiting = await interrupts.of_client(tx, acting.tenant_id, session_id=session)
     name = versioned(model)[0]
