@@ -59,11 +59,6 @@ FIXTURES: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 async def aimock(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
     node = shutil.which("node")
     if node is None or not SCRIPT.exists():

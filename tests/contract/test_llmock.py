@@ -29,11 +29,6 @@ BASES: Mapping[DialectName, tuple[str, str]] = {
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 def judging() -> Iterator[LLMockServer]:
     with LLMockServer() as server:
         yield server

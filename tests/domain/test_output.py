@@ -15,6 +15,7 @@ from bottega.agents import (
     tool,
 )
 from bottega.agents.messages import AssistantMessage
+from bottega.agents.output import decide_alone
 from bottega.errors import InvalidInputError
 from tests.domain.scripted import Notes, agent, ask, call, model_of, shape, team
 
@@ -204,3 +205,8 @@ async def test_a_hook_that_ends_the_query_must_answer_by_the_schema() -> None:
         it, end = priced(), AssistantMessage(content=said)
         it.on(AgentEvent.BEFORE_LLM_CALL).handle(HookDecision.STOP, end)
         assert (await it.execute_query_async("go")).error_code == code
+
+
+async def test_a_check_of_an_unknown_type_is_not_decided() -> None:
+    with pytest.raises(LookupError, match="'better'"):
+        await decide_alone({"type": "better", "schema": {}}, "{}")

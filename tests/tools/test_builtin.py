@@ -17,9 +17,9 @@ from bottega.agents import (
 from bottega.agents.parts import Part
 from bottega.agents.query import CurrentCall, Query, current_call
 from bottega.agents.shared_memory import inject_shared_memory
-from bottega.agents.tools import ToolBase
+from bottega.agents.tools import WITHIN_RUN, ToolBase
 from bottega.errors import InvalidInputError
-from bottega.tools.builtin import BUILTIN, ToolDeps, builtin_tool
+from bottega.tools.builtin import BUILTIN, ToolDeps, build_tool, builtin_tool
 from bottega.tools.egress import Egress
 from tests.domain.scripted import agent
 from tests.tools.helpers import call, error_of, result_of
@@ -40,6 +40,8 @@ def test_each_tool_describes_itself_to_the_model(name: str) -> None:
     assert tool.idempotent
     assert tool.description
     assert tool.schema.parameters["additionalProperties"] is False
+    given = build_tool({"type": "builtin", "name": name}, "always", ToolDeps(Egress()), pytest.fail)
+    assert (given.approval is None) is given.local is (name in WITHIN_RUN < BUILTIN.keys())
 
 
 def test_unknown_name_is_answered_with_the_known_ones() -> None:

@@ -166,6 +166,9 @@ async def decide_alone(check: Check, text: str) -> tuple[bool, str]:
 
     Args:
         check: a check whose type is in :data:`ALONE`.
+
+    Raises:
+        LookupError: the check has another type.
     """
     match check["type"]:
         case "equals" if isinstance(check["value"], str):
