@@ -51,7 +51,10 @@ def taken(traceparents: Sequence[bytes], tracestates: Sequence[bytes] = ()) -> T
 
 
 def _state(values: Sequence[bytes]) -> str:
-    """Return the ``tracestate``, cut to :data:`LONGEST_STATE` characters, or "" if invalid."""
+    """Return a valid ``tracestate``, or "" if it is invalid.
+
+    While it has more than :data:`LONGEST_STATE` characters, whole members are removed.
+    """
     sent = b",".join(values)
     if len(sent) > 8192:
         return ""

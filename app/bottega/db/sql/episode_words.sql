@@ -41,9 +41,9 @@ BEGIN
     USING p_tenant, p_words, p_rows, v_index.common, v_index.shares, p_scope ~ ' = ';
 END $$;
 
--- Called by search_episodes. Choose a query's words. rare: the rarest words, which find about 2,000
--- episodes (a word without a known share: 1 of 2,000). known: at most 32 words that rank episodes,
--- by classes of equal weight. telling: a tsquery per word; null: a fifth of 200 or more have it.
+-- Called by search_episodes. rare: a query's rarest word, and more words while all together find
+-- rare_rows <= 2,000 episodes (unknown share: 1 of 2,000). known: at most 32 words that rank, by
+-- classes of equal weight. telling: a tsquery per word; null: a fifth of 200 or more have the word.
 CREATE OR REPLACE FUNCTION episode_words(
     p_tenant uuid, p_words text[], p_rows double precision, p_scope text,
     OUT rare tsquery, OUT rare_rows double precision, OUT known tsquery,

@@ -152,8 +152,9 @@ def _ignored(words: Collection[str]) -> frozenset[str]:
     """Return the folded words that are not content words in the text's language.
 
     The text's language is the language to which most of the stop words belong. If several languages
-    have equally many, the text has all these languages. If no language has two stop words, a long
-    word is ignored only if it is English: *todo* is a Spanish stop word, and is used in English.
+    have equally many, the text has all these languages. If no language has two stop words in a text
+    of several words, a long word is ignored only if it is English: *todo* is a Spanish stop word,
+    and is used in English.
     """
     by_language: dict[str, set[str]] = {}
     for word in words:
