@@ -481,7 +481,7 @@ async def _try_server(served: ServedModel, call: _Call) -> AssistantMessage | Mo
     except BottegaError as error:
         if error.kind is not ErrorKind.INVALID:
             raise
-        # A different model may accept the input, such as a part of a type that this API refuses.
+        # Do not raise the error: another model may accept the input, such as a PDF.
         return ModelError(error.detail, code=error.code)
     answer.metadata["provider"] = served.server.name
     return answer

@@ -151,7 +151,7 @@ class ModelBreakers:
             return
         breaker = self._open.get(key)
         if breaker is not None and not was_probe:
-            return  # the call began before the breaker opened
+            return  # ignore the failure: the call began before the breaker opened
         if breaker is not None:
             failures = breaker.failures + 1
         elif asks_to_wait or self._rates.failed(key, monotonic()):
@@ -337,11 +337,7 @@ class ModelGate:
 
 
 class Traffic:
-    """All gates of a worker, including the breakers, limits and counts that the gates use.
-
-    Args:
-        worker_id: id of the worker.
-    """
+    """All gates of a worker, including the breakers, limits and counts that the gates use."""
 
     def __init__(self, pool: asyncpg.Pool, worker_id: UUID) -> None:
         self.shares = Shares(pool, worker_id)

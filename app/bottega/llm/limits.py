@@ -127,7 +127,7 @@ class Share:
 
     @property
     def in_use(self) -> tuple[int, int, int]:
-        """Number of running calls, and the last minute's numbers of requests and of used tokens."""
+        """Numbers of running calls, of the last minute's requests, and of used or reserved tokens."""
         return self._calls, self._requests.total(), self._reserved + self._tokens.total()
 
     @property

@@ -171,7 +171,7 @@ def text_of(message: dict[str, Any]) -> str:
 
 
 def _tool_calls(conversation: Conversation) -> tuple[DemoCall, ...]:
-    """Return one call of each tool that has fewer results than messages name it. Omit agents."""
+    """Return a call of each tool with fewer results than messages that name it. Omit agents."""
     texts = (conversation.asked, *conversation.later)
     called = Counter(name for name, _ in conversation.outcomes)
     return tuple(

@@ -666,9 +666,9 @@ def pause_of(now: float, took_s: float, turn: int) -> float:
 
     The pause is at most half of the time since the request. The pause is also at most about
     ``_COLLECT_S``, because clients get live text no more often. Each period of ``_COLLECT_S`` has
-    ``_TURNS`` fixed times, and an answer is always read at the same one of them. So one wake-up
-    serves many answers, and the steps that end with these answers are stored together. There are
-    several fixed times, because reading all answers at once would block the event loop too long.
+    ``_TURNS`` fixed times, and an answer is read at the same fixed time in each period. So one
+    wake-up serves many answers, and the steps that end with these answers are stored together.
+    With only one fixed time, reading all answers would block the event loop for too long.
 
     Args:
         now: time of the event loop's clock, whose resolution may be a millisecond.

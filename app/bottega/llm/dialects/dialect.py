@@ -89,7 +89,7 @@ class Form:
         text: returns a block of text.
         bridge: the model's turn to send between results and the user's text; ``None``: the text
             follows the results in the same turn.
-        results_are_blocks: true: results are blocks of a user's turn; false: they are turns.
+        results_are_blocks: true: results are blocks of a user's turn; false: a result is a turn.
     """
 
     opening: Callable[[str, list[Item]], dict[str, Any]]
