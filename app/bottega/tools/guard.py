@@ -1,4 +1,4 @@
-"""Checks of outgoing HTTP requests: all addresses of a name, and the address of each socket.
+"""Checks of the addresses of outgoing HTTP requests, after DNS look-up and for each socket.
 
 The guard resolves a name once, and connects to a checked address. So a later DNS answer for the
 name has no effect. The header ``Host``, SNI and the check of the certificate use the name.

@@ -244,7 +244,7 @@ def _codec(header: str) -> str | None:
 
 
 def body_of(reply: Reply) -> Any:
-    """Decode a body as JSON or text, by its media type; ``None``: it is empty or not text."""
+    """Decode a body as JSON or text, by its media type; ``None``: the body is empty or not text."""
     text = text_of(reply)
     if not text:
         return None

@@ -127,7 +127,7 @@ def _text(head: bytes, declared: str | None) -> str | None:
 
 
 def pixels_of(head: bytes) -> int | None:
-    """Return an image's width times its height, in pixels; ``None``: they are not in ``head``.
+    """Return an image's width times its height, in pixels; ``None``: ``head`` has no size.
 
     Args:
         head: the start of the file; a JPEG may have its width and height far from the start.
