@@ -164,7 +164,7 @@ class ChildTask:
         return f"{folder_of(self.task_id)}/input/{path.removeprefix('/')}"
 
     def _is_spread(self, params: DispatchParams) -> bool:
-        """Return true if a new task becomes a child run: it is simple, and its parent has many."""
+        """Return true if a new task becomes a child run: a simple task, of a parent with many."""
         parent, swarm = self.scope, self.scope.swarm
         if swarm.options.remote is None or parent.here < parent.limits.spread_above:
             return False
@@ -306,7 +306,7 @@ def helper_of(parent: QueriedAgent, instructions: str | None, most: int) -> Base
 
 
 def copy_for_task(source: BaseAgent, instructions: str | None, most: int) -> BaseAgent:
-    """Return a copy of an agent that shares no state with the agent.
+    """Return a copy of ``source``. The copy and ``source`` share no state.
 
     Args:
         instructions: text that is added to the instructions of ``source``.

@@ -227,7 +227,7 @@ class Parent:
             The function is used only if ``owner`` is ``None``.
         ancestors: returns an agent's ancestors in the run's graph, or ``None`` without a graph.
         waiting: number of the query's queued tasks in this process, by agent.
-        lines: for each base priority, a list of the query's queued tasks, sorted by age; not empty.
+        lines: the query's queued tasks by base priority; each list is sorted by age and not empty.
         in_line: number of the tasks in ``lines``.
         ready: number of the tasks in ``lines`` that could start if slots were free; 0 if the query
             has reached its limit. The number ignores the tenant's limit, because a task that

@@ -174,9 +174,9 @@ class TakeQueue:
     def position(self, task: SubagentHandle, now: float) -> int:
         """Count the tasks of the same tenant that start before a waiting task.
 
-        These are the n tasks of the same run with a better rank. Runs take turns, so up to n ready
-        tasks of each other run also start before; up to n + 1 if the other run has its turn first.
-        The method's time is linear in the number of the tenant's ready parents.
+        These are the n tasks of the same run with a better rank. Because runs take turns, up to n
+        ready tasks of each other run also start first (n + 1 if that run has the earlier turn). The
+        method's time is linear in the number of the tenant's ready parents.
         """
         parent = task.parent
         turns = self._tenants[parent.tenant_id].turns

@@ -102,7 +102,7 @@ def _check_name(name: str, path: str) -> None:
 
 
 def missing(path: str) -> NotFoundError:
-    """Return the error for a file that is missing or forbidden: the two must look the same."""
+    """Return the same error for a missing file and for a file that the query may not use."""
     return NotFoundError(f"there is no file '{path}' that you may use; list_files lists your files")
 
 
@@ -116,7 +116,7 @@ def folder_of(task_id: UUID) -> str:
 
 
 def private_folder_of(task_id: UUID | None) -> str:
-    """Return the name (not a path) of the private folder of a task; ``None``: of the root."""
+    """Return the name (not a path) of a task's private folder; ``None``: the root's folder."""
     return f"private {task_id}"
 
 

@@ -128,7 +128,7 @@ class SwarmOptions:
         broke: function called with the first error that must end the run, such as a bug in a hook.
         awaits: function called when a query begins to await tasks.
         remote: executes tasks as child runs; ``None``: all tasks run in this process.
-        own_task: if this run is a child run, id of the task that it executes; otherwise ``None``.
+        own_task: id of the task that this run executes as a child run; ``None``: no child run.
     """
 
     run_id: UUID | None = None
