@@ -127,7 +127,7 @@ class Share:
 
     @property
     def in_use(self) -> tuple[int, int, int]:
-        """Numbers of running calls, of the last minute's requests, and of used or reserved tokens."""
+        """Numbers of running calls, the last minute's requests, and used or reserved tokens."""
         return self._calls, self._requests.total(), self._reserved + self._tokens.total()
 
     @property
@@ -184,7 +184,7 @@ class Share:
             self._reserved -= permit.tokens
             self._tokens.add(permit.tokens if tokens is None else tokens)
         self._used_at = monotonic()
-        if self._calls_kept is not None:  # other workers wait: keep only this worker's part
+        if self._calls_kept is not None:  # other workers wait, so keep at most so many calls
             calls, *rates = self._may_hold
             self._may_hold = max(self._calls, min(calls, self._calls_kept)), *rates
         self._serve()

@@ -206,7 +206,7 @@ class OpenAIEmbedder:
         self, account: ModelAccount, texts: Sequence[str], characters: int
     ) -> Vectors:
         cut = [text[:characters] for text in texts]
-        # Reserving tokens may take long. Take a slot only then, because all accounts share slots.
+        # Reserve tokens before taking a slot: this may take long, and all accounts share the slots.
         async with account.call(_tokens_in(cut), None, 0) as charge, self._slots:
             answer = await self._tried(charge, cut)
         if not isinstance(answer, ModelError):
