@@ -18,7 +18,7 @@ DECLARE
     v_bytes bigint;
 BEGIN
     PERFORM set_config('bottega.tenant', p_tenant::text, true);
-    -- While the parent's row is locked, the parent cannot end, and so cancels no child run.
+    -- While the parent's row is locked, the parent cannot end, so it cannot cancel child runs.
     PERFORM FROM runs WHERE tenant_id = p_tenant AND id = p_parent FOR NO KEY UPDATE;
     PERFORM FROM run_heads
     WHERE tenant_id = p_tenant AND run_id = p_parent AND attempt = p_attempt;
@@ -128,8 +128,8 @@ BEGIN
     END IF;
 END $$;
 
--- Called by workers. Return the ends of child runs for which runs wait, including child runs that
--- were cancelled before they were queued, or deleted (status NULL).
+-- Called by workers for waiting runs. Return the outcomes of the child runs that have ended, were
+-- cancelled before they were queued, or were deleted (status NULL).
 CREATE OR REPLACE FUNCTION ended_children(p_tenants uuid[], p_children uuid[])
 RETURNS TABLE (run_id uuid, status text, ending jsonb) LANGUAGE plpgsql AS $$
 BEGIN

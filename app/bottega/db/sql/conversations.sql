@@ -1,8 +1,8 @@
 -- Conversations: runs of one agent in a session, in order. A run continues the last completed run.
 
 -- Called by accept_run before the session is locked, because all transactions lock runs before
--- sessions. If the new run interrupts (if_busy), cancel the conversation's unfinished runs. If it
--- steers, send its input to the unfinished run, and return the unfinished run, or a refusal.
+-- sessions. if_busy interrupt: cancel the conversation's unfinished runs. if_busy steer: send the
+-- new run's input to the unfinished run, and return the unfinished run, or a refusal.
 CREATE OR REPLACE FUNCTION meet_busy_run(p_tenant uuid, p_new jsonb) RETURNS jsonb
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -92,7 +92,7 @@ BEGIN
               AND ended_at IS NULL ORDER BY id LIMIT 1);
 END $$;
 
--- Return a run in the form of the API's field blocked_by, with its pending interrupts by age.
+-- Return a run in the form of the API's field blocked_by, with the run's pending interrupts by age.
 CREATE OR REPLACE FUNCTION blocked_by(p_tenant uuid, p_run uuid) RETURNS jsonb
 LANGUAGE sql STABLE AS $$
     SELECT jsonb_build_object('run_id', p_run, 'interrupts', ARRAY(
@@ -117,7 +117,7 @@ END $$;
 
 -- Called by a worker. Return a run's turns up to number p_last (NULL: all), from new to old, and
 -- gists of a few older turns. Return the turns of the last prompt and all newer turns if they fit
--- into p_most tokens, otherwise turns for p_most / 2: so prompts rarely change their first turn.
+-- into p_most tokens; otherwise, p_most / 2 tokens of turns, so that the first turn rarely changes.
 CREATE OR REPLACE FUNCTION earlier_turns(
     p_tenant uuid, p_base uuid, p_last integer, p_most bigint, p_gists integer
 ) RETURNS TABLE (

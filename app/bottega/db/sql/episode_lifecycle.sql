@@ -124,8 +124,8 @@ BEGIN
     RETURN cardinality(v_ids);
 END $$;
 
--- Called by consolidation. Exclude from consolidation the oldest episodes without a similar episode
--- of about the same time. SECURITY DEFINER: under a policy, PostgreSQL uses no index for times.
+-- Called by consolidation. Exclude old episodes from consolidation if no similar episode is
+-- close in time (p_window). SECURITY DEFINER: under a policy, PostgreSQL uses no index for times.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION dismiss_lonely_episodes(
     p_before timestamptz, p_window interval, p_limit integer
@@ -193,7 +193,7 @@ BEGIN
         DELETE FROM episode_work
         WHERE tenant_id = v_tenant AND episode_id = v_id AND work = 'embed';
     END IF;
-    -- For each node and sub-agent: insert the newest failed part or, if none failed, the newest.
+    -- For each node and sub-agent: insert the newest failed part; if none failed, the newest part.
     INSERT INTO episode_parts (tenant_id, part, episode_id, number, content)
     SELECT DISTINCT ON (part) v_tenant, part, v_id, number, content FROM episode_parts
     WHERE tenant_id = v_tenant AND episode_id = ANY (p_ids)
@@ -267,7 +267,7 @@ LANGUAGE sql AS $$
         SELECT id FROM episodes WHERE tenant_id = p_tenant AND run_id = p_run))
 $$;
 
--- Called in the transaction that has stored feedback on a run or its checks' result. Give the run's
+-- Called in the transaction that has stored a run's feedback or result of checks. Give the run's
 -- episode, if any, a verdict: feedback counts more than checks. Searches then find the verdict's
 -- reason and the failed checks. Learning processes the run again.
 CREATE OR REPLACE FUNCTION label_episode_of(p_tenant uuid, p_run uuid) RETURNS void

@@ -2,8 +2,8 @@
 -- for distances and matches of words, because their operators are not leakproof. So search_episodes
 -- is SECURITY DEFINER and has the tenant as a condition in each statement.
 
--- Called for stored texts and for queries. Fold a text: remove accents and, in a text that is not
--- ASCII, use lower case. In scripts without spaces, each pair of neighbouring characters is a word.
+-- Called for stored texts and for queries. Remove accents and use lower case, unless the text is
+-- ASCII. In scripts without spaces, each pair of neighbouring characters is a word.
 CREATE OR REPLACE FUNCTION episode_plain(p_text text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     -- Ranges of scripts without spaces between words: Thai to Burmese, Khmer, kana, Han.
@@ -14,8 +14,8 @@ DECLARE
     v_text text := p_text;
     v_second text;
 BEGIN
-    -- After typographic signs are replaced, most texts are ASCII. Most other texts have only the
-    -- sign that marks a gap in summaries. replace() finds this sign much faster than translate().
+    -- After typographic signs are replaced, most texts are ASCII. First replace only the ellipsis,
+    -- which marks gaps in summaries: replace() is much faster than translate().
     IF octet_length(v_text) <> length(v_text) THEN
         v_text := replace(v_text, U&'\2026', ' ');
     END IF;
@@ -54,7 +54,7 @@ END $$;
 
 -- Called when an episode is stored or has a new verdict. Return the episode's searchable words,
 -- weighted by section (the verdict's reason is in the section errors), and a word that only this
--- tenant has: by this word, an index scan never visits other tenants' episodes.
+-- tenant has. With this word, an index scan never visits other tenants' episodes.
 CREATE OR REPLACE FUNCTION episode_terms(
     p_tenant uuid, p_summary jsonb, p_verdict jsonb DEFAULT NULL
 ) RETURNS tsvector LANGUAGE plpgsql IMMUTABLE AS $$
@@ -127,7 +127,7 @@ DECLARE
         ' AND s.episode_id = v.episode_id' || p_further || ')' END;
     v_found uuid[];
 BEGIN
-    -- For fewer rows, the estimates of the costs take longer than measuring all distances.
+    -- For few rows, estimating the costs takes longer than measuring all distances.
     IF p_rows > 2 * 22 * p_most OR p_further <> '' THEN
         v_one_by_one := 5 * episode_estimate(p_tenant, p_where || p_further);
         v_each := least(v_one_by_one, p_rows);
@@ -173,7 +173,7 @@ END $$;
 
 -- Return candidates for a query: the tenant's episodes within a scope that are nearest by vector or
 -- best by words. Each candidate has both measures, and the positions (from 1) of its words in the
--- query. Aged episodes must be close. PostgreSQL plans a statement once, for any words and ids.
+-- query. Aged episodes must be similar. PostgreSQL plans a statement once, for any words and ids.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION search_episodes(
     p_scope jsonb, p_words text[], p_vector halfvec, p_embedder text, p_by text, p_where jsonb,
@@ -221,7 +221,7 @@ BEGIN
     IF p_words <> '{}' THEN
         SELECT * INTO v_rare, v_rare_rows, v_known, v_weights, v_classes, v_telling
         FROM episode_words(v_tenant, p_words, v_rows, v_scope);
-        -- The same sum as in the last query, but as SQL text, which is faster for many rows.
+        -- The same sum as in this function's last query; as SQL text, it is faster for many rows.
         v_rank := (
             SELECT string_agg(format('%s * ts_rank(terms, %L::tsquery)', weight, words), ' + ')
             FROM unnest(v_weights, v_classes) AS c(weight, words));
@@ -230,7 +230,7 @@ BEGIN
     v_of := (SELECT ('''=' || v_tenant || '''')::tsquery FROM pg_class
              WHERE oid = 'episode_search'::regclass
                AND (reltuples <= 0 OR v_rows < reltuples / 2));
-    -- If the vectors found enough, do not search by words that thousands of episodes have.
+    -- If vectors found enough episodes, do not search by words that thousands of episodes have.
     FOREACH v_any IN ARRAY CASE WHEN cardinality(v_near) >= p_most AND v_rare_rows > 3000 THEN '{}'
         ELSE array_remove(ARRAY[v_rare, v_known], NULL) END
     LOOP

@@ -1,8 +1,8 @@
 -- Choice of a query's words: which words find episodes, rank episodes, or mark a topic.
 
--- Called by episode_words. Return the share of episodes that have each word: of_tenant, in the
--- tenant's sample; share, the maximum of of_tenant and of the share in the scope's 100 newest
--- episodes, where ten empty episodes are added (else, a word with two uses might seem common).
+-- Called by episode_words. Return for each word the share of episodes with the word. of_tenant: the
+-- share in the tenant's sample. share: the same, or the share in the scope's 100 newest episodes if
+-- it is greater; ten empty episodes are added, so that a word with two uses does not seem common.
 CREATE OR REPLACE FUNCTION episode_word_shares(
     p_tenant uuid, p_words text[], p_rows double precision, p_scope text
 ) RETURNS TABLE (
@@ -43,7 +43,7 @@ END $$;
 
 -- Called by search_episodes. rare: a query's rarest word, and more words while all together find
 -- rare_rows <= 2,000 episodes (unknown share: 1 of 2,000). known: at most 32 words that rank, by
--- classes of equal weight. telling: a tsquery per word; null: a fifth of 200 or more have the word.
+-- classes of equal weight. telling: a tsquery per word; NULL: in over 20 % of 200 or more episodes.
 CREATE OR REPLACE FUNCTION episode_words(
     p_tenant uuid, p_words text[], p_rows double precision, p_scope text,
     OUT rare tsquery, OUT rare_rows double precision, OUT known tsquery,

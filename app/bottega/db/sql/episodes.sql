@@ -285,7 +285,7 @@ END $$;
 CREATE OR REPLACE TRIGGER make_lessons AFTER INSERT ON episode_reflections
 FOR EACH ROW EXECUTE FUNCTION make_lessons();
 
--- Return a verdict without an outcome if people denied or edited a run's tool calls, or NULL.
+-- If people denied or edited a run's tool calls, return a verdict without an outcome; else NULL.
 CREATE OR REPLACE FUNCTION decision_in(p_metadata jsonb) RETURNS jsonb LANGUAGE sql IMMUTABLE AS $$
     SELECT jsonb_build_object('reason', p_metadata #> '{approval,reason}', 'by', 'approval')
     WHERE p_metadata ? 'approval'

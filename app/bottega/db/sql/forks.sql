@@ -72,12 +72,12 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Called when a session is removed, with some of the session's runs, which are locked. If a forked
--- session has a run as a turn, give the run and its files to the forked session. Return the runs.
+-- Called when a session is removed. p_runs: some of its runs, with locked rows. If a forked session
+-- has one of these runs as a turn, give it the run and the run's files. Return the runs given away.
 CREATE OR REPLACE FUNCTION give_turns_away(p_tenant uuid, p_session text, p_runs uuid[])
 RETURNS SETOF uuid LANGUAGE plpgsql AS $$
 BEGIN
-    -- A removal of a forked session waits for this transaction, and then finds the new runs.
+    -- A removal of a forked session waits for this transaction, and then finds its new runs.
     PERFORM FROM sessions WHERE tenant_id = p_tenant AND id IN (
         SELECT session_id FROM forked_turns WHERE tenant_id = p_tenant AND run_id = ANY (p_runs))
     ORDER BY id FOR KEY SHARE;

@@ -1,8 +1,8 @@
 -- The load of the service: queued and running runs, and the live workers.
 
 -- Return a tenant's load in the form of the API: numbers of queued runs by priority, numbers of
--- waiting runs by reason and agent (of at most 10,000 runs, with the last model error of one of
--- them), quotas and storage. Costs are in billionths of a dollar.
+-- waiting runs by reason and agent (with the last model error of one such run; at most 10,000
+-- waiting runs are read), quotas and storage. Costs are in billionths of a dollar.
 CREATE OR REPLACE FUNCTION tenant_load(p_tenant uuid) RETURNS jsonb LANGUAGE sql STABLE AS $$
     SELECT jsonb_build_object(
         'runs', (
@@ -34,7 +34,7 @@ CREATE OR REPLACE FUNCTION tenant_load(p_tenant uuid) RETURNS jsonb LANGUAGE sql
                 'used', count_running(p_tenant)),
             jsonb_build_object(
                 'name', 'queued_runs', 'limit', bottega_limit('queued_runs', 10000),
-                -- Do not count runs that can start now: the tenant is below concurrent_runs.
+                -- Do not count runs that can start now because the tenant is below concurrent_runs.
                 'used', greatest(0, (
                     SELECT count(*) FROM run_queue
                     WHERE is_due IN (true, false) AND tenant_id = p_tenant AND NOT is_child

@@ -1,5 +1,5 @@
--- Messages of users to the root agent of an unfinished run. Storing a message and ending the run
--- lock the run's row, so a message is either refused or read before the end.
+-- Messages of users to the root agent of an unfinished run. Transactions that store a message or
+-- end the run lock the run's row, so a message is either refused or read before the end.
 
 -- Called when somebody sends a message. Store the message, unless it is stored already (p_id). The
 -- run's worker gets a signal and records the message. Return {"id"}, or {"refused"}: unknown,
@@ -53,8 +53,8 @@ LANGUAGE sql STABLE STRICT AS $$
         AND r.messages <= coalesce((p_outcome ->> 'messages')::integer, 0)
 $$;
 
--- Called by a worker for runs that it executes. Return the runs' messages in order, after the first
--- p_known messages of a run, and people's decisions on the runs' interrupts (without a number).
+-- Called by a worker for runs that it executes. Return each run's messages in order, without the
+-- first p_known messages, and people's decisions on the runs' interrupts (number: NULL).
 CREATE OR REPLACE FUNCTION sent_to_runs(p_tenants uuid[], p_runs uuid[], p_known integer[])
 RETURNS TABLE (run_id uuid, id uuid, number integer, content jsonb) LANGUAGE plpgsql AS $$
 BEGIN

@@ -13,9 +13,9 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
         p_seen_at < clock_timestamp() - interval '15 seconds')
 $$;
 
--- Called by workers, with shares in the order of locks. Tenants with fewer running calls come
--- first, then tenants that have waited longer. Return for each share the calls, requests and tokens
--- that the worker may hold, and how many calls it may keep while other shares wait (else NULL).
+-- Called by workers. All workers sort p_shares in the same way, because each share takes a lock.
+-- Tenants with fewer running calls come first, then tenants that have waited longer. Return per
+-- share: may_hold (calls, requests, tokens) and, while other shares wait, calls_kept (else NULL).
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION claim_shares(p_worker uuid, p_shares jsonb)
 RETURNS TABLE (may_hold bigint[], calls_kept bigint)

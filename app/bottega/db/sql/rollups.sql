@@ -24,9 +24,9 @@ RETURNS double precision LANGUAGE sql IMMUTABLE AS $$
     WHERE up_to >= ceil(p_share * total) ORDER BY bucket LIMIT 1
 $$;
 
--- Called by sum_storage, by one process at a time. Add ended runs to the sums of their minute and
--- hour, and the spending of checks and memory for runs (p_beside: [{"run", "spent"}], see
--- runs.spent). In a minute or hour, 199 keys have a row each; all other keys share the row "other".
+-- Called by sum_storage, by one process at a time. Add ended runs, and the spending of checks and
+-- memory for runs (p_beside: [{"run", "spent"}], see runs.spent), to the sums of the runs' minute
+-- and hour. In a minute or hour, 199 keys have a row each; all other keys share the row "other".
 CREATE OR REPLACE FUNCTION roll_up(p_tenant uuid, p_ended uuid[], p_beside jsonb) RETURNS void
 LANGUAGE sql AS $$
     WITH beside AS MATERIALIZED (

@@ -50,7 +50,7 @@ BEGIN
 END $$;
 
 -- Called by a stream that begins in the middle of a run. Return each task's newest event that
--- begins or ends a model call, and the starts of MCP tools' open calls. Only events of the current
+-- begins or ends a model call, and the start events of open MCP calls. Only events of the current
 -- attempt, up to the seq p_last, are read.
 CREATE OR REPLACE FUNCTION read_calls(p_tenant uuid, p_run uuid, p_last bigint)
 RETURNS TABLE (

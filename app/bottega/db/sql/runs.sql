@@ -15,7 +15,7 @@ DECLARE
     v_conversation uuid;
     v_blocker uuid;
     v_steered jsonb;
-    -- A variable, because row-level security uses no index for an expression that may fail.
+    -- This is a variable, because policies allow no index for an expression that may fail.
     v_repeated uuid := coalesce(p_new ->> 'retry_of', p_new #>> '{fork_of,run_id}')::uuid;
 BEGIN
     IF v_refusal IS NOT NULL THEN
@@ -163,7 +163,7 @@ BEGIN
         RETURN jsonb_build_object('refused', v_limited, 'limit', v_limit, 'retry_after_s',
             extract(epoch FROM (v_today + 1)::timestamp AT TIME ZONE 'UTC' - now()));
     END IF;
-    -- Count the runs only if those accepted since the last count could reach the limit.
+    -- Count the runs only if the runs accepted since the last count could reach the limit.
     SELECT c.counted + v_number - c.accepted INTO v_waiting FROM queue_counts c
     WHERE c.tenant_id = p_tenant;
     IF v_waiting < v_queued THEN
@@ -173,7 +173,7 @@ BEGIN
         SELECT FROM run_queue
         WHERE is_due IN (true, false) AND tenant_id = p_tenant AND NOT is_child
         LIMIT v_queued + v_running) AS q);
-    -- Do not count waiting runs that can start now: the tenant is below concurrent_runs.
+    -- Do not count runs that can start now because the tenant is below concurrent_runs.
     IF v_waiting >= v_queued AND v_waiting - v_queued >= v_running - count_running(p_tenant)
     THEN
         RETURN jsonb_build_object('refused', 'queued_runs', 'limit', v_queued, 'retry_after_s', 5);

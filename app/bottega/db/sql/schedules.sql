@@ -2,7 +2,7 @@
 
 -- Called by each worker. Return due schedules: one of each tenant, then a second one of each, and
 -- so on, beginning after the tenant p_after. If no schedule is due, return the next due schedules,
--- with the seconds until then (due_s). No rows are locked, so the caller must check each again.
+-- with the seconds until then (due_s). No rows are locked, so the caller must check each schedule.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION due_schedules(p_after uuid, p_most integer)
 RETURNS TABLE (tenant_id uuid, name text, due_s double precision)

@@ -9,7 +9,7 @@ BEGIN
 END $$;
 
 -- Return at most four workers that get the next runs, in order. A worker fills half of its places
--- (by its last report) before the next worker gets runs, because a worker stores its runs' steps
+-- (by its last report) before the next worker gets runs, because one worker stores many runs' steps
 -- together. Other idle workers do not listen, because each NOTIFY wakes all listening sessions.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION next_workers(p_except uuid DEFAULT NULL)
@@ -21,8 +21,8 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
     ORDER BY w.common_places > 0 DESC, w.common_places > cardinality(w.runs) DESC, w.id LIMIT 4
 $$;
 
--- Send a signal about due runs to one worker with a free place, if there is such a worker. If every
--- free place is reserved for tenants without a run in that worker, choose a random worker.
+-- Send a signal about due runs to a worker with a free place, if there is one. Prefer workers with
+-- places for any tenant. If all free places are reserved for new tenants, choose a random worker.
 CREATE OR REPLACE FUNCTION wake_worker(p_except uuid DEFAULT NULL) RETURNS void
 LANGUAGE sql AS $$
     SELECT send_signal('bottega_queue', w.id::text) FROM (

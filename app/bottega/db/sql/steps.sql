@@ -91,7 +91,7 @@ BEGIN
             v_answers[i] := CASE WHEN EXISTS (
                 SELECT FROM run_steps WHERE tenant_id = v_tenant AND run_id = p_runs[i]
                   AND last_seq = p_after[i] + p_counts[i] AND attempt = p_attempts[i]
-                  -- Another step with the same seqs, such as a cancellation, has another last line.
+                  -- A different step with the same seqs, such as a cancellation, ends differently.
                   AND split_part(events, E'\n', -1) = split_part(p_events[i], E'\n', -1))
             THEN 'repeated' WHEN NOT EXISTS (
                 SELECT FROM run_heads WHERE tenant_id = v_tenant AND run_id = p_runs[i]
@@ -165,7 +165,7 @@ END $$;
 
 -- Called by append_steps. Store the events of a tenant's steps if the run's head is unlocked and
 -- has the caller's attempt and seq. The row of an ending run must be unlocked, too. Return the
--- p_places of the stored steps.
+-- elements of p_places whose steps were stored.
 CREATE OR REPLACE FUNCTION store_steps(
     p_tenant uuid, p_places integer[], p_runs uuid[], p_attempts integer[], p_after bigint[],
     p_counts integer[], p_events text[], p_outcomes jsonb[], p_now timestamptz
@@ -278,7 +278,7 @@ BEGIN
         PERFORM FROM conversations WHERE tenant_id = p_tenant AND id = r.conversation_id FOR UPDATE;
         UPDATE conversations SET last_run = p_run
         WHERE tenant_id = p_tenant AND id = r.conversation_id AND r.status = 'completed';
-        -- A locked next run is being cancelled. Its end makes the following run due.
+        -- If the next run is locked, it is being cancelled, and its end makes the run after it due.
         PERFORM release_run(p_tenant, unfinished_in(p_tenant, r.conversation_id));
     END IF;
 END $$;

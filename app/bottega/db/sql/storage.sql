@@ -54,7 +54,7 @@ END $$;
 
 -- Called by every process, every few seconds. Add a page of storage_changes to tenant_storage, and
 -- the runs that ended in this page to metric_rollups. Return true if there are more pages. Only one
--- process works at a time. After the last page, no process works for p_every_s seconds.
+-- process adds at a time. After the last page, no process adds for p_every_s seconds.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION sum_storage(p_every_s double precision) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$

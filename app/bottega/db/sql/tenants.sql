@@ -5,7 +5,7 @@ CREATE OR REPLACE FUNCTION bottega_limit(p_name text, p_default bigint) RETURNS 
 LANGUAGE sql STABLE AS
 $$ SELECT coalesce(nullif(current_setting('bottega.' || p_name, true), '')::bigint, p_default) $$;
 
--- Called when runs end, last in the transaction, because all ends of a tenant's runs lock these
+-- Called last in a transaction that ends runs, because all such transactions lock the tenant's
 -- rows. Add p_spent (see runs.spent) to the tenant's spending of today, in tokens and billionths of
 -- a US dollar. If a unit has a daily limit, draw_budget adds this spending instead.
 CREATE OR REPLACE FUNCTION count_spending(p_tenant uuid, p_spent jsonb) RETURNS void
@@ -24,7 +24,7 @@ $$;
 
 -- Called by processes that call models. Report an account's total spending (p_reported: spending
 -- that was reported before, in case the slice has lapsed). Replace the account's slice of the daily
--- budget (of the tenant or, with p_limit, of a key) with a slice of p_wanted, or of the rest.
+-- budget (of the tenant or, with p_limit, of a key) with a slice of p_wanted, or of what is left.
 CREATE OR REPLACE FUNCTION draw_budget(
     p_tenant uuid, p_account uuid, p_unit text, p_spent bigint, p_reported bigint,
     p_wanted bigint, p_lapses_s double precision, p_limit bigint, OUT held bigint, OUT others bigint

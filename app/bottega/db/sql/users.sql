@@ -20,7 +20,7 @@ LANGUAGE sql IMMUTABLE AS
 $$ SELECT hashtextextended(jsonb_build_array('user', p_tenant, p_user)::text, 0) $$;
 
 -- Store a fact about a user once. Return the fact's id. Null: the user is being erased. Nil UUID:
--- the user has p_most facts. p_confirmed also confirms a stored fact.
+-- the user has p_most facts. If p_confirmed is true and the fact exists, confirm the fact.
 CREATE OR REPLACE FUNCTION add_user_fact(
     p_tenant uuid, p_user text, p_text text, p_kind text, p_run uuid, p_confirmed boolean,
     p_most integer

@@ -61,7 +61,7 @@ END $$;
 
 -- Called when a run's inbox has new rows, by the sender or by the sweep. If a worker executes the
 -- run, assign these rows to the worker. If the run waits, log people's decisions. Then end a run
--- with a requested cancellation, or queue the run if its wait is over (p_at_once: in any case).
+-- with a requested cancellation, or queue the run if its wait is over or p_at_once is true.
 CREATE OR REPLACE FUNCTION arrive(p_tenant uuid, p_run uuid, p_at_once boolean DEFAULT false)
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -92,7 +92,7 @@ BEGIN
         JOIN interrupts n ON n.tenant_id = p_tenant AND n.id = a.subject
              AND n.id = ANY (ARRAY(SELECT subject FROM arrived))
         LEFT JOIN tasks t ON t.tenant_id = p_tenant AND t.run_id = p_run AND t.id = n.task_id
-        -- Skip decisions that are assigned to a worker: a worker logs them in its attempt.
+        -- Skip decisions that are assigned to a worker: the worker logs them in its attempt.
         WHERE a.kind = 'decision' AND a.worker_id IS NULL AND r.status = 'waiting'
         ORDER BY a.id
     LOOP
