@@ -148,7 +148,7 @@ async def test_any_other_installation_makes_no_key(
 
 def test_a_broken_key_file_is_reported_in_words(tmp_path: Path) -> None:
     (tmp_path / "secrets.key").write_text("none")
-    with pytest.raises(DataFolderError, match="restore it from a backup"):
+    with pytest.raises(DataFolderError, match="restore this file from a backup"):
         secrets_key(tmp_path)
 
 

@@ -214,7 +214,7 @@ def test_names_of_tools_are_valid_for_models() -> None:
     ("value", "said"),
     [
         ("{", "JSON"),
-        ('{"Time": {"command": "x"}}', "small letters"),
+        ('{"Time": {"command": "x"}}', "small letter"),
         ('{"time": {"command": ""}}', "command"),
         ('{"time": {"command": "x", "shell": true}}', "shell"),
         ('{"time": {"command": "x", "env": {"A=B": "c"}}}', "environment variable"),

@@ -752,7 +752,7 @@ class Settings(BaseSettings):
         for key in commands:
             if not re.fullmatch(r"[a-z][a-z0-9_-]{0,63}", key):
                 raise ValueError(
-                    f"{key[:100]!r} is not a name: use a letter, then up to 63 of a-z, 0-9, _ and -"
+                    f"{key[:100]!r} is not a name: use a small letter, then up to 63 a-z, 0-9, _, -"
                 )
         return commands
 
