@@ -121,8 +121,7 @@ def fold_working(
         spent: the run's ``tokens``, ``model_calls`` and ``cost`` in US dollars.
         tasks: the newest tasks, sorted from new to old.
         retrieved: memory of earlier runs that this run's prompts contain.
-        prompt: if the last prompt was shortened: its ``tokens``, and the numbers of shortened
-            (``shrunk``) and omitted (``left``) messages.
+        prompt: of a shortened last prompt: ``tokens``, messages ``shrunk`` and left out (``left``).
         plan: the root agent's plan, if the agent wrote a plan.
     """
     memory = _filled(run, definition, results, spent)
