@@ -48,9 +48,9 @@ from bottega.tracing.export import exporting
 from bottega.users import UserErasure
 
 _OF_API = 36
-"""Size of an API process's pool; large, because requests that start runs wait for their commits."""
+"""Database connections of an API process: many, because requests wait for their commits."""
 MAX_CRASHES = 5
-"""Number of crashes of workers after which their run fails. Restarting all workers causes fewer."""
+"""A run fails after this number of worker crashes. A restart of all workers causes fewer."""
 GC_THRESHOLD = (50_000, 20, 20)
 """Thresholds of the garbage collector. By default, Python collects after every 700 new objects. A
 thousand agents have millions of objects with few cycles, and collections took a third of the CPU.
@@ -118,7 +118,7 @@ async def open_service(
     Args:
         api: true if the process serves the API.
         worker: true if the process executes runs.
-        silence: times after which a connection whose server sends nothing is closed.
+        silence: how long a connection waits for a silent server before it is closed.
 
     Raises:
         UnavailableError: there is no database, the database's version differs from the service's

@@ -32,8 +32,8 @@
     │   └── BudgetBusyError   internal      a call waited too long for the tenant's budget
     └── FencedError           internal      another worker has claimed this worker's run
 
-The kind decides what Bottega does: the API chooses a status, the worker retries the run or lets it
-fail. Clients of the API should decide by the *code*. The text is for people.
+Bottega itself decides by the kind: the API chooses an HTTP status, and a worker retries a run or
+ends it. Clients of the API should decide by the *code*. The text is for people.
 """
 
 from collections.abc import Sequence

@@ -191,9 +191,9 @@ _ROUTERS: Mapping[str, Sequence[str]] = {
     "routes.patterns.router": ("patterns",),
     "routes.openai.routes.router": ("/openai",),
 }
-"""Routers below ``bottega.api``, and the groups of paths of routers that are loaded late.
+"""Routers in ``bottega.api``. Those with groups of paths are loaded at the first such request.
 
-A process without requests, and one that only starts runs, need not hold all routes and bodies.
+So a process whose requests only start runs does not load the other routes.
 """
 
 

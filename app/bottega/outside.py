@@ -2,7 +2,7 @@
 
 The reader decompresses a message in small steps, and lets the event loop run after each step, so
 one message never delays all other work for long. A message's bytes, its units (lines, events,
-parts) and its CPU time are limited; a message above a limit is an error of its sender. The CPU time
+parts) and its CPU time are limited; a message above a limit is the sender's error. The CPU time
 of the first 64 KB is not measured, because most messages are shorter, and the measurement needs
 10 % more CPU time.
 """
@@ -18,7 +18,7 @@ STEP_BYTES = 64 * 1024
 MOST_UNITS = 200_000
 MOST_CPU_S = 1.0
 MOST_VALUES = MOST_UNITS
-"""Maximum number of values in a JSON document. All values are made in one step of about 40 ms."""
+"""Maximum number of values in a JSON document. One step of about 40 ms can make this number."""
 _SHORT_JSON = STEP_BYTES
 _INFLATED = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 """Window bits of zlib, by content-encoding."""

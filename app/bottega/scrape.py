@@ -46,7 +46,7 @@ log = Logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Scraping:
-    """The report of this process's metrics, after a check of the caller's permission."""
+    """Report of this process's metrics, for callers who may read the metrics."""
 
     settings: Settings
     pool: asyncpg.Pool

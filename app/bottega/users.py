@@ -325,7 +325,7 @@ _OWNERS = 50
 _HIDDEN = ("tenant_id", "filler", "object_key", "object_keys")
 """Columns that the export leaves out."""
 _OWNING = {"runs": "run_id", "sessions": "session_id", "episodes": "episode_id"}
-"""Tables whose rows own rows of other tables, with the column that names the owner in those."""
+"""Tables whose rows own other rows, and the column of other tables that names such an owner."""
 _TYPES = {"user_facts": "fact"}
 """Types of lines whose name differs from the table's name."""
 _MORE = {

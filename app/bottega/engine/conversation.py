@@ -134,7 +134,7 @@ GISTS = 12
 """Number of older turns that a prompt summarises in one line each."""
 _GIST_BYTES = 150
 _LEAST = 50
-"""Tokens for which a smaller turn counts, so that a prompt has a limited number of turns."""
+"""A smaller turn counts as this number of tokens, so a prompt has a limited number of turns."""
 _MOST_EVENTS = 1000  # the logs of longer runs are not read
 _SPOKEN = ("final_answer", "hook_stop", "length", "max_iterations")
 _TURNS = "SELECT * FROM earlier_turns($1, $2, $3, $4, $5)"
@@ -189,7 +189,7 @@ class PastTurns:
         return "\n".join(lines)
 
     def ended(self, end: End, agents: Mapping[str, BaseAgent], run: ClaimedRun) -> End:
-        """Return a run's end. If the run is completed, add the run's turn to the run's end."""
+        """Return a run's end. The end of a completed run gets the data of the run's turn."""
         if end.status is not RunStatus.COMPLETED:
             return end
         tokens = max(_LEAST, *map(self._own_tokens, agents.values()))

@@ -87,7 +87,7 @@ class Executor:
         writer: stores the steps of all runs.
         teams: source of a run's agents.
         notifier: sends wake-ups to subscribers.
-        max_crashes: number of worker crashes during one run after which the run fails.
+        max_crashes: a run fails after this number of crashes of its workers.
         live_text: writer of the models' live text.
         secrets: tenants' secrets, which are removed from runs' logs; ``None``: no secrets.
         runtime: state of asynchronous sub-agents; ``None``: runs with such sub-agents fail.
@@ -313,7 +313,7 @@ class Executor:
         if run.is_cancelled:
             await self._end_cancelled(recorder, run)
         elif run.crashes >= self.max_crashes:
-            detail = f"its worker died {run.crashes} times while executing it"
+            detail = f"{run.crashes} workers died while they executed the run"
             error = {"code": "crashed", "message": detail}
             await self._end_tasks(recorder, run)
             await self._finish(recorder, run, End(RunStatus.FAILED, error=error))

@@ -140,7 +140,7 @@ class PartCount:
 
 
 _REPLAY_CHECK_S = 0.02
-"""Seconds between two checks if a timed-out node's replay has come far enough to be stopped."""
+"""Seconds between two checks whether the replay of a timed-out node can be stopped."""
 _WHOLE = object()
 
 
@@ -883,8 +883,8 @@ class GraphRun:
             await asyncio.wait([asked])
             recorder.tasks.stopped(query.path, error)
             return _failed(code, text, query.usage)
-        # One step records the ends of all inner nodes before any later event. Together these ends
-        # are the try's end in the log.
+        # Write the ends of all inner nodes before any later event, in one step. The log has no
+        # other event for the end of the try.
         for path, name in self._begun_below(query.path).items():
             recorder.tasks.stopped(path, error)
             place = recorder.tasks.place_at(path, name_of(self.at_work[path].agent))

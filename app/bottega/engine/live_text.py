@@ -1,9 +1,9 @@
 """Live text: the pieces of models' answers that the worker sends to the run's subscribers.
 
 Live text must cost little, because the event ``llm.completed`` has the complete answer. The worker
-collects the pieces of each call in a list. Every 50 ms, the worker writes the new pieces of its
-calls, but the pieces of one call only every 100 ms. If a call ends before the first write, the
-worker writes no text of the call.
+collects the pieces of each call in a list. Every 50 ms, the worker writes the collected pieces of
+its calls. It writes pieces of the same call only every 100 ms. If a call ends before the first
+write, the worker writes no text of the call.
 
 One SQL statement writes the pieces of all calls into the table ``live_text``. If the operator has
 NATS, the worker sends the pieces to the run's NATS subject instead, and subscribers of the run may
@@ -32,7 +32,7 @@ FLUSH_S = 0.05
 PER_CALL_S = 0.09
 KEEP_S = 1.0
 CLEAR_S = 0.5
-"""Minimum seconds between two deletions of the text of ended calls."""
+"""Minimum seconds between two statements that delete the texts of ended calls."""
 MAX_CHARACTERS = 200_000
 """Maximum number of characters of a call's live text. The complete answer has all text."""
 

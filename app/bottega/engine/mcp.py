@@ -49,7 +49,7 @@ from bottega.tools.mcp import (
 LEAST_S = 0.2
 """Minimum seconds between two reports about a call that subscribers get."""
 _SHARE = 0.02
-"""Minimum time between two reports as a share of the call's duration, to limit the rows."""
+"""Minimum pause between two reports, as a share of the call's duration so far."""
 LONGEST_MESSAGE = 1000
 
 

@@ -636,7 +636,7 @@ class JournalRecorder(Recorder):
         return await self.interrupts.decision(query, tool_call, interrupt)
 
     async def _with_help(self, query: Query, tool_call: ToolCall, result: ToolResult) -> ToolResult:
-        """Return a tool's result for the root's model. Memory adds help to an error."""
+        """Return a tool's result for the root's model. If the call failed, add help from memory."""
         if self.lessons is None or query.parent is not None or query.task is not None:
             return result
         failed = result.status is ToolStatus.ERROR

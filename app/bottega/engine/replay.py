@@ -144,7 +144,7 @@ class ModelCallReplay:
         is_rejected: true if a check rejected the answer.
         failure: the error of the call's last try, if the call failed.
         failing: number and start time of failed tries after which the run paused, if there are any.
-        lost: usage of broken answers for which this run paid.
+        lost: usage of answers that broke off, as far as this run paid for them.
     """
 
     starts: list[Event] = field(default_factory=list)

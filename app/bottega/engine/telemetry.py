@@ -1,6 +1,6 @@
 """Telemetry for operators: log lines, metrics and spans of runs, and gauges of a worker's load.
 
-Spans follow OpenTelemetry's GenAI conventions. Texts in spans have limited length, no secrets.
+Spans follow OpenTelemetry's GenAI conventions. Texts in spans are cut and have no secrets.
 """
 
 import json

@@ -102,7 +102,7 @@ class SuspendReason:
     """The reason to suspend a run, because all agents of the run wait.
 
     Attributes:
-        left_s: seconds until the run is suspended. The number may be negative.
+        left_s: seconds until the worker suspends the run; 0 or less: at once.
         reason: ``person``, ``client`` (only client tools), ``children``, ``model`` or ``time``.
         until_s: seconds until a model is called again, a wait for tasks times out, or a pause ends;
             ``None``: the wait has no end time.
@@ -125,9 +125,9 @@ class ModelCall:
 
     Attributes:
         target: the model and its server; ``None`` if the provider has no such data.
-        goes_on_at: monotonic end of the pause before the next try; a past time: no pause.
+        goes_on_at: monotonic time at which the next try begins; a past time: a try is under way.
         failing_since: monotonic time of the call's first failed try, in any attempt of the run.
-        lost: usage of a broken answer that no event has reported yet.
+        lost: usage of an answer that broke off, if no event has reported this usage yet.
     """
 
     target: ModelTarget | None
@@ -137,7 +137,7 @@ class ModelCall:
     lost: Usage | None = None
 
     def take_lost(self) -> dict[str, Any]:
-        """Return event data: the model, and the unreported usage of a broken answer."""
+        """Return event data: the model, and :attr:`lost` if it is not reported yet."""
         lost, self.lost = self.lost, None
         return served_by(self.target) | ({} if lost is None else {"usage": lost.to_dict()})
 

@@ -51,12 +51,12 @@ class Load:
 
     Attributes:
         pool: sums over all tenants, which every tenant may see: ``size``, ``min`` and ``max`` of
-            the pool, ``busy``, ``parked`` and ``queued`` tasks, ``queue`` (waiting tasks by
-            priority), and ``runs`` under way.
+            the pool; ``busy``, ``parked`` (active without a slot) and ``queued`` tasks; ``queue``
+            (queued tasks by priority); ``runs`` under way.
         tenants: for each tenant with any load: ``running``, ``parked`` and ``queued`` tasks;
-            ``queue``; ``breakers``, the breakers that are not closed, with ``run_id``, ``agent``,
-            ``state``, ``failures`` and ``retry_after_ms``; ``models``, the ``under_way`` and
-            ``waiting`` calls to model servers, by ``provider`` and ``is_operators``.
+            ``queue``; ``breakers`` (those that are not closed, with ``run_id``, ``agent``,
+            ``state``, ``failures`` and ``retry_after_ms``); ``models`` (the ``under_way`` and
+            ``waiting`` calls to model servers, by ``provider`` and ``is_operators``).
     """
 
     pool: Mapping[str, Any]

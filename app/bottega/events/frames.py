@@ -1,4 +1,4 @@
-"""Frames: a run's events in the form in which clients get them. Filters of frames."""
+"""Frames, which are events in the form that clients get, and filters of frames."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

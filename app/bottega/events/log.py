@@ -334,7 +334,7 @@ COMMIT_AFTER_S = 0.08
 _GROUP_STEPS = 50
 _GROUP_CHARACTERS = 1024 * 1024
 _PATIENCE_S = 0.005
-"""Seconds after which a second call begins, although the first call has not ended."""
+"""Seconds for which waiting steps are collected while another call stores earlier steps."""
 _CALLS = 2
 
 

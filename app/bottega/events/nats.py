@@ -89,7 +89,7 @@ def decoded(data: bytes) -> list[TextMessage]:
 
 
 Receive = Callable[[bytes | None, str], None]
-"""Function that gets a message (``None``: messages may be lost) and the subject for an answer."""
+"""Function (message or ``None``: some may have been lost; subject for an answer)."""
 
 logger = Logger(__name__)
 
@@ -144,7 +144,7 @@ class NatsSignals:
     def subscribe(self, channel: str, *ids: str, receive: Receive) -> Callable[[], None]:
         """Call ``receive`` for each message. Return a function that ends the calls.
 
-        The first call is ``receive(None, …)``, as soon as messages arrive. This call is repeated
+        The first call is ``receive(None, …)``: from then on, messages arrive. This call is repeated
         after each interruption of the connection, because messages may have been lost.
         """
         subject = ".".join((channel, *ids))
@@ -278,7 +278,7 @@ class NatsSignals:
         for subject, data in messages:
             await client.publish(subject, data)
         if begun:
-            await client.flush(_PROBE_S)  # after the server's answer, messages arrive
+            await client.flush(_PROBE_S)  # the answer shows that messages arrive now
             for subject in begun:
                 self._hand_on(subject, None, "")
 

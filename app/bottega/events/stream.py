@@ -596,7 +596,7 @@ class Subscriber:
 POLL_S, LONGEST_POLL_S = 0.015, 0.1
 """Minimum and maximum seconds between two reads of the awake runs, if the reads are quick."""
 TEXT_S, QUIET_TEXT_S = 0.05, 0.08
-"""Minimum seconds between two reads of a run's live text, if the last read found text; if not."""
+"""Minimum seconds between two reads of a run's live text: after a read with text; without."""
 _LEAST_S, _MOST_S, _QUIET_S, _TEXT_PAUSE_S = 0.002, 0.1, 0.05, 0.2
 _PER_WOKEN_S, _PER_QUIET_S, _TEXT_PER_WATCHER_S = 0.00005, 0.0008, 0.0002
 _AT_ONCE = 1000
@@ -785,9 +785,9 @@ class RunStreams:
     async def _compare_logs(self, due: Sequence[RunStream]) -> None:
         """End the streams whose log has lost events.
 
-        After a failover, the new primary may lack the last commits. A failover breaks all
-        connections. A new listening connection counts as a loss of wake-ups. After each loss, logs
-        are compared.
+        After a failover, the new primary may lack the last commits. A failover also breaks the
+        listening connection, and each new listening connection increases ``losses``. Therefore
+        this method compares logs when ``losses`` has changed.
         """
         losses = self._wakeups.losses
         read = [

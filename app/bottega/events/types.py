@@ -84,7 +84,7 @@ UNFINISHED = frozenset((RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.WAITING))
 
 WaitReason = Literal["person", "client", "children", "model", "time"]
 FOR_PEOPLE = ("person", "client")
-"""Reasons of waits, for a decision or a client's tool, which do not count towards the timeout."""
+"""Reasons of waits that do not count towards timeouts: people's decisions, clients' tools."""
 
 FINAL_EVENT = {
     RunStatus.COMPLETED: EventType.RUN_COMPLETED,
