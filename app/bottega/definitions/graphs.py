@@ -115,12 +115,12 @@ class GraphSize(NamedTuple):
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Self:
-        """Read the size of a definition."""
+        """Return the size of the graph in a definition."""
         return cls(len(content["nodes"]), [ref for _, ref in subgraphs_of(content)])
 
 
 def excess_subgraph(size: GraphSize, inner: Mapping[GraphRef, GraphSize]) -> int | None:
-    """Return the index of the first sub-graph that does not fit into ``MOST_NODES_IN_ALL`` nodes.
+    """Return the index of the sub-graph with which the sum of nodes passes ``MOST_NODES_IN_ALL``.
 
     Args:
         inner: sizes of the sub-graphs at all levels.
@@ -232,8 +232,8 @@ def normalised(
     Args:
         schemas: output schemas of the agents in the graph and in its sub-graphs.
         graphs: the sub-graphs, which :func:`refuse_nesting` checks.
-        adds_nodes: true: edges may name nodes that the definition does not list, as edges of plain
-            graphs always may.
+        adds_nodes: true: edges may name nodes that the definition does not list. (In a plain
+            graph, edges always may.)
 
     Raises:
         CycleError: the edges form a cycle.
@@ -457,7 +457,7 @@ class _Checks:
         return self._schema_at(source, steps_of(value.get("pointer", "")), f"{place}/pointer")
 
     def _refuse_unreachable(self) -> None:
-        """Refuse a node that can never run, because no choice of edges lets it run."""
+        """Raise an error if a node can never run, whatever the nodes before it choose."""
         needed: dict[str, dict[str, frozenset[str]]] = {}
         numbers = {name: index for index, name in enumerate(self.rules.nodes)}
         for name in _order(self.rules):
@@ -479,7 +479,7 @@ class _Checks:
             needed[name] = found
 
     def _choice(self, edge: EdgeRule) -> dict[str, frozenset[str]]:
-        """Return {source: choice that leads to an edge}: a router's route, ``when`` or ``else``."""
+        """Return {source: choice that leads to the edge}: a route, ``when`` or ``else``."""
         source = edge.source
         if self.rules.nodes[source].is_router and not self.rules.nodes[source].goes_on:
             return {source: frozenset((edge.target,))}
@@ -491,7 +491,7 @@ class _Checks:
 def _answer_schema(
     node: Mapping[str, Any], rules: GraphRules, schemas: Schemas, graphs: Graphs
 ) -> Mapping[str, Any] | None:
-    """Return the schema of a node's output (of one element's output); ``None``: a text."""
+    """Return the schema of a node's output for one element; ``None``: the output is a text."""
     rule = rules.nodes[name_of_node(node)]
     if rule.is_router:
         return route_schema([edge.target for edge in rules.outgoing[rule.name]])

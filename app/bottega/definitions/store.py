@@ -92,7 +92,7 @@ MOST_VERSIONS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """One version of a definition; ``content`` is the JSON of the API's schema."""
+    """One version of a definition; ``content`` is JSON in the form of the API's schema."""
 
     name: str
     version: int
@@ -269,7 +269,7 @@ async def referred(
     tenant_id: UUID,
     refs: Collection[tuple[str, int | None]],
 ) -> dict[tuple[str, int | None], dict[str, Any]]:
-    """Return {(name, version): content} of existing definitions; ``None``: current version."""
+    """Return {(name, version): content}; a version of ``None`` means the current version."""
     table, old = kind.table.c, kind.versions.c
     query = select(old.name, old.version, table.version.label("current"), old.definition)
     query = query.join_from(
@@ -312,7 +312,7 @@ async def page(
     full: bool,
     exposed: str | None = None,
 ) -> PageItems[Definition]:
-    """List a page of current versions, sorted by name. It begins after the name ``after``.
+    """List a page of current versions, sorted by name. The page begins after the name ``after``.
 
     Args:
         full: true: include the large fields (``bodies``).
@@ -374,7 +374,7 @@ async def _explain_none(
     name: str,
     if_version: int | None,
 ) -> NoReturn:
-    """Raise the error of a change that found no row: the name or its version was wrong."""
+    """Raise the error for a change that found no row, because the name or version was wrong."""
     current = await get(connection, kind, tenant_id, name)
     raise VersionConflictError(
         f"{kind.noun} '{name}' has version {current.version}, not {if_version}: "
@@ -393,7 +393,7 @@ async def versions(
     limit: int,
     full: bool,
 ) -> PageItems[Definition]:
-    """List a page of a name's versions, sorted by number. It begins after the number ``after``.
+    """List a page of a name's versions. The page is sorted, and begins after the number ``after``.
 
     Args:
         full: true: include the large fields (``bodies``).
@@ -494,7 +494,7 @@ async def _store_version(
 async def _refuse_excess(
     connection: AsyncConnection, kind: DefinitionKind, tenant_id: UUID
 ) -> None:
-    """Refuse more than ``MOST_NAMES`` names, including deleted names, which runs may use."""
+    """Limit the number of names. Deleted names count, because runs may use their versions."""
     names = select(func.count()).where(kind.table.c.tenant_id == tenant_id)
     if (await connection.scalar(names) or 0) > MOST_NAMES:
         raise ConflictError(

@@ -89,7 +89,7 @@ async def build_team(
     if graph is not None:
         factory.with_memory_graph(graph)
     members: list[Member] = []
-    made: dict[str, BaseAgent] = {}  # several parents share one sub-agent and its conversation
+    made: dict[str, BaseAgent] = {}  # parents with the same sub-agent share its conversation
 
     async def subagent(name: str) -> BaseAgent:
         if name not in made:

@@ -1,4 +1,4 @@
-"""Dry runs: a team answers with the demo model, in a separate process that stores nothing.
+"""Dry runs: a team runs with the demo model, in a separate process that stores nothing.
 
 The API imports only this module of the package, for the command that starts the process.
 """

@@ -1,7 +1,7 @@
 """A dry run, from its plan to its answer.
 
-The team is built as for a real run, but its model is the demo model, and tools that use something
-outside the run, or ask people, do nothing. A :class:`Note` records each task.
+The team is built as for a real run, but its model is the demo model. Tools do nothing if they use
+something outside the run, or if they ask people. A :class:`Note` records each task.
 """
 
 import asyncio
@@ -257,7 +257,7 @@ def _embedder() -> RecallEmbedder:
 
 
 def tools_of(agent: BaseAgent) -> list[dict[str, Any]]:
-    """Return an agent's tools in the API's form. ``called`` is true if a dry run calls the tool."""
+    """Return an agent's tools in the API's form. ``called``: true if dry runs execute the tool."""
     return [
         {
             "name": tool.name,
@@ -439,7 +439,7 @@ def _answer(
 def _output(
     agent: str | None, rules: GraphRules, notes: Notes, ends: Mapping[str, NodeEnd]
 ) -> str | dict[str, str]:
-    """Return the answer of ``agent``, or of the one answering node, or all answers by node."""
+    """Return the answer of ``agent`` or of the only answering node; or several answers, by node."""
     first: dict[str, Note] = {note.agent: note for note in notes.tasks if note.parent is None}
     if agent is not None:
         return first[agent].output if agent in first else ""
@@ -473,7 +473,7 @@ def cut(value: Any, longest: int) -> Any:
 
 
 def size_of(value: Any, longest: int) -> int:
-    """Return the approximate number of characters of JSON whose texts are cut to ``longest``."""
+    """Return the approximate length of a value's JSON, with its texts cut to ``longest``."""
     if isinstance(value, str):
         return min(len(value), longest) + 2
     if isinstance(value, dict):

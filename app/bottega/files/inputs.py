@@ -124,8 +124,8 @@ class _Storing:
         size = sum(row["size"] for row in known.values()) + sum(map(len, data.values()))
         if size > LARGEST_IN_PROMPT:
             raise InvalidInputError(
-                f"the files have {size} bytes together, but a prompt may have only "
-                f"{LARGEST_IN_PROMPT}",
+                f"the files have {size} bytes in total, but a prompt may have only "
+                f"{LARGEST_IN_PROMPT} bytes of files",
                 code="file_too_large",
                 pointer=self.pointer,
             )
@@ -233,7 +233,7 @@ class RunFiles:
         except (InvalidInputError, LimitedError, UnavailableError) as error:
             text = f"its answer could not be stored: {error.detail}"
             return error_result(call, text, error.code)
-        except Exception as error:  # even a database error must not end the run
+        except Exception as error:  # an error that is not temporary must not end the run
             if is_transient(error):
                 raise
             logger.exception("tool.result_not_stored", tool=call.name)

@@ -1,9 +1,9 @@
 """Files of tenants: rows in the database, and their bytes in the object store.
 
 A file's bytes are stored in pieces, which are objects of equal size. So an upload needs memory for
-one piece only, and a part of a file can be read alone. Before a piece is written, its key is stored
-in the database. If the piece belongs to no file an hour later, for example because the process was
-killed, another process deletes the piece.
+one piece only, and a reader of a few bytes loads only their pieces. Before a piece is written, its
+key is stored in the database. If the piece belongs to no file an hour later, for example because
+the process was killed, another process deletes the piece.
 
 This module also lists and deletes files for API requests, and deletes unused files.
 """
@@ -452,7 +452,7 @@ class FileRetention:
     clock: Clock = utcnow
 
     async def delete_unused(self) -> float:
-        """Delete all unused files. Return infinity, because the loop polls in any case."""
+        """Delete all unused files. Return infinity: only a timer starts the next deletion."""
         before = self.clock() - KEPT
         place = FIRST_PLACE
         while due := await self.pool.fetch(_UNUSED, before, *place, _AT_ONCE):

@@ -88,7 +88,7 @@ class GraphRules:
         nodes: nodes by name, in the order of the definition.
         incoming, outgoing: the edges of each node, in the order of the definition.
         output: node that gives the run's answer; ``None``: the sinks give the answers.
-        is_plain: true if nothing is decided, so each node runs when its sources have answered.
+        is_plain: true: the graph has no decisions, so a node runs when its sources have answered.
     """
 
     nodes: Mapping[str, NodeRule]
@@ -196,7 +196,7 @@ class GraphCourse:
     _why_not: defaultdict[str, list[EdgeDecided]] = field(default_factory=lambda: defaultdict(list))
 
     def begin(self) -> list[Decision]:
-        """Return the nodes that depend on no other node."""
+        """Return the decisions to start the nodes that depend on no other node."""
         self.statuses = dict.fromkeys(self.rules.nodes, "pending")
         return [self._start(name) for name, edges in self.rules.incoming.items() if not edges]
 
@@ -311,7 +311,7 @@ def is_last_turn(until: Condition, end: NodeEnd) -> bool:
 
 
 def route_schema(targets: Sequence[str]) -> dict[str, Any]:
-    """Return the JSON Schema of a router's answer, an object as model servers require."""
+    """Return the JSON Schema of a router's answer. (Model servers require an object.)"""
     route = {"type": "string", "enum": list(targets)}
     reason = {"type": "string", "description": "Why, in one sentence."}
     return {

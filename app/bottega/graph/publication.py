@@ -1,8 +1,8 @@
 """Publications of agents, and the text of a publication for a reader's prompt.
 
-A publication's tool results and messages are either texts, or objects with the attributes of the
-messages of ``bottega.agents`` (this layer does not import that package). This module renders the
-objects as text only when an edge's policy needs the text.
+The tool results and messages of a publication are texts, or objects like those of
+``bottega.agents``, which this layer does not import. This module renders the objects as text only
+when an edge's policy needs the text.
 """
 
 import json

@@ -200,7 +200,7 @@ class SharedMemoryGraph:
         skipped: reason why a node was skipped, by node, for drawings.
         notes: text about what a node runs and how often, by node, for drawings.
         relays: nodes that have no answers, and pass on the publications that they read.
-        received: publications from outside, which the nodes without sources read.
+        received: publications from outside the graph, which the nodes without sources read.
     """
 
     def __init__(self, ttl_s: float | None = None, clock: Clock = utcnow) -> None:
@@ -222,7 +222,7 @@ class SharedMemoryGraph:
 
     @locked
     def without_publications(self) -> Self:
-        """Return a copy of the graph without publications, in a time of O(nodes)."""
+        """Return a copy of the graph without publications; the time grows with the nodes only."""
         self._ranks()  # compute the ranks once for all copies
         new = copy(self)
         new._shares = self._shares = True
@@ -322,7 +322,7 @@ class SharedMemoryGraph:
 
     @locked
     def ancestors(self, agent_id: str) -> frozenset[str]:
-        """Return all agents from which a path leads to ``agent_id``; cached for this structure."""
+        """Return all agents with a path to ``agent_id``; cached until the graph changes."""
         found = self._ancestors.get(agent_id)
         if found is None:
             import networkx as nx
@@ -351,7 +351,7 @@ class SharedMemoryGraph:
 
     @locked
     def get_topological_order(self, ids: Iterable[str] | None = None) -> list[str]:
-        """Return the agents, each after its ancestors, and as far as possible in order of addition.
+        """Return the agents, each after its ancestors, and otherwise in the order of addition.
 
         With ``ids``, the method filters the order of the whole graph, because a subgraph would lose
         dependencies through other nodes. The result omits unknown ids.
@@ -400,8 +400,8 @@ class SharedMemoryGraph:
         """Publish an agent's answer for the agent's readers; add an unknown agent as a node.
 
         Args:
-            version: number of a publication that a resumed run repeats. It replaces only a lower
-                number. ``None``: the next number.
+            version: the publication's number, if a resumed run repeats the publication. A stored
+                publication with this or a higher number stays. ``None``: the next number.
             timestamp: time of a publication that a resumed run repeats; ``None``: the current time.
             tool_results: tool results of the query, for edges with the policy ``tool_results``.
             messages: messages of the answered query, for edges with the policy ``full_history``.

@@ -25,7 +25,7 @@ _MARGIN = 20.0
 _BOX_GAP = 32.0  # gap between two boxes of a column
 _COLUMN_GAP = 84.0
 _TRACK_GAP = 11.0
-_LONE_PER_COLUMN = 4  # boxes without edges per column, unless a column has more boxes
+_LONE_PER_COLUMN = 4  # boxes without edges per column, or as many as the largest column has
 _POLICIES = {
     PropagationPolicy.FINAL_RESPONSE_ONLY: ("final answer", "#7d8590", "none"),
     PropagationPolicy.TOOL_RESULTS: ("with tool results", "#3b82f6", "8 4"),
@@ -240,7 +240,7 @@ def text_width(text: str) -> float:
 
 
 def wrapped(text: str) -> tuple[str, ...]:
-    """Wrap ``text`` into lines, if possible after separators; lines of a long text are longer.
+    """Wrap ``text`` into lines, if possible after separators; a longer text gets longer lines.
 
     The joined lines equal ``text``.
     """

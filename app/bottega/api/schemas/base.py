@@ -122,7 +122,7 @@ class Answer(DescribedModel):
 def taken_from(*path: str) -> Any:
     """Return the annotation of a response's field whose value comes from a nested attribute.
 
-    In a stored response, the value has the field's own name.
+    The annotation also reads a stored response, in which the value has the field's name.
     """
     return Field(validation_alias=AliasPath(*path))
 
@@ -149,8 +149,8 @@ class Page(Answer, Generic[T]):
 def check_storable(value: Any, most_depth: int = 16) -> None:
     """Refuse values that the database cannot store, or that are too large to read.
 
-    The check of a body delays the event loop. Therefore, the check handles all values of one depth
-    together. With thousands of small values, this takes a third of the time of single checks.
+    The check of a body delays the event loop. Therefore, the function checks all values of one
+    depth together: for thousands of small values, this takes a third of the time.
 
     Raises:
         PydanticCustomError: a value has NUL characters, lone surrogates, NaN or infinity, is nested

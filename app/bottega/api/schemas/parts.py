@@ -235,7 +235,7 @@ def _asks(value: list[InputMessage]) -> list[InputMessage]:
         raise PydanticCustomError("too_long", f"at most {_MAX_MESSAGES} messages")
     users = sum(message.role == "user" for message in value)
     if users == 0:
-        raise PydanticCustomError("user_message", "a message must have the role 'user'")
+        raise PydanticCustomError("user_message", "at least one message must have the role 'user'")
     _check_calls(value)
     asking = [message.role for message in value if message.role != "system"]
     if asking[-1] == "assistant" or (users > 1 and value[-1].role == "system"):

@@ -99,7 +99,7 @@ class AgentUsage(Usage):
 
 
 class UsageSum(Usage):
-    """Sum of the spending of runs. Only the key field of the grouping `by` is set."""
+    """Spending of one group of runs. Only the field that `by` selects names the group."""
 
     agent: str | None = None
     """Name of the agent; null: the sum is by another field."""
@@ -361,8 +361,8 @@ class NewFork(Body):
         if self.publication is not None and (self.node is None or self.agent is not None):
             raise PydanticCustomError(
                 "publication",
-                "'publication' replaces a node's answer: it needs 'node', and allows no 'agent', "
-                "because no agent is asked",
+                "send 'publication' with 'node' and without 'agent': a publication replaces the "
+                "node's answer, so the run calls no agent for the node",
             )
         return self
 
@@ -722,7 +722,7 @@ class ComparedRun(Answer):
 
 
 class RunTotals(Answer):
-    """Totals of both runs; null: the run has not ended."""
+    """Totals of both runs. A total is null if its run has not ended."""
 
     tokens: BeforeAfter[int | None]
     """Number of input and output tokens."""

@@ -67,8 +67,8 @@ class Bounds:
     """Limits that apply to clients.
 
     Attributes:
-        patience_s: maximum number of seconds until a request's head has arrived, and as many
-            seconds again until the request's body has arrived; for an upload, the longest pause.
+        patience_s: maximum number of seconds in which a request's head must arrive, and then its
+            body; for the body of an upload, the maximum pause between two pieces.
         slow_reader_s: maximum number of seconds for which a client may read nothing of a response.
         connections: maximum number of connections of all clients together.
     """
@@ -211,7 +211,7 @@ class HttpProtocol(HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         if (
             self._answering
-            # Refuse, because the two responses would mix, and the first response would not notice
+            # Refuse: otherwise the two responses would mix, and the first response would not notice
             # a disconnect.
         ):
             detail = "a WebSocket was requested before the previous request was answered"
@@ -452,7 +452,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.close_timer = self.loop.call_later(5.0, self.transport.abort)
 
     def shutdown(self) -> None:
-        """Abort the connection if the client does not read; otherwise the application closes it."""
+        """Abort the connection if the client does not read. (The application closes all others.)"""
         if not self.writable.is_set():
             self.transport.abort()
         elif self.close_sent or not self.handshake_complete:

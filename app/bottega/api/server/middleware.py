@@ -56,7 +56,7 @@ class Answers:
     The middleware also sets the request's trace for all work that the request starts.
 
     Args:
-        facades: by the first segment of a path: function that translates problems for this path.
+        facades: {first segment of a path: function that translates problems for these paths}.
     """
 
     def __init__(self, app: ASGIApp, facades: Mapping[str, Translate]) -> None:
@@ -186,7 +186,7 @@ def _add_headers(message: Message, path: str) -> None:
 
 
 def begin(method: str) -> Span | None:
-    """Begin a span of a POST request, below the caller's span; other methods start no work."""
+    """Begin a POST request's span, below the caller's span; ``None`` for other methods."""
     if spans.tracer is None or method != "POST":
         return None
     return spans.begin("POST", spans.SERVER, {spans.METHOD: method})
@@ -269,7 +269,7 @@ class LongBodies:
 
     @contextmanager
     def turn(self, tenant: UUID) -> Iterator[bool]:
-        """Count a request during the block; yield false if there are too many requests."""
+        """Count a request as in progress during the block; yield false if too many are."""
         if self._open[tenant] >= self.each or self._open.total() >= self.all:
             yield False
             return
@@ -443,10 +443,10 @@ def _is_stream(scope: Scope) -> bool:
 
 @dataclass(slots=True)
 class _Bill:
-    """The cost of a request by size, which is charged while the bodies are transferred.
+    """The charges for the size of a request and its response, made during the transfer.
 
     Attributes:
-        charge: a function that charges units; one unit costs as much as one more request.
+        charge: a function that charges units; one unit counts as much as one request.
         sent: number of bytes of the client's body so far.
         received: number of bytes of the answer's body so far.
     """
@@ -513,8 +513,8 @@ class RepeatRequests:
     """Middleware that repeats a request if the database is unavailable for a moment.
 
     The middleware repeats GET and HEAD after any temporary error. The middleware repeats PUT and
-    DELETE only if the failed transaction was rolled back, because a repeated request must not meet
-    the changes of the first request. For all other methods, the code that stores the change repeats
+    DELETE only if the failed transaction was rolled back, because a repeated request must not see
+    changes that the first try made. For all other methods, the code that stores the change repeats
     its own transaction.
     """
 

@@ -117,7 +117,7 @@ class Shown:
     Attributes:
         output: schema of the body of a single definition.
         show: a function that returns the body of a single definition.
-        others: a function that returns the items of the list that the operator defined.
+        others: a function that returns list items of the definitions that the operator made.
     """
 
     output: type[BaseModel]

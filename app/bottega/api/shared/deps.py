@@ -2,7 +2,7 @@
 
 Every route that is not public depends on ``Tenant``, ``DefineTenant``, ``ReadTenant``,
 ``ReviewTenant``, ``PeopleTenant``, ``AdminTenant`` or ``AnyTenant``, which check the key's scopes
-and the query's names. ``bottega.api.documents`` enforces this rule.
+and the names of query parameters. ``bottega.api.documents`` enforces this rule.
 """
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
@@ -26,7 +26,7 @@ async def _service(request: Request) -> Service:
     return service
 
 
-# ``async`` without an await, because FastAPI would run a plain function in a thread.
+# `_service` is ``async``, because FastAPI would run a plain function in a thread.
 ServiceDep = Annotated[Service, Depends(_service)]
 
 

@@ -29,7 +29,7 @@ def is_key(value: str) -> bool:
 
 
 class IdempotencyGuard:
-    """Function that creates one resource per key; without a key, a resource at each call.
+    """Function that creates one resource per key; without a key, each call creates a resource.
 
     Attributes:
         key: the request's ``Idempotency-Key``; ``None``: the request has no key.

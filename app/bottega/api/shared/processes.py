@@ -55,7 +55,7 @@ class TenantLimit:
 
 
 class Processes:
-    """Runner of programs of one kind: one program at a time per tenant, and two for all tenants.
+    """Runner of programs of one kind: at most one at a time per tenant, and two in total.
 
     Args:
         longest_s: maximum running time of a program, in seconds.
@@ -99,8 +99,8 @@ async def output_of(command: Command, data: bytes) -> bytes:
         ProcessEndedError: the program failed.
     """
     arguments, environment = command
-    # Start no process with asyncio, because uvloop forks, and a fork copies this process's page
-    # tables in 6 ms.
+    # Start no process with asyncio: uvloop forks, and a fork takes 6 ms to copy this process's page
+    # tables.
     process = Popen(  # noqa: ASYNC220, S603 (it returns in 0.3 ms; arguments are our own)
         arguments, stdin=PIPE, stdout=PIPE, env=environment, start_new_session=True
     )

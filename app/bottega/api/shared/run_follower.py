@@ -58,8 +58,8 @@ async def until_rest(service: Service, principal: Principal, run_id: UUID) -> in
             while not service.wakeups.closed.is_set():
                 if lost.is_set():
                     raise UnauthenticatedError(
-                        "your key was revoked or expired while you waited, or the server's first "
-                        "key was made; the run is accepted",
+                        "your key was revoked or expired while you waited, or somebody made the "
+                        "server's first key; the run was accepted before",
                         code="bad_key",
                     )
                 news.clear()
@@ -205,8 +205,8 @@ async def while_connected(
     """Await an answer and return it as JSON; cancel the run if the client disconnects earlier.
 
     Args:
-        answer: awaitable of the answer. A :class:`Response` is returned unchanged, and must itself
-            cancel the run.
+        answer: awaitable of the answer. If the answer is a :class:`Response`, it is returned
+            unchanged, and must itself cancel the run.
         stay: true: the run continues if the client disconnects.
         headers: headers of the JSON response.
     """

@@ -32,13 +32,13 @@ async def check_schemas(
     schemas: Mapping[str, Mapping[str, Any]],
     patterns: Mapping[str, Patterns] = MappingProxyType({}),
 ) -> None:
-    """Check the schemas of an agent's answers, and compile their patterns.
+    """Check schemas of an agent, and compile the regular expressions in them.
 
     The check may take seconds, so the caller must have no open transaction.
 
     Args:
         schemas: schemas by JSON Pointer.
-        patterns: further patterns of the same agent: {group: {JSON Pointer: pattern}}.
+        patterns: further regular expressions of the agent: {group: {JSON Pointer: pattern}}.
 
     Raises:
         InvalidInputError: a schema is invalid, or exceeds a limit; see also
@@ -61,7 +61,8 @@ async def _check_apart(tenant_id: UUID, found: Mapping[str, Patterns]) -> None:
             output = await _processes.output(tenant_id, command(), to_json(found))
         except (TimeoutError, ProcessEndedError):
             raise UnavailableError(
-                "the check of the patterns took too long: try again, or use fewer repetitions",
+                "the check of the regular expressions took too long: try again, or use fewer "
+                "repetitions in them",
                 code="patterns_too_slow",
             ) from None
     if error := from_json(output):
