@@ -352,7 +352,7 @@ async def test_installed_plugin_is_used_as_it_defines(
 @pytest.mark.parametrize(
     ("code", "says"),
     [
-        ("guard = True\ndef before_dispach(ctx, params): pass\n", "guard without before_dispatch"),
+        ("guard = True\ndef before_dispach(ctx, params): pass\n", "must define before_dispatch"),
         ("raise ValueError('broken at import')\n", "broken at import"),
     ],
 )
