@@ -79,7 +79,7 @@ class BuiltinEmbedder:
       n-grams contain marks for the start and the end of the word. The sum of the n-grams' squared
       weights is about the same for every word.
     - A stop word (English or Italian) has a low weight and no n-grams.
-    - A word with n occurrences has the weight 1 + ln n.
+    - If a word occurs n times, its features' weights are multiplied by 1 + ln n.
     - Each number of a vector is replaced by its signed square root, so that strong features do not
       hide weak features.
     - Case, accents and Unicode compatibility forms make no difference.

@@ -132,7 +132,7 @@ class Share:
 
     @property
     def is_over(self) -> bool:
-        """True if no call waits, the worker uses no amount, and the database has no amount."""
+        """True if no call waits, the worker uses no amount, and the database stores no amount."""
         return not (self._line or any(self.in_use) or any(self._stored))
 
     @property
@@ -184,7 +184,7 @@ class Share:
             self._reserved -= permit.tokens
             self._tokens.add(permit.tokens if tokens is None else tokens)
         self._used_at = monotonic()
-        if self._calls_kept is not None:  # other workers wait, so keep at most so many calls
+        if self._calls_kept is not None:  # other workers wait: keep at most ``calls_kept``
             calls, *rates = self._may_hold
             self._may_hold = max(self._calls, min(calls, self._calls_kept)), *rates
         self._serve()

@@ -96,7 +96,7 @@ class OpenAIEmbedder:
         self._sleep = sleep
         self._random_unit = random_unit
         self._known: OrderedDict[bytes, Vectors] = OrderedDict()
-        # The key contains the account: if an account cannot pay, only its own requests must fail.
+        # The key contains the account: if one account cannot pay, other accounts' requests go on.
         self._under_way: dict[
             tuple[ModelAccount, bytes], asyncio.Task[Mapping[bytes, Vectors]]
         ] = {}

@@ -321,7 +321,7 @@ def new_call_id() -> str:
 class ModelProvider:
     """Client of one server's models.
 
-    Every call streams, and the server stores nothing between calls.
+    Every answer is streamed, and the server stores nothing between calls.
 
     Connections open at the first call. Each event loop has its own connections. After
     :meth:`aclose` the provider stays usable and opens new connections.

@@ -61,7 +61,7 @@ _PREFIXES = re.compile(r"^(?:.*\.)?(?:finish_reason_|finishreason_|stop_reason_|
 
 
 def finish_reason(word: str) -> str:
-    """Return Bottega's reason for a vendor's word. Return an unknown word unchanged."""
+    """Return Bottega's finish reason for a vendor's word. Return an unknown word unchanged."""
     plain = re.sub(r"[\s-]+", "_", word.strip().lower())
     return _FINISH.get(plain) or _FINISH.get(_PREFIXES.sub("", plain)) or word
 

@@ -233,7 +233,7 @@ class _Tracer:
     ) -> _Span:
         span = f"{(getrandbits(64) or 1) if ids is None else ids.span:016x}"
         if parent is not None and parent.is_local:
-            # The trace's first span in this process decided whether to sample; see _first.
+            # The trace's first span in this process decides for all its spans; see _first.
             above = parent.traceparent
             trace = Trace(f"{above[:36]}{span}{above[52:]}", parent.tracestate, is_local=True)
             sampled, about = above[54] in "13579bdf", dict(attributes)

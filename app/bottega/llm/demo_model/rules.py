@@ -331,7 +331,7 @@ def _report(topic: str, states: dict[str, dict[str, Any]]) -> str:
 
 
 def _own_text(conversation: Conversation) -> str:
-    """Write an answer from the tools' results and the shared context, with the context's sources.
+    """Write an answer from the tools' results and the shared context. Name the context's sources.
 
     The answer has numbered points if the system message requests them, as in "requirements (R1, R2,
     …)". Each numbered line of the sources becomes a point. Without numbered lines, ``_POINTS`` are

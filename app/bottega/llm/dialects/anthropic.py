@@ -76,7 +76,7 @@ class AnthropicAnswer(AnswerBuilder):
         self._spoken: _Block | None = None
 
     def _take_text(self, text: str) -> None:
-        # The learned form contains the index of the first text block: the text is part of it.
+        # The learned form has the first text block's index, so the text belongs to this block.
         assert self._spoken is not None
         self._spoken.text["text"].append(text)
         self._text.append(text)
