@@ -292,7 +292,7 @@ def is_redirect(reply: Reply) -> bool:
 
 
 def redirect_target(reply: Reply, url: str) -> httpx2.URL | None:
-    """Return the target of a redirect, without user, password and fragment; ``None``: invalid."""
+    """Return a redirect's target without user, password and fragment; ``None``: not valid."""
     try:
         target = httpx2.URL(url).join(reply.headers["location"]).copy_with(userinfo=b"")
         return checked_url(str(target))

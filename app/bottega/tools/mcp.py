@@ -208,7 +208,7 @@ class McpServer:
     """An MCP server, which has either a ``url`` or a ``command``.
 
     Attributes:
-        url: URL of the server, whose transport is *streamable HTTP*; ``None`` for a program.
+        url: URL of a server with the transport *streamable HTTP*; ``None`` for a program.
         headers: function that returns the header fields; called for each connection. The client
             sends these fields only to ``url``.
         timeout_s: seconds within which the server must answer, without the time in which people

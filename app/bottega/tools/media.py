@@ -193,7 +193,7 @@ _MEASURES: dict[str, Callable[[bytes], tuple[int, int] | None]] = {
 
 
 class PageCount:
-    """Counter of the pages of a PDF that arrives in pieces. It misses compressed pages."""
+    """Counter of the pages of a PDF that arrives in pieces. It does not see compressed pages."""
 
     _PAGE = re.compile(rb"/Type\s{0,8}/Page(?![A-Za-z])")
     _OVERLAP = 24
