@@ -76,7 +76,7 @@ class Account:
     Attributes:
         name: name of the budget in error texts.
         reserved: amount that running model calls have reserved.
-        is_operators: true if the operator pays; then calls of a tenant's own model servers are
+        is_operators: true if the operator pays; then calls to a tenant's own model servers are
             free.
         needs_price: true if the account refuses calls of models without a known price; false if
             such calls cost the account nothing.

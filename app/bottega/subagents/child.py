@@ -164,7 +164,7 @@ class ChildTask:
         return f"{folder_of(self.task_id)}/input/{path.removeprefix('/')}"
 
     def _is_spread(self, params: DispatchParams) -> bool:
-        """Return true if a new task becomes a child run: a simple task, of a parent with many."""
+        """Return true (a child run) if a new task is simple and its parent has many tasks."""
         parent, swarm = self.scope, self.scope.swarm
         if swarm.options.remote is None or parent.here < parent.limits.spread_above:
             return False
@@ -355,7 +355,7 @@ def answer_file(task_id: UUID) -> str:
 
 
 def keep_answer(swarm: Swarm, task_id: UUID, outcome: SubagentOutcome) -> None:
-    """Write a long answer to a file for the parent; store no file, because the log has the text."""
+    """Write a long answer to a file for the parent, in memory: the log already has the answer."""
     if outcome.output is not None and is_long(outcome.output):
         swarm.context.restore(answer_file(task_id), outcome.output)
 

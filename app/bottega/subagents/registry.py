@@ -197,9 +197,9 @@ class SubagentRegistry:
     def _check_queue(self, parent: Parent) -> None:
         """Check that one more task of a parent may start now, or that the queue has room for it.
 
-        The queue limits the tasks of a parent, a tenant, and all tenants. A tenant without queued
-        tasks must keep only the parent's limit. A run without queued tasks may exceed its tenant's
-        limit by 1, and the limit of all tenants by the number of tenants with queued tasks.
+        The queue limits the tasks of a parent, a tenant, and all tenants. For a tenant without
+        queued tasks, only the parent's limit applies. A run without queued tasks may exceed the
+        tenant's limit by 1, and the total limit by the number of tenants with queued tasks.
         """
         room, counts, limits = self.scheduler.room(parent), self.counts, self.limits
         startable, of_tenant = min(room, parent.ready), counts.queued_of[parent.tenant_id]
@@ -256,7 +256,7 @@ class SubagentRegistry:
         return handle
 
     def _hold_back(self, handle: SubagentHandle) -> None:
-        """Let a task wait for siblings that its agent reads; let its queued readers wait for it."""
+        """Hold back a task that reads unfinished siblings' results, and queued readers of its own."""
         parent = handle.parent
         if parent.ancestors is None or handle.agent is None:
             return

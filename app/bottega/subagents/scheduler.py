@@ -166,7 +166,7 @@ class TakeQueue:
         return self._tenants[tenant].in_line if tenant in self._tenants else 0
 
     def holding(self, tenant: Hashable = None) -> int:
-        """Count the tasks that hold a slot: a tenant's tasks; ``None``: all tasks."""
+        """Count the tasks of a tenant (``None``: of all tenants) that hold a slot."""
         if tenant is None:
             return self._holding
         return self._tenants[tenant].holding if tenant in self._tenants else 0
@@ -475,8 +475,8 @@ class SubagentScheduler:
     def position(self, handle: SubagentHandle) -> int:
         """Return the number of the tenant's waiting tasks that start before a task.
 
-        If a breaker or an unfinished task holds the task back, the method returns the number of all
-        waiting tasks. For a child run, which does not wait in this queue, the number is 0.
+        If a breaker or an unfinished task holds the task back, the number is that of all waiting
+        tasks of the tenant. For a child run, which does not wait in this queue, the number is 0.
         """
         if handle.spread:
             return 0
