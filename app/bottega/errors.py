@@ -172,7 +172,7 @@ class LogWentBackError(ConflictError):
 
 
 class AgentBusyError(ConflictError):
-    """An agent object gets a query before its previous query has ended, which mixes histories."""
+    """An agent object gets a query before the end of its previous query: histories would mix."""
 
     code = "agent_busy"
 

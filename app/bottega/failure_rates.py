@@ -31,7 +31,7 @@ class FailureRates:
     def __init__(self, least: int, window_s: float) -> None:
         self._least = least
         self._window_s = window_s
-        self._recent: OrderedDict[Hashable, _Recent] = OrderedDict()  # the oldest last end first
+        self._recent: OrderedDict[Hashable, _Recent] = OrderedDict()  # sorted by the last end
 
     def succeeded(self, key: Hashable, now: float) -> None:
         """Count a success."""

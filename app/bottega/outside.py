@@ -140,7 +140,7 @@ class BoundedReader:
 
 
 class _Inflate:
-    """Decompressor of one zlib stream, in pieces of up to 64 KB. It ignores any further bytes."""
+    """Decompressor of one zlib stream, in steps of 64 KB. Bytes after the stream are ignored."""
 
     def __init__(self, bits: int) -> None:
         self._bits = bits

@@ -38,7 +38,7 @@ _ZONE = re.compile(
 
 
 def is_word(text: str) -> bool:
-    """Return true if a text is a word that Bottega uses (in any case), a date or a time."""
+    """Return true if a text is a word that Bottega uses (upper or lower case), a date or a time."""
     return text.casefold() in read_words() or is_time(text)
 
 
@@ -107,9 +107,9 @@ LEFT_OUT = "[secret]"
 class Redactor:
     """A filter that replaces secrets in texts by ``[secret]``.
 
-    The filter also removes each long word of a secret, because a server may quote only the second
-    word of ``Bearer abcdefgh``; the JSON, HTML, URL and base64 forms of a secret; and the
-    credentials in ``Basic …``.
+    The filter also removes the JSON, HTML, URL and base64 forms of a secret, and the credentials in
+    ``Basic …``. It even removes each single long word of a secret, because a server may quote only
+    the second word of ``Bearer abcdefgh``.
 
     Args:
         secrets: the secrets to remove; secrets shorter than :data:`SHORTEST` are ignored.
@@ -149,7 +149,7 @@ class Redactor:
         return any(mark in text for mark in self._marks)
 
     def value(self, value: Any) -> Any:
-        """Return JSON from outside without secrets, neither in its values nor in its keys.
+        """Return JSON from outside, after the removal of secrets from its values and keys.
 
         If two keys become equal, they get different numbers. The caller must limit the depth of the
         JSON. If the JSON contains no secret (the usual case), the method returns the same object.

@@ -214,7 +214,7 @@ class RunAccounts:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """Key of a sum of usage: model calls that no agent makes, such as an embedder's calls.
+    """Key under which the usage of calls that no agent makes is added up.
 
     Attributes:
         run_id: the run whose usage includes the calls; ``None``: no run's usage includes the calls.
@@ -409,7 +409,7 @@ class DayBudgets:
                             await account.report()
 
     def _drawing(self, day: _Day) -> Draw:
-        # The account gets a new id, because its sums begin at 0, unlike an earlier account's sums.
+        # No id is used for two accounts, because the sums of each account begin at 0.
         account_id = uuid4()
         unit = day.unit.key if day.key_id is None else f"{day.unit.key}:{day.key_id}"
         limit = None if day.key_id is None else day.limit

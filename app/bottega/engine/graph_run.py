@@ -498,7 +498,7 @@ class GraphRun:
         execute: Callable[[_Work], Awaitable[AssistantResponse]],
         most: int,
     ) -> Mapping[int, AssistantResponse]:
-        """Execute at most ``most`` elements at once. After a fatal failure, begin no more."""
+        """Execute at most ``most`` elements at once, and begin none after a fatal failure."""
         each, ended = work.node["for_each"], dict[int, AssistantResponse]()
         received = SharedMemoryGraph()  # elements only read this graph
         received.received = work.received

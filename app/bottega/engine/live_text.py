@@ -147,7 +147,7 @@ class TextSink(Protocol):
         """Delete the text of calls that ended some time ago."""
 
     def repeating(self, journal: Journal, calls: Iterable[Live]) -> Callable[[], None]:
-        """Begin to send a run's live text again on each request. Return a function that ends this.
+        """Begin to send a run's live text again on each request. Return a function to end that.
 
         Args:
             calls: all open calls of this worker; calls of other runs are ignored.
@@ -217,7 +217,7 @@ class TextSubjects:
         """Do nothing, because NATS stores no text."""
 
     def repeating(self, journal: Journal, calls: Iterable[Live]) -> Callable[[], None]:
-        def answer(data: bytes | None, reply: str) -> None:  # no data: some were lost
+        def answer(data: bytes | None, reply: str) -> None:  # no data: messages were lost
             said = [
                 (call, *text)
                 for call in calls
@@ -280,7 +280,7 @@ class LiveText:
             self._ended.append((monotonic() + self._keep_s, call))
 
     def repeating(self, journal: Journal) -> Callable[[], None]:
-        """Send a run's live text again on each request. Return a function to end this service."""
+        """Send a run's live text again on each request. Return a function to end that."""
         return self._sink.repeating(journal, self._open)
 
     async def run(self) -> None:

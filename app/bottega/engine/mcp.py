@@ -313,7 +313,7 @@ def mcp_tools(
     agents: Any,
     known: Redactor,
 ) -> Iterator[PinnedMcpTool]:
-    """Yield those tools of a server that an agent may call. Each run copies them with its session.
+    """Yield the tools of a server that an agent may call. Each run uses copies of the tools.
 
     Args:
         definition: a :class:`McpToolDefinition` as a dict.

@@ -86,7 +86,7 @@ class RunParts(RunObserver):
         self._quiet: set[str | None] = set()  # nodes without full memory
 
     def of_node(self, graph: str, node: Mapping[str, Any]) -> PartRule:
-        """Return the rule of an agent node. If the node defines no checks, its agent's apply."""
+        """Return the rule of an agent node. If the node has no checks, use its agent's checks."""
         rule = self._of_agent(f"{graph}/{name_of_node(node)}", node["agent"])
         own = "success_check" in node or "for_each" in node
         return rule._replace(

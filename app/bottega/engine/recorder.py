@@ -677,7 +677,7 @@ class JournalRecorder(Recorder):
         return None if published is None else published.at
 
     def version_of(self, query: Query) -> int | None:
-        """Return a publication's recorded version. In a replay, the order of ends may differ."""
+        """Return a publication's recorded version: replayed queries may end in another order."""
         node = self.memory.node_of(query)
         known = self.journal.replay.versions.get(node)
         if known is None or (graph := query.agent.memory_graph) is None:

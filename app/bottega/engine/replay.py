@@ -143,7 +143,7 @@ class ModelCallReplay:
         is_carried: true if the answer was copied from the run that this run repeats.
         is_rejected: true if a check rejected the answer.
         failure: the error of the call's last try, if the call failed.
-        failing: number and start time of failed tries after which the run paused, if there are any.
+        failing: (number of failed tries, time of the first), if the next try waits or has waited.
         lost: usage of answers that broke off, as far as this run paid for them.
     """
 

@@ -754,7 +754,7 @@ class RunStreams:
         self._news.clear()
 
     def _due(self, now: float) -> list[RunStream]:
-        """Return the streams to read now. Remove streams without recent events from the awake."""
+        """Return the streams to read now. Remove streams without recent events from ``_awake``."""
         due, self._with_news = dict(self._with_news), {}
         if now >= self._awake_at:
             due |= dict.fromkeys(self._awake)
