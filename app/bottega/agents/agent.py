@@ -112,7 +112,7 @@ class BaseAgent:
         description: the agent's abilities. The model of a parent agent reads this text.
         max_iterations: limit of model calls per query.
         tool_policy: tool calls required before an answer is accepted.
-        exit_on_success: names of tools; the result of a successful call is the query's answer.
+        exit_on_success: names of tools. The result of their first successful call is the answer.
         agent_comment: if true, the model reads the tool results and then answers; if false, the
             tool results are the answer.
         on_length: policy for a text cut off at the model's limit: ``continue`` asks once for the
@@ -135,7 +135,7 @@ class BaseAgent:
         memory_graph: the shared memory, or ``None`` if the agent has no shared memory.
         agent_id: the agent's name in the shared memory, or ``None`` without shared memory.
         output: the checked schema of the agent's answers.
-        recall: adds publications of the agent's indirect ancestors to the prompt; the agent then
+        recall: if set, adds publications of the agent's indirect ancestors to the prompt. This
             needs ``memory_graph`` and ``agent_id``.
         memory: selects the messages of the history for each prompt. Copies of the agent have no
             memory.
@@ -281,7 +281,7 @@ class BaseAgent:
         return agent
 
     def fresh_copy(self, made: FreshCopies | None = None) -> Self:
-        """Copy the agent and its sub-agents; a copy has only the history before the first query."""
+        """Copy the agent and its sub-agents; copies have the history before the first query."""
         made = {} if made is None else made
         made[self] = new = self.copy_for_call()
         if self.first_history is not None:
@@ -370,7 +370,7 @@ class BaseAgent:
         does ``break`` in ``async for`` if the program has no other reference to the generator.
 
         Args:
-            query: see :meth:`execute_query_async`, whose errors the generator also raises.
+            query: see :meth:`execute_query_async`. The generator raises the same errors.
             most_waiting: number of unread events (at least 1) at which the query pauses.
             caller: see :meth:`execute_query_async`.
 
@@ -458,7 +458,7 @@ class AgentFactory:
                 ``name``.
             subagent_description: description of the tool; by default the agent's description.
             stateless: if true, each call of the tool runs on a new copy of the agent.
-            defaults: constructor arguments of the class, which override ``global_defaults``.
+            defaults: constructor arguments of the class. They override ``global_defaults``.
         """
         self._specs[name] = AgentSpec(
             cls, subagent_name, subagent_description, stateless, dict(defaults or {})

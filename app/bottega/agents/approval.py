@@ -52,7 +52,7 @@ def check_approval(approval: Any) -> None:
     """Validate an approval rule in its JSON form.
 
     Valid rules are ``never``, ``always``, and an object with ``always: true`` or
-    ``when: condition``. The object may also have ``confirm_above: {feature: number}``.
+    ``when: condition``. The object may also have ``confirm_above: {arguments.NAME: number}``.
 
     Raises:
         InvalidInputError: the rule has an unknown form, or its condition is not valid.
@@ -75,7 +75,7 @@ def check_approval(approval: Any) -> None:
 def _check_thresholds(thresholds: Any) -> None:
     if not isinstance(thresholds, Mapping) or not 0 < len(thresholds) <= _MOST_THRESHOLDS:
         raise InvalidInputError(
-            f"expected an object with a number for each of 1 to {_MOST_THRESHOLDS} arguments",
+            f"expected an object with 1 to {_MOST_THRESHOLDS} numbers, each for one argument",
             pointer="/confirm_above",
         )
     for feature, number in thresholds.items():
@@ -145,7 +145,7 @@ class Resolution:
 
     Attributes:
         said: fields of the decision. An approval has ``decision``, ``arguments`` and ``comment``;
-            a question has ``answer``; a client's tool has ``result`` or ``error``.
+            a question has ``answer``; a call of a client's tool has ``result`` or ``error``.
     """
 
     said: Mapping[str, Any]

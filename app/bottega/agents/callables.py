@@ -113,7 +113,7 @@ def valid_of(adapter: TypeAdapter[Any], arguments: Names) -> Any:
     """
     try:
         encoded = to_json(arguments, inf_nan_mode="constants")
-    except PydanticSerializationError:  # lone surrogates, or objects that hooks passed
+    except PydanticSerializationError:  # not JSON: lone surrogates, or objects from hooks
         return adapter.validate_python(arguments)
     return adapter.validate_json(encoded)
 
@@ -386,7 +386,7 @@ def _plain(value: Any) -> Any:
 def listed(function: Callable[[], Any]) -> Any:
     """Call a function and return its value; convert an iterator to a list.
 
-    When the tool call is cancelled, the function stops reading the iterator.
+    When the tool call is cancelled, the list ends with the items that were read so far.
     """
     value = function()
     if not isinstance(value, Iterator):

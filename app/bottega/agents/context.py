@@ -108,7 +108,7 @@ class ToolContext:
         return self.caller.session_id
 
     def annotate(self, **metadata: Any) -> None:
-        """Add metadata to the answer that the agent publishes in the graph when the query ends.
+        """Add metadata to the answer that the agent publishes in the shared memory after the query.
 
         The metadata is dropped if the tool's result is an error.
 

@@ -59,8 +59,8 @@ def split_turns(
     """Split a query's messages into earlier turns and the question.
 
     If there is only one user message, all messages are the question. Otherwise the question
-    consists of the last user message, the tool calls and answers that follow this message, and a
-    message with demands right before this message.
+    consists of the last user message, the tool calls and answers after this message, and a message
+    with the request's demands (:func:`demands_message`) right before it.
     """
     first = _question_at(messages)
     while first and DEMANDS in messages[first - 1].metadata:

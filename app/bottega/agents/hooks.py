@@ -77,7 +77,7 @@ class AgentStatus:
     annotations: dict[str, Any] = field(default_factory=dict)
 
     def annotate(self, **metadata: Any) -> None:
-        """Add metadata to the answer that the agent publishes in the graph when the query ends.
+        """Add metadata to the answer that the agent publishes in the shared memory after the query.
 
         Raises:
             InvalidInputError: JSON cannot represent a value, or all values together exceed 8,192

@@ -38,7 +38,7 @@ from bottega.errors import BottegaError, ModelError, is_internal
 
 
 def sent_to(query: Query, *, answered: bool) -> tuple[list[StandardMessage], list[StandardMessage]]:
-    """Return the new messages from users, and all new messages: of users and of the parent agent.
+    """Return two lists: the users' new messages; the same messages plus those of the parent agent.
 
     Args:
         answered: true if the query has an answer that becomes final unless a new message arrives.

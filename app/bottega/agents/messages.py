@@ -231,7 +231,7 @@ class Message(BaseModel):
 
     @classmethod
     def of(cls, *parts: Part, **fields: Any) -> Self:
-        """Return a message with content that is not only text."""
+        """Return a message whose content consists of ``parts``."""
         return cls(content=text_of(parts), parts=parts, **fields)
 
     def encoded(self, dialect: str, encode: Callable[[Self], T]) -> T:
@@ -253,7 +253,7 @@ class SystemMessage(Message):
 
     @property
     def is_context(self) -> bool:
-        """True for messages that serve one query: shared memory, working memory, demands."""
+        """True for a message that serves one query only: shared memory, working memory, demands."""
         return not self.metadata.keys().isdisjoint(_CONTEXT)
 
 

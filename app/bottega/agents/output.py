@@ -165,7 +165,7 @@ async def decide_alone(check: Check, text: str) -> tuple[bool, str]:
     """Return whether an answer passes a check, and the reason if the answer fails.
 
     Args:
-        check: a check whose type is in :data:`ALONE`.
+        check: a check of a type in :data:`ALONE`, which needs no model.
 
     Raises:
         LookupError: the check has another type.
@@ -181,7 +181,7 @@ async def decide_alone(check: Check, text: str) -> tuple[bool, str]:
             return found, "" if found else f"the answer did not contain {quoted(check['value'])}"
         case "json_schema":
             return await _fits(check["schema"], text)
-    raise LookupError(f"no check of type {check['type']!r} can be decided alone")
+    raise LookupError(f"a check of type {check['type']!r} needs more than the answer")
 
 
 async def unmet_check(checks: Sequence[Check], text: str) -> str | None:

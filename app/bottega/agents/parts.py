@@ -1,4 +1,4 @@
-"""Parts of a message that are not only text: images, audio, documents and other files."""
+"""Parts of messages: texts, images, audio, documents and other files."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -138,7 +138,7 @@ def content_tokens(
 ) -> int:
     """Estimate how many tokens a file needs in a prompt.
 
-    The estimate is the largest of the vendors' published rules:
+    For each kind of file, the estimate follows the published rule that gives the most tokens:
 
     - image: 1 token per 750 pixels, 85 to 1600 tokens (Anthropic; OpenAI and Gemini count less);
     - PDF: 2000 tokens per page, as text and image; 1 page per 50 KB if ``pages`` is unknown;

@@ -83,7 +83,7 @@ class ModelOptions:
         on_lost: called with the usage of a request whose answer broke off or was cancelled.
         failing: failed tries of this call in earlier attempts of the run. The provider's time limit
             for retries includes the time since the first of these tries.
-        on_warning: called with a code and a text if the provider must change or drop something.
+        on_warning: called with the code and the text of each warning for users.
         max_output_tokens: limit of output tokens from a budget, or ``None`` for no limit. If
             ``params`` has a limit too, the smaller limit applies.
         params: parameters of the model; by default the model's own values.

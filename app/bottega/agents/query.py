@@ -186,7 +186,7 @@ class PendingAnswer:
 def continued(text: str, more: str) -> str:
     """Join a cut-off text and its continuation, which may repeat some or all of the text.
 
-    A repeated part counts as an overlap if it is the whole text, or if it begins with a word and
+    A repeated part is an overlap if it is the whole text, or if it begins where a word begins and
     has at least five letters. A shorter repetition may be a coincidence, as in ``Bana`` and ``na``.
     """
     begun, said = more.lstrip(), text.strip()
@@ -247,17 +247,17 @@ Path = tuple[tuple[int, int], ...]
 
 
 def task_id_at(root: UUID, path: Path) -> UUID:
-    """Return the id of the query at a path: per level a UUIDv5 of (parent, model call, index)."""
+    """Return the id of the query at a path: a UUIDv5 of its parent's id, model call and index."""
     for call, index in path:
         root = uuid5(root, f"{call}:{index}")
     return root
 
 
 class BackgroundTask(Protocol):
-    """The asynchronous task that a query works for."""
+    """The asynchronous task to which a query belongs."""
 
     def model_call(self, query: "Query") -> AbstractAsyncContextManager[Permit]:
-        """Hold the task's slot and reserve tokens during a model call that is not replayed.
+        """Hold a slot and reserve tokens for the task during a model call that is not replayed.
 
         Raises:
             BudgetExhaustedError: too few tokens are left.
@@ -287,7 +287,7 @@ class PromptMemory(Protocol):
 
     @property
     def tools(self) -> Sequence[ToolBase]:
-        """Tools that the memory adds to the agent's tools; :meth:`compose` may change the tools."""
+        """Tools that the memory adds to the agent's tools; :meth:`compose` may change this list."""
 
     def compose(self, query: "Query", schemas: Sequence[ToolSchema]) -> Sequence[StandardMessage]:
         """Return the prompt's messages in place of ``query.agent.conversation_history``.
@@ -347,7 +347,7 @@ class Query:
 
     Attributes:
         agent: the agent that runs the query; for a stateless sub-agent, the agent's copy.
-        messages: the query's own messages in the history, including messages that arrived during
+        messages: messages of this query in the history, including messages that arrived during
             the query.
         parent: the query whose tool call started this query, or ``None`` for the root.
         path: position in the tree of queries, the same in every replay; empty for the root.
@@ -426,7 +426,7 @@ class QueryObserver:
     """
 
     def query_started(self, query: Query) -> None:
-        """Record a query's start: the history has its messages, but no model call was made yet."""
+        """Record a query's start: its messages are in the history, but no model was called yet."""
 
     def query_ended(self, query: Query, response: AssistantResponse) -> None:
         """Record the end of a query that succeeded or failed; not called after a cancellation."""
@@ -446,7 +446,7 @@ class QueryObserver:
 
 
 class Recorder(QueryObserver):
-    """Executor of queries' calls. Subclasses may record and replay calls; this class does neither.
+    """Executor of the calls of queries. Subclasses may record and replay calls, unlike this class.
 
     Attributes:
         swarm: the run's ``Swarm`` of asynchronous sub-agents, or ``None`` before it exists.
@@ -526,7 +526,7 @@ class Recorder(QueryObserver):
         """Record recalled publications added to the history, with their cosines (-1 to 1)."""
 
     def sources_of(self, query: Query) -> Collection[str] | None:
-        """Return the agents whose publications an earlier attempt read, or ``None``."""
+        """Return the agents whose publications an earlier attempt read; ``None``: none."""
         return None
 
     def version_of(self, query: Query) -> int | None:

@@ -81,8 +81,8 @@ def fence(content: str) -> str:
 def unheld(digest: str, content: str) -> str:
     """Return the shortest prefix of ``digest`` that does not occur in ``content``.
 
-    The search ignores case, and treats variants and look-alikes of a letter as the same letter. The
-    search skips characters that are not hexadecimal digits.
+    The search ignores case, and all characters of ``content`` that are not hexadecimal digits.
+    Variants and look-alikes of a letter count as this letter.
     """
     plain = content
     if not plain.isascii():
@@ -201,7 +201,7 @@ class RecallEmbedder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A publication's vector, as a row of a batch of vectors that may not be computed yet."""
+    """Place of a publication's vector: a row of a batch, which may not be computed yet."""
 
     content: str
     batch: "asyncio.Task[Vectors]"

@@ -65,7 +65,7 @@ async def abandonable(tool: ToolBase, call: ToolCall) -> object:
 
 
 async def _outcome(tool: ToolBase, call: ToolCall) -> object:
-    """Return the tool's result or its error. A raised SystemExit would stop the event loop."""
+    """Return the tool's result or its error; if raised, SystemExit would stop the event loop."""
     try:
         return await tool.execute(call)
     except (Exception, SystemExit) as error:
@@ -139,7 +139,7 @@ class _Calls:
         self.appended: list[ToolResult] = []
 
     async def carry_out(self) -> None:
-        """Execute the calls concurrently, except calls that wait as :func:`waiting_for` says."""
+        """Execute the calls concurrently, each after the calls that :func:`waiting_for` returns."""
         if len(self.calls) == 1:
             await self._one(0)
             return
@@ -233,7 +233,7 @@ class _Calls:
         return result.model_copy(update={"annotations": given})
 
     async def append(self, index: int) -> None:
-        """Run BEFORE_HISTORY_UPDATE on a call's answer. Append the answer to the history."""
+        """Run the hooks of BEFORE_HISTORY_UPDATE on an answer; append the answer to the history."""
         result = self.results[index]
         assert result is not None
         if AgentEvent.BEFORE_HISTORY_UPDATE in self.query.agent.hooks:
@@ -301,7 +301,7 @@ async def execute_tool(tool: ToolBase | None, call: ToolCall, tools: Toolbox) ->
 
 
 def must_escape(tool: ToolBase, error: BaseException) -> bool:
-    """Return true for errors that end the query: outdated attempts, bugs, a sub-query's errors."""
+    """Return true if an error ends the query: an outdated attempt, a bug, a sub-agent's error."""
     return isinstance(tool, SubAgentWrapper) or isinstance(
         error, FencedError | HookContractError | HistoryError
     )

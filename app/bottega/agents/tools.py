@@ -78,7 +78,8 @@ class ToolBase(ABC):
         timeout_s: time limit of one call in seconds, or ``None`` if only the run's deadline
             applies.
         idempotent: true if a call interrupted by a crash may be repeated.
-        local: true if the tool has no effect outside the run, so calls need no step stored before.
+        local: true if the tool has no effect outside the run, so calls do not wait until a
+            step is stored.
         subagents: agents that the tool calls.
         approval: rule that says which calls a person must approve, or ``None`` for no call.
         expires_s: seconds within which people must decide.
@@ -94,7 +95,7 @@ class ToolBase(ABC):
     expires_s: float = EXPIRES_S
 
     def interrupt(self, tool_call: ToolCall) -> Interrupt | None:
-        """Return a request to people whose answer replaces :meth:`execute`, or ``None``."""
+        """Return a request to people, or ``None``. The people's answer replaces :meth:`execute`."""
         return None
 
     def needed_approval(self, tool_call: ToolCall) -> Interrupt | None:
@@ -121,7 +122,7 @@ class ToolBase(ABC):
         """Execute one call; the model reads any exception as an ERROR result."""
 
     def replayed(self, tool_call: ToolCall) -> None:  # noqa: B027 (most tools do not override this)
-        """Repeat the call's effects in memory after its result was replayed from the journal."""
+        """Repeat the call's changes of Python objects after its result was replayed."""
 
     @cached_property
     def schema(self) -> ToolSchema:
