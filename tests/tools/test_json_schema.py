@@ -264,7 +264,7 @@ def nested(depth: int) -> dict[str, Any]:
         ({"properties": {"a": {"type": "strng"}}}, "not a valid JSON Schema: properties.a.type"),
         ({"properties": {"a": {"minimum": "1"}}}, "not a valid JSON Schema"),
         ({"properties": {"a": {"items": [5]}}}, "not a valid JSON Schema"),
-        ({"properties": {"a": {"$ref": 5}}}, "must look like"),
+        ({"properties": {"a": {"$ref": 5}}}, "must be '#'"),
         ({"$defs": [1]}, "not a valid JSON Schema"),
         ({"$defs": {"unused": {"properties": []}}}, "not a valid JSON Schema"),
         ({"properties": {"a": {"dependencies": {"b": 5}}}}, "not a valid JSON Schema"),

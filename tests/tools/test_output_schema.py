@@ -86,8 +86,8 @@ def test_what_is_not_json_is_a_violation(text: str) -> None:
 @pytest.mark.parametrize(
     ("schema", "why"),
     [
-        ({"$ref": "https://example.com/schema.json"}, "must look like"),
-        ({"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "refers to itself"),
+        ({"$ref": "https://example.com/schema.json"}, "must be '#'"),
+        ({"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "leads back to itself"),
         ({"type": "objekt"}, "not a valid JSON Schema"),
         ({"type": "object", "$dynamicRef": "#x"}, "not supported"),
         ({"description": "x" * 65_600}, "longer than 65536 bytes"),

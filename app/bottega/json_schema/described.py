@@ -159,7 +159,7 @@ class DescribedModel(BaseModel):
     Pydantic builds a model's validator at its first use, because a process uses only few models.
 
     Attributes:
-        shows: model of a request body, whose descriptions this answer uses for the same fields.
+        shows: model of a request body. Fields without docstrings get their descriptions from it.
     """
 
     model_config = ConfigDict(defer_build=True)
@@ -200,7 +200,6 @@ def _shown_texts(body: type[BaseModel], answer: type[BaseModel]) -> Mapping[str,
 
 @functools.cache
 def _file_texts(module: str) -> Mapping[str, Mapping[str, str]]:
-    """Return the docstrings of fields in a module, by the names of class and field."""
     tree = ast.parse(inspect.getsource(sys.modules[module]))
     return {
         each.name: dict(_texts_below(each)) for each in tree.body if isinstance(each, ast.ClassDef)

@@ -1,10 +1,10 @@
 """Users' JSON Schemas: validation of a schema, and of values by a schema. Pure.
 
 The module converts schemas of older drafts to draft 2020-12. The module omits keywords that only
-describe, and refuses keywords that it cannot apply. The cost of a schema is limited: the schema's
-size, its patterns (:mod:`bottega.json_schema.patterns`) and the steps of a check have limits, and
-each ``$ref`` must refer to the same document. A recursive ``$ref`` is allowed: a check follows the
-``$ref`` as deep as the checked value is nested.
+describe, such as ``title``, and refuses keywords that it cannot apply. The cost of a schema is
+limited: the schema's size, its patterns (:mod:`bottega.json_schema.patterns`) and the steps of a
+check have limits, and a ``$ref`` must refer to a part of its own schema. A recursive ``$ref`` is
+allowed: a check follows the ``$ref`` as deep as the checked value is nested.
 """
 
 import json
@@ -225,7 +225,7 @@ class _Modern:
     Each subschema is converted once, even if differently spelled references lead to it.
 
     Attributes:
-        targets: the converted schemas to which a check may follow a reference, by reference.
+        targets: the converted schemas, each by the reference that leads to the schema.
         patterns: patterns by their JSON Pointers in the original schema, except in unused
             definitions.
     """
@@ -266,7 +266,7 @@ class _Modern:
             elif keyword == "dependencies":
                 self._split(value, at, modern)
             elif keyword in _DEFINITIONS:
-                self._named(value, at)  # only a check: `_use` adds the definitions in use
+                self._named(value, at)  # only checked here: `_use` adds the definitions in use
             elif keyword in _RULES:
                 modern[keyword] = value
             elif keyword in _MANY:
@@ -334,7 +334,7 @@ class _Modern:
         except CycleError as error:
             named = next(f"#{place}" for place in error.args[1] if f"#{place}" in self.targets)
             raise InvalidInputError(
-                f"$ref '{named[:100]}' refers to itself for the same value"
+                f"$ref '{named[:100]}' leads back to itself, so a check would never end"
             ) from None
 
     def _target(self, reference: str) -> tuple[Schema, str]:
@@ -381,7 +381,7 @@ def _inner(schema: dict[str, Any]) -> Iterator[tuple[str, Schema]]:
 
 def _within(reference: Any) -> str:
     if not isinstance(reference, str) or (reference != "#" and not reference.startswith("#/")):
-        raise InvalidInputError(f"$ref '{str(reference)[:100]}' must look like #/$defs/name")
+        raise InvalidInputError(f"$ref '{str(reference)[:100]}' must be '#', or begin with '#/'")
     return "#" + unquote(reference[1:])
 
 
