@@ -168,7 +168,7 @@ class UserFacts:
         self.shown: Sequence[str] = ()
 
     async def recalled(self) -> dict[str, Any] | None:
-        """Return the data of a ``context.recalled`` event with the confirmed facts; ``None``: none.
+        """Return the confirmed facts as data of a ``context.recalled`` event; ``None``: no facts.
 
         The text has a numbered line for each fact, newest first. If the facts have more than
         :data:`_MOST_TOKENS` tokens, the text omits the oldest facts.

@@ -2,8 +2,8 @@
 
 Equal histories give equal prompts, so a resumed run has the same prompts.
 
-If a prompt is too long, copies with shorter texts replace messages, or whole blocks of messages are
-omitted from the prompt. The history itself never changes.
+If a prompt is too long, it contains shortened copies of messages, or omits blocks of messages. The
+history itself never changes.
 """
 
 import re
@@ -205,7 +205,7 @@ class RunMemory:
     the task, retrieved memory and the list of removed messages.
 
     Attributes:
-        facts: text with facts about the user, with which the fenced message begins.
+        facts: text with facts about the user. The fenced message begins with this text.
 
     Args:
         working: the working memory, which has the task and retrieved memory before the query. The
@@ -235,8 +235,8 @@ class RunMemory:
         self._by_ref: dict[str, StandardMessage] = {}
         self._has_own_recall = False  # true: the agent itself has a tool with the name of RECALL
         self._query: Query | None = None
-        self._history: list[StandardMessage] = []  # at the last prompt
-        self._blocks: list[Block] = []  # of this history
+        self._history: list[StandardMessage] = []  # the history at the last prompt
+        self._blocks: list[Block] = []  # the blocks of ``_history``
         self._schemas: Sequence[ToolSchema] = ()
         self._schema_tokens = 0
         self._base = ""
@@ -321,7 +321,6 @@ class RunMemory:
         )
 
     def _messages(self, *, left: bool) -> list[PromptMessage]:
-        """Return the history's messages that the prompt omits, or all others."""
         return [each for block in self._blocks for each in block.messages if each.left is left]
 
     @property
@@ -349,7 +348,7 @@ class RunMemory:
                 self._known[id(message)] = known
         for block in blocks_of([self._known[id(message)] for message in new], pinned):
             if block.pinned or not all(each.left for each in block.messages):
-                # a block is removed only as a whole; hooks may have changed its messages
+                # Hooks may have changed the blocks. A prompt never omits only a part of a block.
                 for each in block.messages:
                     each.left = False
             self._take(block)

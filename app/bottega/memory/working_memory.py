@@ -86,7 +86,7 @@ class Entry:
     """An entry of a section.
 
     Attributes:
-        reference: reference with which a model recalls the whole text; empty: never shortened yet.
+        reference: reference with which a model recalls the whole text; empty until it is shortened.
         whole: number of tokens of the whole line.
         turn: number of the subtask that added the entry; 0: the entry is not a result.
         pruned: true: prompts contain a summary, even if the section has room.
@@ -187,10 +187,10 @@ class WorkingMemory:
         # Kind and JSON value of a variable, by kind of entry, scope, subtask (or empty) and name.
         self._variables: dict[Key, tuple[VariableKind, Any]] = {}
         self._entries: dict[Area, dict[Key, Entry]] = {part: {} for part in Area}
-        frame = _gone(10**9, "m" * 12, "m" * 12)  # a section has also a title and empty lines
+        frame = _gone(10**9, "m" * 12, "m" * 12)  # a section also has a title and empty lines
         self._frame = self.count(frame) + max(map(self.count, _TITLES.values())) + 4
         self._referred: dict[str, None] = {}  # references of results that later results use
-        self._turn = self._skipped = 0  # number of results, and number of them in another memory
+        self._turn = self._skipped = 0  # results in total, and results in another memory
         self._others = 0  # number of ``v`` references
         self._subtask = ""
         self._warned: set[str] = set()
@@ -217,7 +217,7 @@ class WorkingMemory:
         Args:
             criteria: criteria for success.
             plan: steps of the plan. The plan's entry is warm; all other entries are hot (``Heat``).
-            by: the source of criteria and plan, which the titles in prompts name.
+            by: source of the criteria and the plan. Their titles in prompts contain this text.
         """
         self._note(Area.TASK, _DESCRIPTION[-1], task)
         lists = {
@@ -327,7 +327,7 @@ class WorkingMemory:
         return reference
 
     def skip(self, results: int) -> None:
-        """Skip the numbers of results that a different memory has stored."""
+        """Skip the numbers of results that a different memory has, so each number is used once."""
         self._turn += results
         self._skipped += results
 
@@ -404,7 +404,7 @@ class WorkingMemory:
     def prune(self) -> None:
         """Shorten traces, and unused results that are more than 5 subtasks old.
 
-        The method removes retrieved texts that were never read."""
+        The method also removes retrieved texts that were never read."""
         for entry in self._all:
             entry.pruned |= self._heat(entry) == Heat.COLD
         retrieved = self._entries[Area.RETRIEVED]

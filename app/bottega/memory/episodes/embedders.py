@@ -33,11 +33,11 @@ CROSS JOIN LATERAL (
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedQuery:
-    """A query's vector, its embedder's name and the minimum relevant cosines, or three ``None``.
+    """A query's vector, its embedder and the minimum relevant cosines; ``None``: no vector.
 
     Attributes:
-        compared: what a search compares: only ``words``, or with a vector also ``spelling`` or
-            ``meaning``, depending on the embedder.
+        compared: what the vectors represent: ``spelling`` or ``meaning``, depending on the
+            embedder. ``words``: without a vector, a search compares only words.
     """
 
     vector: "Vector | None" = None

@@ -246,7 +246,7 @@ class EmbeddingWorker:
                 await self._measure(tenant_id, name, before)
 
     async def measure(self, tenant_id: UUID) -> None:
-        """Measure a tenant's frequent words and background, which searches need.
+        """Measure a tenant's frequent words, and the background of its cosines, for searches.
 
         Raises:
             ModelError, UnavailableError: the embedder failed.
@@ -265,8 +265,8 @@ class EmbeddingWorker:
 
         Args:
             name: name of the embedder.
-            before: number of episodes at the last measurement; the method does nothing until the
-                number of episodes reaches the next number in :data:`GROWN`. -1: measure again.
+            before: number of episodes at the last measurement. The method does nothing until the
+                number reaches the next number in :data:`GROWN`. -1: no growth is necessary.
 
         Raises:
             ModelError, UnavailableError: the embedder failed.
@@ -327,7 +327,7 @@ class EmbeddingWorker:
             # An embedder's name is final only after the embedder's first call.
             await self._embedders.paid_by(tenants[0]["id"]).embed(["."])
         except BudgetExhaustedError:
-            return float("inf")  # the slow poll tries again
+            return float("inf")  # a later poll tries again
         name = self._embedders.current.name
         tenants = await self._pool.fetch(_OTHERS, name)
         for row in tenants:

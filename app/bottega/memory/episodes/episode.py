@@ -60,14 +60,14 @@ _DAYS = {StorageState.MATURE: 30, StorageState.AGED: 180, StorageState.ARCHIVED:
 
 
 def ended_before(stage: StorageState, now: datetime) -> datetime:
-    """Return the time before which an episode must have ended to be due for ``stage``."""
+    """Return a time. Episodes that ended before this time are due for ``stage``."""
     return now - timedelta(days=_DAYS[stage])
 
 
 SEARCHABLE = frozenset((StorageState.ACTIVE, StorageState.MATURE, StorageState.AGED))
 
 OWN_RUN, READ_OUTSIDE, IMPORTED = 3, 2, 1
-"""Levels of trust: an own run, an own run that read external text, and an import."""
+"""Levels of trust: a run of this service, a run that read external text, and an import."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """Record of a finished run; ``docs/explain/memory.md`` describes the fields of its parts.
+    """Record of a finished run; ``docs/explain/memory.md`` describes the keys of its objects.
 
     Attributes:
         at: time at which the run ended.
@@ -125,7 +125,7 @@ class Episode:
         outcome: outcome of the run at the run's end; ``state.label`` overrides this outcome.
         failure_signature: signature of the first failure (:mod:`bottega.memory.text.signature`).
         failure_signatures: signatures of all failures in order, without duplicates.
-        trust: 3 for an own run, 2 for an own run that read external text, 1 for an import.
+        trust: 3 for a run of this service, 2 if this run read external text, 1 for an import.
         origin: keys ``principal``, ``run``, ``tool``.
         task: keys ``original_input``, ``goals``, ``constraints``, ``context``, ``complexity``.
         execution: keys ``plan``, ``adaptations``, ``duration_s``, ``resources``.

@@ -93,8 +93,8 @@ _MOVE = "SELECT move_bodies($1, $2::jsonb)"
 _WINDOW = timedelta(days=7)
 """Maximum time between the first and the last episode of a consolidated group."""
 
-# Time before which the first episode of a group must be: at least a week before the oldest active
-# episode, because an active episode may mature late, and then belong to the group.
+# The first episode of a group must have ended before this time, at least a week before the oldest
+# active episode. Otherwise an active episode that matures late could belong to the group.
 _READY = """
 SELECT least($2, (SELECT min(at) FROM episode_state
                   WHERE tenant_id = $1 AND state = 'active')) - $3::interval
@@ -469,8 +469,8 @@ def as_one(
 
     The ``metadata["consolidated"]`` of the new episode has ``representative_id``, ``instances``,
     ``structure`` (the values that all members have in common, by JSON pointer), ``variations`` and
-    ``statistics``. A variation has the id of a member, and in ``diff`` at most 20 of the member's
-    values, shortened, that are not in ``structure``.
+    ``statistics``. A variation has the id of a member, and ``diff``: at most 20 shortened values
+    of the member that are not in ``structure``.
 
     Args:
         members: two or more episodes of one user, session and agent, oldest first.

@@ -165,9 +165,9 @@ def _above_lowest(cosines: Sequence[float | None]) -> list[float]:
 
 
 def _stretched(sums: Sequence[float]) -> list[float]:
-    """Scale the 20 best sums (or the better half) to the range 0 to 1; the other sums become 0.
+    """Scale the best sums to the range 0 to 1; all other sums become 0.
 
-    If the sums to scale are equal, all of them become 1."""
+    The best sums are the better half, but at least 20. If they are equal, they become 1."""
     better = sorted(sums, reverse=True)[: max(20, len(sums) // 2)]
     if not better or better[0] == better[-1]:
         return [float(each == better[0]) for each in sums]

@@ -140,7 +140,7 @@ async def candidates(
         embedder: name of the vector's embedder; the search ignores vectors of all other embedders.
         aged_before: the search finds an episode that ended before this time only if the cosine is
             at least 0.8.
-        by: the text of each episode for :attr:`Candidate.cosine`. To find candidates, the search
+        by: the text that is compared for :attr:`Candidate.cosine`. To find candidates, the search
             always compares the vectors of tasks.
         tenant_id: the tenant; ``None``: the transaction's tenant.
     """

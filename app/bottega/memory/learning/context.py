@@ -59,7 +59,7 @@ class TaskContext:
 class Lesson:
     text: str
     name: str | None = None
-    category: Category = Category.DOMAIN  # of ``OF_RUN``: good if the whole run succeeded
+    category: Category = Category.DOMAIN  # if in ``OF_RUN``, the whole run's success decides
     uses: tuple[str, ...] = ()  # tools and agents that the lesson recommends
 
 
@@ -91,7 +91,7 @@ async def context_for_task(
     known: Features = EMPTY,
     k: int = 5,
 ) -> TaskContext:
-    """Retrieve memory that may help with a task, outside of the experiment with patterns.
+    """Retrieve memory for a task that takes no part in the experiment with patterns.
 
     The result has all validated patterns that apply (the experiment withholds none) and no
     candidates.

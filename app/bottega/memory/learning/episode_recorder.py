@@ -324,7 +324,7 @@ class EpisodeRecorder:
         answer = "" if output is None else self._clean(as_text(output))
         failed_tasks = sum(not well for well in self._tasks.values())
         quality: dict[str, Any] = {"stop_reason": stop_reason, "failed_tasks": failed_tasks}
-        if self._suspicion:  # stored, but never retrieved or learned from
+        if self._suspicion:  # later runs neither get the episode nor learn from it
             quality["quarantined"] = self._suspicion
         told = Episode(
             id=episode_id_of(about.run_id),

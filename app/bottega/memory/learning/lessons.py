@@ -99,8 +99,8 @@ async def change(
         NotFoundError: the lesson does not exist.
         ConflictError: the lesson was removed (``removed``), or the user has too many pinned lessons
             (``too_many_pinned``).
-        InvalidInputError: the new text looks like an order to a model, or no agent is known for
-            whose runs the lesson could be released.
+        InvalidInputError: the new text looks like an order to a model, or the lesson cannot be
+            released because it has no agent.
     """
     now = await get(connection, tenant_id, lesson_id, lock=True)
     if now["state"] == "removed":

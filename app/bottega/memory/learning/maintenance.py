@@ -66,7 +66,7 @@ class Job:
     created_at: datetime
     tries: int = 0  # number of claims
     progress: Mapping[str, Any] = field(default_factory=dict)  # counts by name of the stage
-    report: Mapping[str, Any] | None = None  # counts of the last stage, at the end
+    report: Mapping[str, Any] | None = None  # counts of the last stage, when the job is done
     error: str | None = None
     started_at: datetime | None = None
     ended_at: datetime | None = None
@@ -487,7 +487,7 @@ def stages_of(
     Args:
         measure: function that measures how similar a tenant's texts are, for searches.
         connect: a function that opens a connection as :data:`bottega.db.migrate.ROLE`.
-        now: the time from which the age of episodes is counted.
+        now: clock that determines the age of episodes.
     """
 
     async def care(job: Job) -> Counts:

@@ -1,8 +1,8 @@
 """Mining: search, without a model, for behaviour that successful runs have in common.
 
 Mining finds the order in which runs called sub-agents, and calls that helped after an error. A
-finding is only a guess, because the runs that succeeded more often with this behaviour chose the
-behaviour themselves. So the finding becomes a candidate, which the experiment tests in other runs.
+finding is only a guess: the runs chose the behaviour themselves, so their success may have another
+cause. Therefore the finding becomes a candidate, which the experiment tests in other runs.
 Mining does not learn the order or the choice of tools, because this advice helped no run in the
 benchmarks of learning.
 
@@ -269,9 +269,9 @@ class _Item(NamedTuple):
 def mine(episodes: Iterable[Observed]) -> list[Pattern]:
     """Return candidates, each with a fingerprint and the episodes that have the behaviour.
 
-    The order of the episodes does not change the result. Episodes of trust 2 are mined separately,
-    and a finding that episodes of trust 3 also give is not repeated. The running time is linear in
-    the number of episodes, except for sorting.
+    The order of the episodes does not change the result. Episodes of trust 3 and episodes of trust
+    2 are mined separately; of two equal findings, the result has the finding of trust 3. The
+    running time is linear in the number of episodes, except for sorting.
     """
     ordered = without_private_texts(sorted(set(episodes), key=_age))
     found: dict[str | None, Pattern] = {}
@@ -312,7 +312,7 @@ class _Finding(NamedTuple):
     gain: float  # difference of the expected success rates with and without the behaviour
     with_it: Tally
     without: Tally
-    supporters: tuple[UUID, ...]  # the successful episodes with the behaviour, by age
+    supporters: tuple[UUID, ...]  # the successful episodes with the behaviour, oldest first
 
 
 def _found(subject: _Subject, items: Sequence[_Item]) -> list[_Finding]:
@@ -335,7 +335,7 @@ def _found(subject: _Subject, items: Sequence[_Item]) -> list[_Finding]:
         if gain >= max(0.1, 1.5 * sqrt(with_it.variance + without.variance)):
             supporters = tuple(each.episode.episode_id for each in having[uses] if each.good)
             affects: Names = ()
-            # also the calls that other runs often made instead, to judge runs without the pattern
+            # Runs without the pattern are judged by the calls that runs often made instead.
             if subject.category is Category.RECOVERY:
                 instead = [each for each in often if each != uses][: _MOST_NAMES - 1]
                 affects = tuple(sorted({*uses, *chain.from_iterable(instead)}))

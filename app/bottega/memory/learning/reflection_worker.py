@@ -51,8 +51,8 @@ _TRACES = """
 SELECT episode_id, content FROM episode_bodies
 WHERE tenant_id = $1 AND episode_id = ANY ($2) AND part = 'trace' AND content IS NOT NULL
 """
-# A run's outcome is also the result of the run's patterns of the categories OF_RUN, even after a
-# merge. If the run's episode is no longer evidence, none of the run's patterns has a result.
+# For patterns of the categories OF_RUN, the run's outcome is the result, even after patterns were
+# merged. If the run's episode is no longer evidence, none of the run's patterns has a result.
 _JUDGED = """
 UPDATE pattern_applications a SET good = n.good
 FROM unnest($2::uuid[], $3::boolean[], $4::boolean[]) AS n(episode_id, good, counts), patterns p

@@ -62,7 +62,7 @@ class Adherence:
     def __init__(self) -> None:
         self._shown: dict[tuple[str, int], _Shown] = {}
         self._begun = 0
-        self._open: dict[Any, int] = {}  # the open calls and tasks, each with its number, from 1
+        self._open: dict[Any, int] = {}  # open calls and tasks, numbered from 1 as they begin
         self._asked: Counter[str] = Counter()
         self._tasks: set[UUID] = set()
 

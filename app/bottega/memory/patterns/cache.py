@@ -123,13 +123,13 @@ class PatternCache:
 
     @asynccontextmanager
     async def changing(self, tenant_id: UUID) -> AsyncIterator[PatternStore]:
-        """Open a transaction for changes; then drop the tenant's matcher in this process."""
+        """Open a transaction for changes; after it, drop the tenant's matcher in this process."""
         async with acting_as(self.pool, tenant_id) as connection:
             yield self.store(connection, tenant_id)
         self.forget(tenant_id)
 
     def store(self, connection: asyncpg.Connection, tenant_id: UUID) -> PatternStore:
-        """Return a tenant's patterns in a transaction. At its end, the caller calls ``forget``."""
+        """Return a tenant's patterns in a transaction; call :meth:`forget` after its end."""
         return PatternStore(connection, tenant_id, self.clock())
 
     def forget(self, tenant_id: UUID) -> None:
@@ -204,7 +204,8 @@ class PatternCache:
     async def matcher(self, tenant_id: UUID) -> Matcher:
         """Return the matcher of a tenant's patterns, which may lack the latest changes."""
         loading = asyncio.ensure_future(self._matcher(tenant_id))
-        loading.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved
+        # The callback retrieves the error, so asyncio does not log it.
+        loading.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(loading)  # loading continues if the caller is cancelled
 
     async def _matcher(self, tenant_id: UUID) -> Matcher:

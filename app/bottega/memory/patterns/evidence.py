@@ -1,7 +1,7 @@
 """The experiment with a pattern: each run gets a random arm, and the results are the evidence.
 
-A run counts towards the arm that it was assigned, even if the run did not follow the pattern,
-because runs ignore some bad patterns.
+A run counts towards the arm that it was assigned, even if the run did not follow the pattern.
+Otherwise the evidence would lack the runs that ignored a pattern because it was bad.
 
 A run that got the pattern is an *application*. A test after each application would sooner or later
 find significance in noise. So there are only four interim tests, after 8, 16, 32 and 64
@@ -88,7 +88,7 @@ class Comparison(NamedTuple):
 
     given: Tally = Tally()
     without: Tally = Tally()  # runs without the pattern, assigned by the experiment or reported
-    known_rate: float | None = None  # success rate without the pattern that clients reported
+    known_rate: float | None = None  # reported success rate of tasks without the pattern
 
     @property
     def baseline(self) -> Baseline:
@@ -101,15 +101,15 @@ class Comparison(NamedTuple):
 
     @property
     def p_better(self) -> float:
-        """The p-value of "the pattern does not help": Fisher's exact test, or the binomial test if
-        there are no runs without the pattern; both tests are one-sided."""
+        """The p-value of the hypothesis that the pattern does not help. The test is one-sided:
+        Fisher's exact test, or the binomial test if there are no runs without the pattern."""
         if self.without.n:
             return fisher_p(self.given, self.without)
         return binomial_p(self.given, self.baseline.rate)
 
     @property
     def p_worse(self) -> float:
-        """The p-value of "the pattern does no harm", by the same tests as :attr:`p_better`."""
+        """The p-value of the hypothesis that the pattern does no harm; see :attr:`p_better`."""
         if self.without.n:
             return fisher_p(self.without, self.given)
         return binomial_p(self.given.bad, 1 - self.baseline.rate)
@@ -205,8 +205,9 @@ def _sum(logarithms: Iterable[float]) -> float:
 def uniform(salt: UUID, run: UUID, pattern_id: UUID, version: int, kind: str) -> float:
     """Return a uniformly distributed number in [0, 1); numbers of different kinds are independent.
 
-    The number is a hash of the arguments, so a resumed run keeps its arm; a retry keeps it because
-    ``run`` is then the first run. The secret salt prevents a task's author from choosing the arm.
+    The number is a hash of the arguments, so a resumed run keeps its arm. A retry of a run gets
+    the arm of the first run, because ``run`` is then the id of the first run. The salt is secret,
+    so the author of a task cannot choose the arm.
     """
     said = b"".join((salt.bytes, run.bytes, pattern_id.bytes, f"{version} {kind}".encode()))
     # Use 53 bits: a float has no more bits, and further bits could round the number up to 1.
@@ -238,8 +239,8 @@ class Side(NamedTuple):
     lately: Tally = Tally()  # runs of the last EVIDENCE_DAYS days
     since: Tally = Tally()  # runs in the current series of looks
     known_rate: float | None = None  # mean reported baseline, if each application has a baseline
-    seconds: float | None = None  # mean known duration
-    tokens: float | None = None  # mean known number of tokens
+    seconds: float | None = None  # mean of the known durations
+    tokens: float | None = None  # mean of the known numbers of tokens
 
 
 class Sides(NamedTuple):

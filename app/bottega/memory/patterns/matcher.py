@@ -61,7 +61,7 @@ class Rule:
         self.spoken = frozenset(said)  # features that the pattern names
         self.tests = len(said)
         self.number = pattern.key.int
-        self.settled = sum(_settled_parts(pattern).values())  # part of the score for every task
+        self.settled = sum(_settled_parts(pattern).values())  # equal for every task
 
     def applies(self, features: Features) -> bool:
         for each in self.must:  # noqa: SIM110 (faster than all())

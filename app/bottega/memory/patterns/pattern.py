@@ -209,7 +209,7 @@ class Pattern:
     lifecycle: Lifecycle = Lifecycle()
     relations: Relations = Relations()
     origin: Mapping[str, Any] = field(default_factory=dict)  # such as ``principal`` or ``mined``
-    trust: int = 1  # 3: from own runs; 2: from runs that read external texts; 1: from a client
+    trust: int = 1  # 3: from runs; 2: from runs that read external texts; 1: from a client
     fingerprint: str | None = None  # equal for equal advice and scope; ``None``: from a client
 
     @property
@@ -261,7 +261,7 @@ class Application:
     baseline_rate: float | None = None  # success rate without the pattern, if a client reports it
     episode_id: UUID | None = None
     followed: bool | None = None  # true if the run followed the pattern; ``None``: unknown
-    good: bool | None = None  # success; ``None``: no call of the run shows it
+    good: bool | None = None  # ``None``: no call shows success or failure
     features: Features = field(default_factory=lambda: EMPTY)  # features of the task
     duration_s: float | None = None
     tokens: int | None = None

@@ -65,9 +65,9 @@ class Applied(NamedTuple):
 def narrowing(applications: Sequence[Applied]) -> Narrowing | None:
     """Return the value of a feature that best separates failed from successful applications.
 
-    The difference must be significant (p < 0.01), and at least five tasks must have the value and
-    five must not; otherwise the result is ``None``. Runs of all users read a pattern, so a text
-    that is no public name must occur in tasks of at least three owners.
+    The difference must be significant (p < 0.01), at least five tasks must have the value, and at
+    least five must not have it; otherwise the result is ``None``. Runs of all users read a pattern,
+    so a text that is not a public name must occur in tasks of at least three owners.
     """
     everything = Tally.of(each.good for each in applications)
     having: defaultdict[tuple[str, str, Any], list[Applied]] = defaultdict(list)

@@ -315,11 +315,11 @@ class PatternStore:
     async def add(self, pattern: Pattern) -> Pattern:
         """Store a new pattern as a candidate of version 1, or return an existing equal pattern.
 
-        A stored pattern with the same fingerprint does not change, with one exception: if
-        maintenance has deprecated it, and at least ``LEAST_APPLICATIONS`` of the new pattern's
-        sources (the episodes in which it was found) ended later, the stored pattern gets a new
-        version. A stored twin (a pattern in use with equal category, trust, applicability and
-        content) gets the sources.
+        The sources of a pattern are the episodes in which it was found. A stored pattern with the
+        same fingerprint does not change. But if maintenance has deprecated it, and at least
+        ``LEAST_APPLICATIONS`` sources of the new pattern ended later, it gets a new version and the
+        new sources. A pattern in use with equal category, trust, applicability and content also
+        gets the new sources.
 
         Raises:
             InvalidInputError: a condition is invalid; the error's pointer locates the condition.
@@ -575,8 +575,8 @@ class PatternStore:
 def _owner(row: asyncpg.Record, trust: int) -> str | None:
     """Return the owner of the texts in an application's features; ``None``: the texts are public.
 
-    Texts without an episode are public. But if no client wrote the pattern, all texts that clients
-    report have the same owner, because a client may name any episode.
+    Texts without an episode are public. A client may name any episode in a report. So all reported
+    texts have the same owner, except in applications of a pattern that a client wrote.
     """
     if trust > IMPORTED and row["arm"] in (Arm.REPORTED, Arm.REPORTED_WITHOUT):
         return owner_of(None, None)

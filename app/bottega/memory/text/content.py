@@ -39,8 +39,8 @@ class ContentWord(NamedTuple):
     Attributes:
         counts: weight of the word: 2 for an identifier, an error code or a number of three digits
             or more; 0 for each word of a text without content words; otherwise 1.
-        run: number of the sequence of letters without spaces that contains the two letters; 0: a
-            word between spaces.
+        run: number of the sequence without spaces that contains the two letters; 0 for a word
+            that has spaces around it.
         place: index of the first of the two letters in the sequence.
     """
 
@@ -149,12 +149,12 @@ def _folded(text: str) -> str:
 
 
 def _ignored(words: Collection[str]) -> frozenset[str]:
-    """Return the folded words that are not content words in the text's language.
+    """Return the words that are not content words in the text's language.
 
-    The text's language is the language to which most of the stop words belong. If several languages
-    have equally many, the text has all these languages. If no language has two stop words in a text
-    of several words, a long word is ignored only if it is English: *todo* is a Spanish stop word,
-    and is used in English.
+    The text's language is the language with the most stop words in the text; several languages may
+    have equally many. If a text of several words has no two stop words of the same language, a word
+    of more than three letters is ignored only if it is an English stop word (*todo*, a Spanish stop
+    word, is not ignored).
     """
     by_language: dict[str, set[str]] = {}
     for word in words:
@@ -214,7 +214,6 @@ def _language(text: str) -> str:
 
 @cache
 def _cuts(language: str) -> frozenset[str]:
-    """Return words that divide a text without spaces; single letters only from courtesy.txt."""
     import stopwordsiso
 
     long = {word for word in stopwordsiso.stopwords(language) if len(word) > 1}

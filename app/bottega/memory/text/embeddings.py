@@ -113,8 +113,8 @@ def floor_of(embedder: Embedder, query: NDArray[np.float32], measured: Backgroun
 def measured_background(queries: Vectors, stored: Vectors, others: NDArray[np.bool_]) -> Background:
     """Measure the background of stored texts.
 
-    The cosines of a text are compared with the mean of all other texts, because later the mean does
-    not contain the query either.
+    The function compares the cosines of each text with the mean of all other texts, because a later
+    query is not part of the mean either.
 
     Args:
         queries: vectors of some of the texts, which were embedded as queries; shape (m, d).

@@ -127,7 +127,7 @@ def suspicious(text: str) -> str | None:
 
 
 def _places(text: str, head: str) -> Iterator[int]:
-    """Yield the positions in ``text`` at which ``head`` begins together with a word."""
+    """Yield the positions of ``head`` in ``text``, except in the middle of a word."""
     at = text.find(head)
     while at >= 0:
         if not (head[0].isalpha() and head[0].isascii() and text[at - 1].isalnum()):
