@@ -256,7 +256,7 @@ class SubagentRegistry:
         return handle
 
     def _hold_back(self, handle: SubagentHandle) -> None:
-        """Hold back a task that reads unfinished siblings' results, and queued readers of its own."""
+        """Let a task wait for siblings whose results it reads. Let its queued readers wait, too."""
         parent = handle.parent
         if parent.ancestors is None or handle.agent is None:
             return
