@@ -104,7 +104,7 @@ class Principal:
 
     @property
     def identity(self) -> Identity:
-        """Identity of the key, token or person. A revocation ends the streams of an identity."""
+        """Identity of the key, token or person. If it is revoked, its streams end."""
         if self.token is not None:
             return self.token.identity
         if self.person is not None:

@@ -142,8 +142,8 @@ def excess_subgraph(size: GraphSize, inner: Mapping[GraphRef, GraphSize]) -> int
 
 
 TOO_MANY_NODES = (
-    f"together with all graphs in it, each counted as often as it is used, the graph has more "
-    f"than {MOST_NODES_IN_ALL} nodes: use fewer or smaller graphs"
+    f"the graph and its sub-graphs, each counted at every use, have more than {MOST_NODES_IN_ALL} "
+    f"nodes: use fewer or smaller graphs"
 )
 
 

@@ -103,7 +103,7 @@ MOST_CALLS = 5_000
 
 
 class TooMuchError(Exception):
-    """The dry run reached a limit, which the error's text names."""
+    """The dry run reached a limit; the error's text names the limit."""
 
 
 @dataclass(slots=True)

@@ -413,7 +413,7 @@ async def owner_of_run(connection: AsyncConnection, tenant_id: UUID, run_id: UUI
 
 
 async def user_of(connection: AsyncConnection, tenant_id: UUID, file_id: UUID) -> str | None:
-    """Return the user of a file's session or run; ``None`` if there is no user or no such file."""
+    """Return the user of a file's session or run; ``None``: there is no user, or no file."""
     query = "SELECT o.user_id FROM files f, file_owner(f) AS o WHERE f.tenant_id = $1 AND f.id = $2"
     user: str | None = await (await driver_of(connection)).fetchval(query, tenant_id, file_id)
     return user

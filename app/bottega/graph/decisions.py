@@ -237,7 +237,7 @@ class GraphCourse:
         return [self._decided(edge, False, reason) for edge in self.rules.outgoing[name]]
 
     def _node_decision(self, name: str) -> NodeReady | NodeSkipped | None:
-        """Return the decision to start or skip a node; ``None``: decided before, or still open."""
+        """Return the decision to start or skip a node; ``None``: no new decision."""
         incoming = self.rules.incoming[name]
         found = [self.taken.get((edge.source, edge.target)) for edge in incoming]
         if self.statuses[name] != "pending" or None in found:
@@ -365,8 +365,8 @@ def arguments_of(arguments: Mapping[str, Any], outputs: Mapping[str, Any]) -> di
     """Return a tool node's arguments; replace each reference by the value it refers to.
 
     Args:
-        outputs: parsed outputs by node, the run's values (``run``), and the current list element
-            (``item``).
+        outputs: {node: parsed output}, with two more members: ``run`` (the run's values) and
+            ``item`` (the current list element).
 
     Raises:
         MissingArgumentError: a reference names a value that does not exist.

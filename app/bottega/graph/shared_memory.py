@@ -60,7 +60,7 @@ L = TypeVar("L", bound=Locked)
 
 
 def locked(method: Callable[Concatenate[L, P], T]) -> Callable[Concatenate[L, P], T]:
-    """Decorate a short method that never waits: each call then holds the object's lock."""
+    """Decorate a method: each call holds the object's lock, so the method must be short."""
 
     @functools.wraps(method)
     def run(self: L, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -125,7 +125,7 @@ def mermaid(
     """Return a Mermaid flowchart; agents in ``published`` have the class ``published``.
 
     Args:
-        labels: condition of each edge that has one, in words.
+        labels: conditions of edges in words, by edge; other edges have none.
         notes: text about a node: what the node runs, how often, and why the node was skipped.
     """
     number = {name: f"n{index}" for index, name in enumerate(nodes)}
@@ -196,7 +196,7 @@ class SharedMemoryGraph:
         clock: function that returns the current time, for the times of publications.
 
     Attributes:
-        labels: conditions in words, by edge, for drawings.
+        labels: conditions of edges in words, by edge, for drawings.
         skipped: reason why a node was skipped, by node, for drawings.
         notes: text about what a node runs and how often, by node, for drawings.
         relays: nodes that have no answers, and pass on the publications that they read.
@@ -263,7 +263,7 @@ class SharedMemoryGraph:
         dst: str,
         policy: PropagationPolicy | str = PropagationPolicy.FINAL_RESPONSE_ONLY,
     ) -> None:
-        """Add an edge from ``src`` to ``dst``, and missing nodes; or change an edge's policy.
+        """Add an edge and its missing nodes; if the edge exists, change its policy.
 
         Raises:
             CycleError: the edge would close a cycle; the graph is unchanged.
@@ -428,8 +428,8 @@ class SharedMemoryGraph:
         """Restore an earlier publication with its version and time.
 
         Returns:
-            False if the graph does not have the agent, or already has a publication that is not
-            older.
+            False if the graph does not have the agent, or has a publication of the agent with the
+            same or a higher version.
         """
         node = self._nodes.get(publication.agent_id)
         if node is None or (
@@ -541,7 +541,7 @@ class SharedMemoryGraph:
         items = []
         now: datetime | None = None
         for node, policy in sources:
-            published = node.published  # read once, because a different thread may publish now
+            published = node.published  # read once, because another thread may publish at any time
             if published is None:
                 continue
             publication = published.publication

@@ -1,10 +1,10 @@
 """SVG drawing of a graph that marks the agents with a publication.
 
 The agents of a column can run at the same time, after the agents of earlier columns. An edge that
-skips columns runs on a track, a horizontal line above or below all boxes; edges with equal source
-and policy share a track. Agents without edges are in the last columns. All lengths are in px. The
-drawing has no background, and follows the viewer's light or dark mode. The drawing uses no ids, so
-a page can contain several drawings.
+skips columns runs on a track, a horizontal line above or below all boxes; edges with the same
+source and policy share a track. Agents without edges are in the last columns. All lengths are in
+px. The drawing has no background, and follows the viewer's light or dark mode. The drawing uses no
+ids, so a page can contain several drawings.
 """
 
 import re
@@ -25,7 +25,7 @@ _MARGIN = 20.0
 _BOX_GAP = 32.0  # gap between two boxes of a column
 _COLUMN_GAP = 84.0
 _TRACK_GAP = 11.0
-_LONE_PER_COLUMN = 4  # boxes without edges per column, or as many as the largest column has
+_LONE_PER_COLUMN = 4  # boxes in a column without edges; more if another column has more
 _POLICIES = {
     PropagationPolicy.FINAL_RESPONSE_ONLY: ("final answer", "#7d8590", "none"),
     PropagationPolicy.TOOL_RESULTS: ("with tool results", "#3b82f6", "8 4"),
@@ -69,10 +69,10 @@ class Box(NamedTuple):
 def draw_svg(graph: SharedMemoryGraph) -> str:
     """Draw the graph as an SVG document; equal graphs give equal documents.
 
-    The root element has the class ``bottega-graph``. A node is a ``g.node`` with its number in
-    topological order as ``data-node``, and the class ``published`` if it has a publication. An edge
-    is a ``path`` with ``data-edge`` (source and target number). Positions and sizes do not depend
-    on publications.
+    The root element has the class ``bottega-graph``. A node is a ``g.node``; its ``data-node`` is
+    its number in topological order. A node with a publication also has the class ``published``. An
+    edge is a ``path``; its ``data-edge`` is the numbers of source and target. Positions and sizes
+    do not depend on publications.
     """
     names = graph.get_topological_order()
     if not names:

@@ -631,9 +631,9 @@ _REFERRING = ("arguments", "for_each", "loop")
 
 
 async def _answer_schemas(caller: Caller, content: Mapping[str, Any], graphs: Graphs) -> Schemas:
-    """Return the output schemas of the graph's agents if the graph refers to members of answers.
+    """Return the output schemas of the graph's existing agents, by name.
 
-    The result leaves out agents that do not exist.
+    The result is empty if the graph does not refer to members of answers.
     """
     asks = any("when" in edge for edge in content["edges"])
     if not asks and all(name not in node for node in content["nodes"] for name in _REFERRING):

@@ -61,7 +61,7 @@ from bottega.tenants import audit
 
 
 class MinedPattern(Answer):
-    """A pattern found in the run's episode. The episode is no evidence for the pattern."""
+    """A pattern found in the run's episode. The episode does not count as its evidence."""
 
     id: UUID
     name: str

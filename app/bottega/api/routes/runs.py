@@ -671,7 +671,7 @@ async def create(
     except Exception as error:
         if not is_transient(error):
             raise
-        return run  # the server has accepted the run, but cannot wait for its end now
+        return run  # the run is accepted, but this process cannot wait for the run's end now
     async with service.database.begin(tenant) as tx:
         return await read.get(tx, tenant, run_id)
 

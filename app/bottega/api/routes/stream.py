@@ -352,7 +352,7 @@ class Family:
     _following: dict[asyncio.Task[None], UUID] = field(default_factory=dict)
     _ended: set[UUID] = field(default_factory=set)
     _places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_AT_ONCE))
-    # The queue holds one entry at most, so that a slow client also slows down the runs' readers.
+    # The queue holds one entry at most: so the runs' readers are never faster than the client.
     _frames: asyncio.Queue[list[Frame] | None] = field(default_factory=lambda: asyncio.Queue(1))
 
     async def frames(self) -> AsyncGenerator[list[Frame]]:

@@ -119,8 +119,7 @@ async def watch(socket: WebSocket) -> None:
         await _watch(socket)
 
 
-# Use Starlette's kind of route: FastAPI's route would resolve dependencies, and this route has no
-# dependencies.
+# Use a route of Starlette: a route of FastAPI would also look for dependencies, and there are none.
 router.add_websocket_route(f"{router.prefix}/{{run_id}}/ws", watch)
 
 

@@ -97,7 +97,7 @@ class KeylessRates:
         return self._limits.look(_place(self.client(scope)))
 
     def client(self, scope: Scope) -> _Address | None:
-        """Return the client's address: the last address that is not a trusted proxy's address."""
+        """Return the client's address: the nearest address that is no trusted proxy's address."""
         address = _address_of(scope.get("client"))
         named = b",".join(sent(scope, b"x-forwarded-for")).decode("latin-1")
         for hop in reversed(named.rsplit(",", _MOST_HOPS)[-_MOST_HOPS:] if named else []):

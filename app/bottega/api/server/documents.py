@@ -106,7 +106,7 @@ class DocumentFolder:
 
     Each file has a second path that begins with ``version``; browsers cache the file at this path
     for ever. A page of a different release asks for a path with a different version. This page gets
-    the current file, which its browser may not cache for ever.
+    the current file, and the browser may not cache the file for ever.
 
     Args:
         pattern: glob pattern of the files; ``**`` matches folders.

@@ -1,4 +1,4 @@
-"""Middleware, the outermost first: answers, a proxy's path, CORS, limits, repetition.
+"""Middleware, from outside to inside: answers, a proxy's path, CORS, limits, repetition.
 
 ``bottega.main`` builds the stack. :mod:`bottega.api.auth` is between CORS and the limits.
 """

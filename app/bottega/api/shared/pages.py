@@ -242,7 +242,7 @@ _BREAKS = {
 
 
 async def escaped_lines(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """Yield chunks of JSON in which only line feeds end lines; each chunk has whole characters.
+    """Escape all line breaks except line feeds in chunks of JSON, each with whole characters.
 
     Closing this generator also closes ``chunks``, which frees the source after a disconnect.
     """

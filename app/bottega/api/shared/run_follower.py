@@ -220,7 +220,7 @@ async def while_connected(
             return made if isinstance(made, Response) else JSONResponse(made, headers=headers)
         return Response(status_code=499)
     finally:
-        # Wait for the tasks, because a shutdown closes the database when this request ends.
+        # Wait for the tasks, because a shutdown closes the database once this request has ended.
         ending = {answering, gone}
         for task in ending:
             task.cancel()

@@ -411,7 +411,7 @@ def waiting(run: Mapping[str, Any], pending: Sequence[Mapping[str, Any]]) -> dic
 
 
 def refused(text: str) -> dict[str, Any]:
-    """Return the result of a tool call with wrong arguments, so that the model corrects them."""
+    """Return the result of a tool call with wrong arguments. The model can then correct them."""
     return {"content": [{"type": "text", "text": text}], "isError": True}
 
 

@@ -1,6 +1,6 @@
 """Bodies of OpenAI's chat completions and responses. Pure.
 
-The same functions read both bodies, because no field has different meanings in the two bodies.
+The same functions read both bodies, because each shared field has the same meaning in both.
 OpenAI's API reference describes the fields: *Create chat completion*, *Create a model response*.
 """
 
@@ -151,7 +151,7 @@ def without_nothing(body: Mapping[str, Any], known: Mapping[str, Any]) -> dict[s
 
 
 def referred_items(sent: ResponsesRequest) -> dict[int, str]:
-    """Return the ids of the items to which the input refers, by their indexes in the input."""
+    """Return the ids of the input's item references, by the indexes of the references."""
     return {
         number: item["id"]
         for number, item in enumerate(sent.input)
@@ -187,7 +187,7 @@ def read_response_request(
     """Convert the body of ``POST /openai/v1/responses`` to a model request.
 
     Args:
-        known: the items to which the input refers, by their indexes in the input.
+        known: the items to which the input refers, by the indexes of the references.
 
     Raises:
         InvalidInputError: the body has a field that a run does not support (see ``pointer``).

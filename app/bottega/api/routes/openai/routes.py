@@ -163,7 +163,7 @@ async def _waiting(
 
 
 def waits_for(call: ClientCall, acting: Acting) -> bool:
-    """Return true if a call is pending, and the caller's key and user started its run."""
+    """Return true if a call is pending, and this caller's key and user started the call's run."""
     own = acting.principal.actor, acting.user
     return call["status"] == "pending" and (call["principal"], call["user_id"]) == own
 
@@ -506,7 +506,7 @@ def _message_of(message: Mapping[str, Any], waits: Mapping[str, str], at: str) -
 async def known_items(
     service: Service, acting: Acting, sent: ResponsesRequest
 ) -> dict[int, Mapping[str, Any]]:
-    """Return the earlier items to which the input refers, by their indexes in the input.
+    """Return the earlier items to which the input refers, by the indexes of the references.
 
     Raises:
         InvalidInputError: the request's user has no item with this id.
