@@ -101,7 +101,7 @@ class RunsHere(Protocol):
 
 
 class WorkerInbox:
-    """A worker's inbox of cancellations, messages, decisions and ends of child runs.
+    """A worker's inbox: cancellations, messages, decisions and notices that child runs ended.
 
     A message or decision stays in the inbox until its run accepts the message or decision. A
     cancellation stays until its run ends.

@@ -533,7 +533,7 @@ def _tools(agent: Mapping[str, Any], servers: Mapping[str, Mapping[str, Any]]) -
 def _judges(
     agent: str, found: Mapping[str, Any], known: Mapping[str, KnownProvider]
 ) -> Sequence[ModelName]:
-    """Return the models of the judges in an agent's success checks, as :func:`_models` does."""
+    """Return the models that judge in an agent's success checks, checked like :func:`_models`."""
     named = [each for each in found["judges"] if each is not None]
     return _models(agent, named, known) if named else ()
 

@@ -176,7 +176,7 @@ async def repeated_values(
 
 
 def base_of(old: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the ``turn`` of a new run that follows the same turns as the old run."""
+    """Return the ``turn`` of a new run that continues the same earlier runs as the old run."""
     return old["turn"] and {"base": old["turn"]["base"]}
 
 
