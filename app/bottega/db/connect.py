@@ -1,4 +1,4 @@
-"""Opening of connections to PostgreSQL or a pooler. They set a role and the tenants' limits."""
+"""Opening of connections to PostgreSQL or a pooler, with a role and the tenants' limits."""
 
 import asyncio
 import socket

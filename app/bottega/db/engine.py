@@ -206,7 +206,7 @@ class Database:
         return True
 
     async def is_read_only(self) -> bool:
-        """Return true if the database refuses writes, because of a setting or as a standby."""
+        """Return true if the database refuses writes: it is a standby, or a setting forbids them."""
         mode: str = await self.pool.fetchval("SELECT current_setting('transaction_read_only')")
         return mode == "on"
 
@@ -257,7 +257,7 @@ async def acting_as(
 
 
 async def _keep_state(connection: asyncpg.Connection) -> None:
-    """Do nothing in place of the pool's reset: the service's statements leave no session state."""
+    """Leave a returned connection as it is: the service's statements leave no session state."""
 
 
 def _refuse_closed(connection: Any, record: object, proxy: object) -> None:

@@ -479,7 +479,7 @@ async def current_revision(pool: asyncpg.Pool | asyncpg.Connection) -> str | Non
     try:
         revision: str | None = await pool.fetchval("SELECT version_num FROM alembic_version")
     except (asyncpg.UndefinedTableError, asyncpg.InsufficientPrivilegeError):
-        return None  # until the first migration has ended, the service may not read the table
+        return None  # the service cannot read the table until the first migration has ended
     return revision
 
 
@@ -563,7 +563,7 @@ def serves_newer(revision: str, stored: Mapping[str, str]) -> bool:
     if not _is_newer(revision):
         raise UnavailableError(
             f"the database has the schema of another version ({revision}, this version needs "
-            f"{head()}) and cannot be migrated: recreate the database (an embedded one: move "
+            f"{head()}) and cannot be migrated: recreate the database (if it is embedded, move "
             "its folder away), then run `bottega migrate`",
             code="database_incompatible",
         )

@@ -237,8 +237,7 @@ _Parameters = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 class AsyncConnection:
     """SQLAlchemy's connection for the event loop, with the methods of ``Connection``.
 
-    SQLAlchemy has such a class, too, but with that class a process imports the object-relational
-    mapper, which takes 8 MB of memory.
+    SQLAlchemy's own class imports the object-relational mapper, which takes 8 MB of memory.
     """
 
     connection: Connection

@@ -104,7 +104,7 @@ class SignalSender:
 
     Attributes:
         pool: pool of the connection; ``None``: signals wait until :meth:`take` returns the signals.
-        claims: function that claims due runs in this process; true: no other need claim runs.
+        claims: function that claims due runs in this process; true: others need not claim runs.
         wake: function that sends a wake-up over NATS; false: there is no connection to NATS, so
             the wake-up is sent by NOTIFY.
     """
@@ -154,7 +154,7 @@ class SignalSender:
 
 
 def _notifications(by_channel: Mapping[str, Sequence[str]]) -> tuple[list[str], list[str]]:
-    """Return the channels and payloads of the fewest notifications that contain all ids."""
+    """Return the fewest notifications (channels and payloads) that contain all ids."""
     channels, payloads = [], []
     for channel, ids in by_channel.items():
         for first in range(0, len(ids), _MOST_IDS):

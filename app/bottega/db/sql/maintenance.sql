@@ -27,7 +27,7 @@ BEGIN
     GROUP BY o.tenant_id;
     -- Release blocked runs whose turn has come, because the run before them was deleted.
     PERFORM release_run(q.tenant_id, q.run_id) FROM run_queue q
-    -- Look up runs one by one, because a join may call the function for all runs.
+    -- Look up runs one by one, because a join may call unfinished_in for all runs.
     WHERE NOT q.is_due AND q.run_id = (
         SELECT unfinished_in(b.tenant_id, b.conversation_id) FROM runs b
         WHERE b.tenant_id = q.tenant_id AND b.id = q.run_id AND b.conversation_id IS NOT NULL)

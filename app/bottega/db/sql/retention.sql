@@ -1,9 +1,9 @@
 -- Removal of old finished runs, entries of the audit log, and archived episodes. The functions act
 -- for the transaction's tenant, skip locked rows, and remove one page.
 
--- Called by workers and by `bottega prune`. For each tenant and kind of data that has expired data,
--- return the time before which data have expired. p_tenant: only this tenant. p_days: days for
--- which data are kept, by kind. p_own: true if a tenant's own days replace p_days.
+-- Called by workers and by `bottega prune`. For each tenant and kind of data, return
+-- the time before which data have expired, if there are such data. p_tenant: only this tenant.
+-- p_days: days for which data are kept, by kind. p_own: true if a tenant's own days replace p_days.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION due_retention(p_days jsonb, p_tenant text, p_own boolean)
 RETURNS TABLE (tenant_id uuid, name text, kind text, before timestamptz)

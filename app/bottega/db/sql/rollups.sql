@@ -11,7 +11,7 @@ LANGUAGE sql IMMUTABLE STRICT AS $$
 $$;
 
 -- Return the quantile p_share of the durations p_name: the middle of the quantile's bucket. NULL:
--- no durations. For each duration in the bucket, the middle is less than 10 % longer or shorter.
+-- no durations. The middle differs by less than 10 % from each duration in the bucket.
 CREATE OR REPLACE FUNCTION bucket_quantile(p_sums jsonb, p_name text, p_share double precision)
 RETURNS double precision LANGUAGE sql IMMUTABLE AS $$
     SELECT 2 ^ ((bucket - 0.5) / 4) FROM (

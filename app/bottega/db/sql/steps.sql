@@ -91,7 +91,7 @@ BEGIN
             v_answers[i] := CASE WHEN EXISTS (
                 SELECT FROM run_steps WHERE tenant_id = v_tenant AND run_id = p_runs[i]
                   AND last_seq = p_after[i] + p_counts[i] AND attempt = p_attempts[i]
-                  -- A different step with the same seqs, such as a cancellation, ends differently.
+                  -- If another step (a cancellation) has the same seqs, its last line is different.
                   AND split_part(events, E'\n', -1) = split_part(p_events[i], E'\n', -1))
             THEN 'repeated' WHEN NOT EXISTS (
                 SELECT FROM run_heads WHERE tenant_id = v_tenant AND run_id = p_runs[i]
