@@ -279,9 +279,9 @@ def prune(
     """Remove old finished runs, audit entries and archived episodes, as workers do.
 
     The settings BOTTEGA_RETENTION_… and the command "tenants retain" determine the age.
-    --older-than replaces the settings with an age for runs; it replaces a tenant's own retention
-    times only if --tenant names the tenant. An episode stays when its run is removed. If the
-    command breaks off, run the command again.
+    --older-than sets an age for runs in place of the settings and, if --tenant names a tenant,
+    in place of this tenant's own retention times. An episode stays when its run is removed. If
+    the command breaks off, run the command again.
     """
     settings = start()
     from bottega.tenants import operator

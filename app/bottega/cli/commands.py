@@ -122,8 +122,8 @@ def serve(
 ) -> None:
     """Serve the API and execute runs, in one process.
 
-    With --workers or --api, the command starts separate processes, which share a port, and restarts
-    a process that dies. Each number defaults to 1.
+    With --workers or --api, the command starts separate processes, and restarts a process that
+    dies. The API processes share a port. Each number defaults to 1.
     """
     settings = start(host=host, port=port)
     if no_worker and workers:
