@@ -82,9 +82,9 @@ def next_tick(cron: str, zone: str, after: datetime) -> datetime:
     """Return the next due time, in UTC, of a checked cron expression after ``after``.
 
     When clocks change, an expression with a list, a range or a step of hours or minutes is due each
-    time that a local clock shows one of its times: twice for a repeated time, never for a skipped
-    time. An expression for a single time of the day is due once a day. If a change of clocks skips
-    this local time, the due time is later by the length of the skip.
+    time that a local clock shows a time of the list, range or step: twice for a repeated time,
+    never for a skipped time. An expression for a single time of the day is due once a day. If a
+    change of clocks skips this local time, the due time is later by the length of the skip.
     """
     clocks = ZoneInfo(zone)
     here = after.astimezone(clocks)
@@ -312,7 +312,7 @@ async def _tell(connection: AsyncConnection) -> None:
 
 
 class Ticker:
-    """Starter of the runs of due schedules. After several missed due times, it starts only one run.
+    """Starter of runs of due schedules. After several missed due times, a schedule starts one run.
 
     Args:
         memory: the server's memory mode; see :meth:`RunRequest.of`.
@@ -379,5 +379,5 @@ class Ticker:
             logger.exception("schedule.broken", schedule=row["name"])
             detail = "an internal error: its run did not start; the worker's log says more"
             changes["last_error"] = {"code": "internal", "message": detail}
-            changes["paused"] = "next_at" not in changes  # without next_at, the row would stay due
+            changes["paused"] = "next_at" not in changes  # else the schedule would stay due
         return changes

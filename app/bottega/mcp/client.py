@@ -94,7 +94,7 @@ def tool_schema(
 
 
 def _kept(schema: Any, patterns: Patterns, refused: list[str], here: str = "") -> Any:
-    """Return the schema without patterns above the limit; add their pointers to ``refused``."""
+    """Return the schema without patterns that exceed a limit; add their pointers to ``refused``."""
     if isinstance(schema, list):
         return [_kept(each, patterns, refused, f"{here}/{n}") for n, each in enumerate(schema)]
     if not isinstance(schema, dict):
@@ -367,7 +367,7 @@ QuestionsOf = Callable[[ToolCall], OnQuestion | None]
 
 
 def _nobody(call: ToolCall) -> None:
-    """Return ``None``: a call's progress goes to nobody, and nobody answers its questions."""
+    """Return ``None``: nobody gets a call's progress or answers a call's questions."""
 
 
 class McpTool(ToolBase):

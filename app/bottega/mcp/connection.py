@@ -247,7 +247,7 @@ class McpTransport(httpx2.AsyncBaseTransport):
             self._mirrored[tool] = x_mcp_header_map(schema)
 
     def _add_mirrored(self, request: httpx2.Request) -> None:
-        # The SDK sends the name of the method in a header only if the protocol is the newer one.
+        # The SDK sends the name of the method in a header only with a newer protocol.
         if request.headers.get("mcp-method") == "tools/call" and any(self._mirrored.values()):
             from mcp.shared.inbound import mcp_param_headers
 
@@ -341,7 +341,7 @@ class _Bounded(httpx2.AsyncByteStream):
         raise self._sent.failure
 
     def _count(self, step: bytes) -> None:
-        """Count the lines and JSON values of a body's next bytes, because the SDK parses slowly."""
+        """Count lines and JSON values in a body's next bytes; refuse a body of too many."""
         if not self._is_begun and (text := step.lstrip()):
             self._is_begun = True
             if text.startswith(b"["):  # the SDK would validate a list's messages, but use none

@@ -255,8 +255,8 @@ def refuse_environment(
         if may_be_unset:
             return
         raise InvalidInputError(
-            f"the secret '{name}' has no hosts: store it with PUT /v1/secrets/{name}, or have the "
-            "operator of this server name its hosts in BOTTEGA_SECRET_HOSTS",
+            f"the secret '{name}' has no hosts: store it with PUT /v1/secrets/{name}, or ask the "
+            "operator of this server to set the secret's hosts in BOTTEGA_SECRET_HOSTS",
             code="secret_host_unset",
         )
     host = _host_of(httpx2.URL(url))

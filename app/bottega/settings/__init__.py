@@ -1,6 +1,6 @@
 """Settings.
 
-Each of the three entry points reads the settings once and passes the settings on as arguments.
+Each entry point reads the settings once, and passes the settings on as arguments.
 """
 
 import ipaddress
@@ -688,7 +688,7 @@ class Settings(BaseSettings):
             if not 24 <= len(key) <= 64:
                 raise ValueError(
                     "BOTTEGA_WEBHOOK_SECRET must be whsec_ and 24 to 64 random bytes in base64: "
-                    "echo whsec_$(openssl rand -base64 32)"
+                    "run echo whsec_$(openssl rand -base64 32)"
                 )
         return secret
 
@@ -724,7 +724,7 @@ class Settings(BaseSettings):
             except ValueError:
                 raise ValueError(
                     "BOTTEGA_SECRETS_KEY must be 32 random bytes in base64, or several such keys "
-                    "separated by commas: openssl rand -base64 32"
+                    "separated by commas: make a key with openssl rand -base64 32"
                 ) from None
         return keys
 
@@ -734,7 +734,7 @@ class Settings(BaseSettings):
         if key is not None and not re.fullmatch(r"[!-~]{32,256}", key.get_secret_value()):
             raise ValueError(
                 "BOTTEGA_BOOTSTRAP_KEY must be 32 to 256 visible ASCII characters without spaces: "
-                "openssl rand -hex 32"
+                "make one with openssl rand -hex 32"
             )
         return key
 
@@ -770,7 +770,7 @@ class Settings(BaseSettings):
         if token is not None and not re.fullmatch(r"[!-~]{8,256}", token.get_secret_value()):
             raise ValueError(
                 "BOTTEGA_METRICS_TOKEN must be 8 to 256 visible ASCII characters without spaces: "
-                "openssl rand -hex 32"
+                "make one with openssl rand -hex 32"
             )
         return token
 
@@ -988,7 +988,7 @@ def redactor(settings: Settings) -> Redactor:
 
 
 def _passwords(address: str) -> set[str]:
-    """Return the passwords in a URL, as written and decoded; the URL's rest is not secret."""
+    """Return the passwords in a URL, as written and decoded; all other parts are not secret."""
     options = [(name, quoted or plain) for name, quoted, plain in _OPTION.findall(address)]
     users = {user for user, _ in _LOGIN.findall(address)}
     users |= {value for name, value in options if name == "user"}

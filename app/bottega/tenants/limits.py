@@ -43,7 +43,7 @@ class RequestLimits(BaseModel):
     count."""
 
     def need_no_limit_of_runs(self) -> None:
-        """Refuse the key if it limits runs: schedules and batches start runs without such limits.
+        """Refuse a key that limits runs, because schedules and batches start runs without limits.
 
         Raises:
             ForbiddenError: ``beyond_limits``.

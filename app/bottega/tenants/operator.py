@@ -160,7 +160,7 @@ async def list_keys(url: str, tenant: str | None = None) -> list[RowMapping]:
 
 
 async def revoke_key(url: str, prefix_or_id: str) -> RowMapping:
-    """Revoke the only key that has this prefix or id. Return the key's row.
+    """Revoke the key that has this prefix or id. Return the key's row.
 
     Raises:
         NotFoundError: there is no such key.
