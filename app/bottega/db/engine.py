@@ -206,7 +206,7 @@ class Database:
         return True
 
     async def is_read_only(self) -> bool:
-        """Return true if the database refuses writes: it is a standby, or a setting forbids them."""
+        """Return true if the database refuses writes, as a standby or because of a setting."""
         mode: str = await self.pool.fetchval("SELECT current_setting('transaction_read_only')")
         return mode == "on"
 
