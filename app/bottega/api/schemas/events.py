@@ -67,7 +67,7 @@ class BatchStartedData(EventData):
 
 
 class BatchItemData(EventData):
-    """Data of the end of a batch's item."""
+    """Data of an item of a batch, when the item has ended."""
 
     index: int
     """Index of the item in the batch, from 0."""
@@ -122,14 +122,14 @@ class AgentData(EventData):
 
 
 class AgentStartedData(AgentData):
-    """Data of the start of a query to an agent."""
+    """Data of an agent that starts to answer a query."""
 
     depth: int
     """Depth of the query's task; 0: the run's own agent."""
 
 
 class AttemptData(EventData):
-    """Data of an agent or task that waits, continues, or was restored with its run."""
+    """Data of an agent or task that waits, continues, or was restored in a resumed run."""
 
     attempt: int
     """In `agent.*` events, the run's attempt. In `subagent.*` events, 1 plus the number of times
@@ -137,7 +137,7 @@ class AttemptData(EventData):
 
 
 class AgentCompletedData(AgentData):
-    """Data of the end of a query: the agent's accepted answer."""
+    """Data of an agent that completed a query: the accepted answer."""
 
     output: str
     """Text of the accepted answer."""
@@ -205,7 +205,7 @@ class LlmCompletedData(ModelCallData):
 
 
 class LlmFailedData(ModelCallData):
-    """Data of a model call's failed try, or of the failed call as a whole."""
+    """Data of one failed try of a model call, or of a model call that failed after all tries."""
 
     try_: Annotated[int | None, Field(alias="try")] = None
     """Number of the failed try; only if another try follows."""
@@ -283,7 +283,7 @@ class InterruptCreatedData(InterruptData):
 
 
 class InterruptResolvedData(InterruptData):
-    """Data of an interrupt's end, with or without a decision."""
+    """Data of an interrupt that people decided, or that ended without a decision."""
 
     status: InterruptStatus
     """`resolved`: people decided; `expired`: nobody decided in time; `cancelled`: the run ended."""
@@ -373,7 +373,7 @@ class SubagentDispatchedData(EventData):
 
 
 class SubagentDequeuedData(AttemptData):
-    """Data of a task that got a slot."""
+    """Data of a queued task that got a free slot, so it runs now."""
 
     waited_ms: int
     """Time for which the task waited for a slot, in milliseconds."""
@@ -420,7 +420,7 @@ class SubagentBackpressureData(EventData):
 
 
 class SubagentCircuitData(AttemptData):
-    """Data of a failure that opened the circuit breaker of an agent in a run."""
+    """Data of a failure that opened an agent's circuit breaker: the agent gets no new tasks."""
 
     failures: int
     """Number of recent failures when the breaker opened, plus failed tests since then."""
@@ -497,7 +497,7 @@ class NodeSkippedData(NodeData):
 
 
 class EdgeDecidedData(EventData):
-    """Data of the decision about an edge."""
+    """Data of the decision whether an edge of the graph is taken."""
 
     source: str
     """Name of the node at which the edge begins."""
@@ -509,7 +509,7 @@ class EdgeDecidedData(EventData):
 
 
 class EpisodeStoredData(EventData):
-    """Data of a run's stored episode."""
+    """Data of the episode that was stored about a run."""
 
     episode_id: UUID
     """Id of the run's episode."""
