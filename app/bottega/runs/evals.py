@@ -1,4 +1,4 @@
-"""Evals: the same cases for several agents or versions, judged by each case's checks.
+"""Evals: several agents or versions execute the same cases, and each case's checks judge them.
 
 An eval is a batch with a name. Each item of the batch runs a case with a target (a version of an
 agent), and the case's checks decide the outcome of the item's run. The report is not stored: each

@@ -395,7 +395,7 @@ class RunSearch:
             :func:`shown` determines the outcome.
         judged_by: judge of the run.
         outcome_reason: text that the outcome's reason must contain. Case and accents are ignored.
-        memory_draw: ``with``: a random draw gave the run a pattern; ``without``: it gave none.
+        memory_draw: ``with``: a random draw gave the run a pattern; ``without``: it withheld all.
         text: text that the run's question must contain. Case and accents are ignored.
         error_code: code of the run's error.
         longer_than_s: minimum number of seconds from the run's start to its end or, before its end,

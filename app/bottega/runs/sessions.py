@@ -290,7 +290,7 @@ class SessionFilter:
         text: words to find. The session's title, a question, the user's name or the shown part of
             the last message must contain each word. Case and accents are ignored. After
             ``MOST_WORDS`` - 1 words, the rest of the text counts as one word.
-        agent: name of an agent or graph that a run of the session has.
+        agent: name of the graph or agent of at least one run of the session.
         state: state of the session, as the schema of a session describes it.
         active_after, active_before: period in which at least one run of the session was created.
     """

@@ -2,7 +2,7 @@
 
 The intermediate results are the answers of the root agent's tools and sub-agents. In a DAG, the
 intermediate results are the answers of the agents. An agent can recall each result by a reference.
-Only the texts of the newest results are read, so a long run costs no more than a short run.
+Only the newest texts are read, so reading a long run costs no more than reading a short run.
 """
 
 from collections.abc import Mapping, Sequence
