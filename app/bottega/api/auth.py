@@ -56,7 +56,7 @@ _KEYS_REQUIRED = (
     "--scope admin', and send it"
 )
 _PAGES = ("/docs-assets/", "/console/")
-# Generated keys have 56 characters, keys that an operator chose 32 to 256. Tokens are longer.
+# Generated keys have 56 characters, and other keys have 32 to 256. Tokens are longer.
 _BEARER = re.compile(rb"[Bb][Ee][Aa][Rr][Ee][Rr] +([!-~]{32,8192}) *")
 _LONGEST_KEY = 256
 _NO_SOCKET = "there is no WebSocket at this path: the WebSocket of a run is /v1/runs/{id}/ws"

@@ -591,7 +591,7 @@ class ApplicationRecorded(Answer):
 
 
 class EvidencePoint(Answer):
-    """The evidence about a pattern at one point in time, for one state of the pattern."""
+    """The evidence about a pattern in one of its states, up to one point in time."""
 
     at: datetime
     """Time of the last application that this point includes."""

@@ -358,7 +358,7 @@ def known_by(kind: str, sent: str | None) -> tuple[UUID, int] | None:
 
 
 def interrupt_of(call: str | None) -> UUID | None:
-    """Return the id of the interrupt to which a call's id refers; ``None``: a different form."""
+    """Return the interrupt's id in a call's id; ``None``: the call's id has a different form."""
     return (known := known_by("call", call)) and known[0]
 
 

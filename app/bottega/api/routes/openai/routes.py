@@ -326,7 +326,7 @@ def named_in(request: Request, headers: Sequence[str]) -> str | None:
 
 
 def memory_headers(user: str | None) -> dict[str, str]:
-    """Return the header that says if the run could read memory, and otherwise the reason."""
+    """Return the header that says if the run can read memory; if not, it says why."""
     return {MEMORY: "off; no user" if user is None else "user"}
 
 
