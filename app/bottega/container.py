@@ -185,8 +185,8 @@ def _of_every_process(
     sweep = partial(queue.sweep_regularly, database.pool, settings.lease_s)
     return {
         **({} if nats is None else {"nats": nats.run}),
-        # _worker starts a worker's sweep. Processes without a worker sweep, too, because runs that
-        # wait for people must time out even while no worker exists.
+        # Runs that wait for people must time out even while no worker exists. So each process calls
+        # sweep_regularly, which ends such runs; for a process with a worker, see _worker.
         **({} if worker else {"sweep": sweep}),
         "erase": _erasing(database, listener, memory).run,
         "accesses": memory.memory.accesses.run,

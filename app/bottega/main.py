@@ -1,6 +1,6 @@
 """The ASGI application and its server.
 
-The application finds a request's route by an index, because Starlette would try about a hundred
+The application finds a request's route in an index, because Starlette would try about a hundred
 patterns.
 """
 

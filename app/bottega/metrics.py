@@ -214,7 +214,7 @@ class _Names:
         self._operators: set[str] = set()
 
     def add_operators(self, providers: Iterable[str]) -> None:
-        """Give labels to the operator's providers, even if no labels are free."""
+        """Give labels to the operator's providers. For these, the limit does not apply."""
         self._operators.update(providers)
 
     def of(self, provider: str, model: str, *, proven: bool) -> tuple[str, str]:

@@ -143,7 +143,7 @@ _DELETE = "DELETE FROM object_pieces WHERE tenant_id = $1 AND object_key = $2"
 
 
 class _Pieces:
-    """Objects in the database; a row has a piece of at most :data:`PIECE_BYTES`."""
+    """Objects in the database. Each row has a piece of an object, at most :data:`PIECE_BYTES`."""
 
     def __init__(self, pool: asyncpg.Pool) -> None:
         self._pool = pool

@@ -142,7 +142,7 @@ def _by_state(
     kinds: Iterable[str],
     counts: Mapping[str, Mapping[str, int]],
 ) -> GaugeMetricFamily:
-    """Return a gauge that has a value for each pair of a state and a kind, even a value of 0.
+    """Return a gauge that has a value for each pair of a state and a kind, even if the value is 0.
 
     Args:
         counts: numbers of rows by state and kind.

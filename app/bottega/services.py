@@ -49,7 +49,7 @@ class Services:
 
     @asynccontextmanager
     async def running(self, **services: Service) -> AsyncIterator[None]:
-        """Run services by name during the block; at the end of the block, stop them."""
+        """Run the given services (by their names) during the block; stop them at its end."""
         tasks = [asyncio.ensure_future(self._keep(*each)) for each in services.items()]
         try:
             yield

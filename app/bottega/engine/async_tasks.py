@@ -90,7 +90,7 @@ class ResumedTasks:
         return TaskPlace(task_id, self._replay.task(task_id).parent_id, agent, len(above) - 1)
 
 
-# Reads those tasks of the list $3 that are below task $4; all tasks of the list if $4 is NULL.
+# Reads the tasks of the list $3: only those below the task $4, or all if $4 is NULL.
 _LOOK_UP = """
 WITH RECURSIVE up AS (
     SELECT t.id AS task, t.parent_id FROM tasks t

@@ -60,7 +60,7 @@ class ActiveRun:
 
     Attributes:
         cancelled: true if a client requested the run's cancellation.
-        lost: true if another worker executes the run now.
+        lost: true if another worker has claimed the run.
         lease: the run's lease; ``None`` after the run has ended or was handed back.
         is_leaving: true if this worker is handing back the run; a lost lease then does not matter.
         recorder: the attempt's recorder; set when the attempt begins.
@@ -123,7 +123,7 @@ class Executor:
         return [lease for entry in list(self._under_way.values()) if (lease := entry.lease)]
 
     def hold(self) -> None:
-        """Called when this worker stops. Hand back each run that needs a model call from now on.
+        """Called when this worker stops. From now on, hand back each run that needs a model call.
 
         This worker may stop before the answer arrives. Then the next worker must repeat the call.
         """
@@ -467,6 +467,6 @@ class Executor:
 
 def _lose(entry: ActiveRun) -> None:
     if entry.lost or (entry.recorder is not None and entry.recorder.journal.finishing):
-        return  # the run's end is being stored; after a takeover, the database refuses it
+        return  # the run's end is being stored; if the run was taken over, that will fail
     entry.lost = True
     entry.task.cancel()

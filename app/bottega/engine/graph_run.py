@@ -600,7 +600,7 @@ class GraphRun:
         return _failed(code, outcome.error or code, end.usage)
 
     async def element(self, task: Mapping[str, Any]) -> End:
-        """Called in a child run. Execute the element of the parent run's node."""
+        """Execute the element of the parent run's node for which this child run was started."""
         *self._line, name = task["node"]
         for above in self._line:
             self.team = self.team.team_of(above)

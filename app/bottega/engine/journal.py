@@ -5,7 +5,7 @@ happens
 
 - before a model call, if the step has an event that a resumed run would not write again, such as an
   answer or a tool's result (see ``_STARTS``); therefore the first model call needs no commit,
-- before the call of a tool that may have effects outside the run: every tool that is not ``local``,
+- before the call of a tool, unless it is a sub-agent or ``local`` (without effects outside the run),
 - at the end of the run,
 - and at most ``COMMIT_AFTER_S`` seconds after an event, so that subscribers see the event.
 
@@ -286,7 +286,7 @@ class Journal:
             observer.earlier_events(events)
 
     def is_new(self, seq: int) -> bool:
-        """Return true if this attempt wrote the event. Then it must also change the task's row."""
+        """Return true if this attempt wrote the event, and therefore must change the task's row."""
         return seq > self._claimed
 
     def is_stored(self, seq: int) -> bool:
@@ -476,7 +476,7 @@ class Journal:
         ]
 
     def _checks(self, end: End) -> dict[str, object]:
-        """Return the outcome's fields about checks that must judge the run and its parts."""
+        """Return, for the outcome, which checks must judge the run and its parts."""
         is_checked = self._has_checks and end.status is RunStatus.COMPLETED
         parts = list[dict[str, str]]()
         if self.episode is not None and end.status is not RunStatus.CANCELLED:

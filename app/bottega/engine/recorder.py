@@ -67,7 +67,7 @@ from bottega.files.inputs import RunFiles
 from bottega.graph.shared_memory import MemoryItem, Publication
 from bottega.subagents.budget import Account, reserved_for
 
-_AT_ONCE = 64  # a pass stores its steps together; 8 instead of 64 costs 14 % more database CPU
+_AT_ONCE = 64  # a pass stores its steps together; with 8, the database needs 14 % more CPU time
 """Maximum number of model calls and answers, each 0.3 ms of work, per pass of the event loop."""
 
 
@@ -228,7 +228,7 @@ def heard_in(
     """Return the field ``results`` of ``llm.started``: tool messages that differ from the log.
 
     Args:
-        logged: the log's tool results since the last model call, by tool call. Emptied here.
+        logged: the tool results since the last model call, by tool call. This function empties it.
     """
     found: dict[str, str] = {}
     for message in reversed(history):
@@ -677,7 +677,7 @@ class JournalRecorder(Recorder):
         return None if published is None else published.at
 
     def version_of(self, query: Query) -> int | None:
-        """Return a publication's recorded version: replayed queries may end in another order."""
+        """Return a publication's logged version, because a replay may end queries in any order."""
         node = self.memory.node_of(query)
         known = self.journal.replay.versions.get(node)
         if known is None or (graph := query.agent.memory_graph) is None:

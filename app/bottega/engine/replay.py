@@ -655,7 +655,7 @@ def _is_write(completed: ToolEnded) -> bool:
 
 
 def _read_by(replay: RunReplay, task_id: UUID | None, completed: ToolEnded) -> list[UUID]:
-    """Return the caller's tasks that have ended according to the result of a poll or an await."""
+    """Return the caller's tasks whose end is in the result of a call that polls or awaits tasks."""
     result = completed.result
     if completed.name not in ("poll_subagent", _AWAIT) or not isinstance(result, dict):
         return []
