@@ -1,7 +1,7 @@
 """Prometheus metrics of this process's work.
 
 All services in a process share these metrics. Processes that have the same parent (``bottega serve
---workers N``) store their values in files of one folder. So each of them can report the sums. A
+--workers N``) store their values in files of one folder. So each process can report the sums. A
 label has few different values, and is never an id.
 """
 

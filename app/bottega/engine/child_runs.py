@@ -619,7 +619,7 @@ def unread_text(known: str, text: str) -> str:
     if text.startswith(known):
         return text[len(known) :]
     sought = known[-LONGEST_END // 10 :]
-    if len(known) == len(sought):  # `known` is short: it may occur in `text` twice
+    if len(known) == len(sought):  # `known` is short, so `text` may contain it twice
         return text
     _, found, new = text.partition(sought)
     return new if found else text

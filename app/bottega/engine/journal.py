@@ -5,7 +5,7 @@ happens
 
 - before a model call, if the step has an event that a resumed run would not write again, such as an
   answer or a tool's result (see ``_STARTS``); therefore the first model call needs no commit,
-- before the call of a tool, unless it is a sub-agent or ``local`` (without effects outside the run),
+- before a tool call, except calls of sub-agents and ``local`` tools (no effects outside the run),
 - at the end of the run,
 - and at most ``COMMIT_AFTER_S`` seconds after an event, so that subscribers see the event.
 

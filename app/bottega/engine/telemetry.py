@@ -391,7 +391,7 @@ def _answered(message: AssistantMessage) -> spans.Attributes:
 
 
 def _code_of(error: BaseException) -> str:
-    """Return ``error.type``: the error's code or class. Its text may contain any data."""
+    """Return ``error.type``: a code or class name, but no text, which could contain any data."""
     if isinstance(error, BottegaError):
         return error.code
     return type(error).__name__ if isinstance(error, Exception) else spans.CANCELLED
