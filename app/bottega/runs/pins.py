@@ -109,9 +109,9 @@ def refuse_overrides(
         dialects: dialects of each agent's models.
 
     Raises:
-        UnknownAgentError: the overrides name an agent that the run does not have.
+        UnknownAgentError: the run lacks an agent that the overrides contain.
         InvalidInputError: see :func:`refuse_unsupported`; ``duplicate_tool``: a client tool has the
-            name of a tool of the agent; ``unknown_tool``: ``tool_choice`` names no existing tool.
+            name of a tool of the agent; ``unknown_tool``: the ``tool_choice`` does not exist.
     """
     for name, change in overrides.items():
         if name not in own:

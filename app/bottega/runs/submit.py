@@ -125,7 +125,7 @@ class RunRequest:
         traceparent, tracestate: trace context of the request; ``None``: the request has none.
         version: version of the agent (without an agent: of the graph); ``None``: the current
             version.
-        way: the API that got the request. If the agent has ``expose``, ``expose`` must name this
+        way: the API that got the request. If the agent has ``expose``, ``expose`` must list this
             API. ``None``: the API under ``/v1``, which offers all agents.
         made_files: ids of files with the input's data. These files are deleted with the run.
         batch: ``concurrency``, ``on_error`` and ``total`` of a batch, and the fields of an eval.
