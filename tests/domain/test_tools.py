@@ -95,7 +95,7 @@ class TestFunctions:
 
     @pytest.mark.parametrize("function", [lambda *a: None, lambda **k: None])
     def test_parameters_a_model_cannot_fill_are_refused(self, function: Any) -> None:
-        with pytest.raises(TypeError, match="parameters need names"):
+        with pytest.raises(TypeError, match="write each parameter with its name"):
             tool("x", "-")(function)
 
 

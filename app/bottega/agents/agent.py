@@ -117,7 +117,7 @@ class BaseAgent:
             tool results are the answer.
         on_length: policy for a text cut off at the model's limit: ``continue`` asks once for the
             rest, ``fail`` fails the query, ``accept`` takes the text as the answer.
-        params: parameters of the agent's model calls; by default the model's own values.
+        params: parameters of the agent's model calls; by default the model's default values.
         tool_choice_scope: the model calls of a query that use ``params.tool_choice``: ``first`` or
             ``all``.
         output_schema: JSON Schema of the agent's answers. The agent sends an invalid answer back to
@@ -366,8 +366,8 @@ class BaseAgent:
         """Answer a query and yield its events while it runs; the last event is ``QueryAnswered``.
 
         The query starts when the reader requests the first event, and pauses while the reader is
-        slow. Closing the generator cancels the query. ``aclose()`` closes the generator, and so
-        does ``break`` in ``async for`` if the program has no other reference to the generator.
+        slow. Closing the generator cancels the query. Call ``aclose()`` to close the generator.
+        ``break`` in ``async for`` also closes it, if the program has no other reference to it.
 
         Args:
             query: see :meth:`execute_query_async`. The generator raises the same errors.

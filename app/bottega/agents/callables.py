@@ -177,7 +177,7 @@ def _parameters(what: str, function: Callable[..., Any]) -> Iterator[inspect.Par
     filled = function.keywords if isinstance(function, partial) else {}
     for parameter in signature.parameters.values():
         if parameter.kind in _VARIADIC:
-            raise TypeError(f"{what} has the parameter {parameter}; a tool's parameters need names")
+            raise TypeError(f"{what} cannot have {parameter}: write each parameter with its name")
         if parameter.name not in filled:
             yield parameter
 

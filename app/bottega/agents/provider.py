@@ -86,7 +86,7 @@ class ModelOptions:
         on_warning: called with the code and the text of each warning for users.
         max_output_tokens: limit of output tokens from a budget, or ``None`` for no limit. If
             ``params`` has a limit too, the smaller limit applies.
-        params: parameters of the model; by default the model's own values.
+        params: parameters of the call; by default the model's default values.
         output_schema: JSON Schema of the answer. The provider sends the schema in the server's
             form, and returns the answer's JSON as the message's text. The caller validates the
             JSON.

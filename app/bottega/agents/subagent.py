@@ -57,7 +57,7 @@ FreshCopies = dict[CallableAgent, CallableAgent]
 class SubAgentWrapper(ToolBase):
     """A tool that queries an agent.
 
-    A stateless tool runs each call on a copy of the agent with its own history, so calls run
+    A stateless tool runs each call on a copy of the agent with a separate history, so calls run
     concurrently. A stateful tool uses the same agent for all calls, one call at a time. A stateful
     agent's history grows with each call, so earlier calls influence later answers.
 
