@@ -1,10 +1,10 @@
 r"""Users' regular expressions, with limits of their size. Matching takes linear time.
 
 The engine is Rust's ``regex``, in pydantic-core. While the engine compiles or matches, it holds
-Python's global lock (GIL), so all threads wait. The expanded size of a pattern determines the time,
-so the size is limited. An expanded pattern has a copy of the repeated part for each repetition; a
-Unicode class such as ``\w`` adds about 40 KB to the automaton. An expensive pattern is first
-compiled in a separate process (``python -m`` this module), as a test.
+Python's global lock (GIL), so all threads wait. The engine copies a repeated part of a pattern for
+each repetition. The expanded size determines the time, so this size is limited. A Unicode class
+such as ``\w`` adds about 40 KB to the automaton. An expensive pattern is first compiled in a
+separate process (``python -m`` this module), as a test.
 """
 
 import os

@@ -137,7 +137,7 @@ SELECT count(*) FROM (
     SELECT FROM episode_vectors WHERE tenant_id = $1 AND embedder = $2 LIMIT $3) few
 """
 # The query reads a few episodes from each of sixteen points in time, because topics change with
-# time. The query reads each row by its key, because the planner may assume one row per tenant.
+# time. The query reads each row by its key: a join is slow if the planner expects one row.
 _SAMPLE = """
 WITH span AS (
     SELECT min(at) AS first, max(at) - min(at) AS length FROM episode_search WHERE tenant_id = $1

@@ -2,8 +2,8 @@
 
 Concurrent calls do no harm, and a later call completes the work of an interrupted call. A step
 reads a page of episodes without locks, stores objects, and then changes the page in one
-transaction, which checks again which rows are due. A step skips rows that a different transaction
-has locked; a later call changes these rows.
+transaction, after a new check of the rows. A step skips rows that a different transaction has
+locked; a later call changes these rows.
 
 Before consolidation, a mature episode waits (``episode_state.task_key`` is set) until all episodes
 of the following week are mature. Then consolidation compares the waiting episode once with the
@@ -392,7 +392,7 @@ def task_key(task: Mapping[str, Any], whole_input: Any = None) -> bytes | None:
         whole_input: the full input, if ``task`` has a shortened input.
 
     Returns:
-        The digest; ``None`` if the input has no words, because such a task equals no other task.
+        The digest; ``None`` if the input has no words, because it then equals no other input.
     """
     asked = task.get("original_input") if whole_input is None else whole_input
     rest = {name: task[name] for name in task if name not in ("complexity", "original_input")}
@@ -433,7 +433,7 @@ def groups(
     Args:
         vectors: vectors of the episodes, each of length 1; shape (n, d).
         times: end times of the episodes.
-        cosine: each two episodes in a group have a higher cosine than this value.
+        cosine: any two episodes of a group have a higher cosine than this value.
         window: maximum time between the first and the last episode of a group.
     """
     import numpy as np

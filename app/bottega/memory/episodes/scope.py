@@ -121,7 +121,7 @@ _USED = {Reach.RUN: "none (memory_scope)", Reach.UNNAMED: "tenant"}
 
 
 def memory_used(scope: Scope, *, user: str | None, session_id: str | None) -> str:
-    """Describe, in a short text for people, whose earlier runs a run may read."""
+    """Return a short text for people about the earlier runs that a run may read."""
     if scope.reach is Reach.RUN and user is None and identity_of(session_id) is None:
         return NO_USER
     return _USED.get(scope.reach, scope.reach.value)
@@ -131,7 +131,7 @@ def scope_of_search(user: str | None, session_id: str | None, *, everything: boo
     """Return the scope of a search by an API client: the user or session that the client sent.
 
     Args:
-        everything: the scope if the client sent neither user nor session; true: all episodes of the
+        everything: only used if the client sent neither user nor session. True: all episodes of the
             tenant; false: only episodes without a user.
     """
     if session_id is not None:

@@ -100,7 +100,7 @@ async def context_for_task(
         scope: scope of the episodes; patterns need no scope, because they contain no texts of
             single users.
         known: features that override the features found in the task's text.
-        k: maximum number of patterns, of episodes and of insights.
+        k: the result has at most ``k`` patterns, ``k`` episodes and ``k`` insights.
     """
     goals = analyse(task, domain=domain, task_type=task_type, capabilities=capabilities)
     features = {**goals.features, **known}

@@ -118,7 +118,7 @@ class RunPart:
         received: answers that this node or sub-agent got, by the name of the node that answered.
         task_id: id of the task, if the node or sub-agent had exactly one task.
         checks: checks of the answer.
-        passed: true: all checks passed; false: one failed, see ``reason``; ``None``: no result.
+        passed: true: all checks passed; false: a check failed (``reason``); ``None``: no result.
     """
 
     part: str

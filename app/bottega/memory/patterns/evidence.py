@@ -238,7 +238,7 @@ class Side(NamedTuple):
 
     lately: Tally = Tally()  # runs of the last EVIDENCE_DAYS days
     since: Tally = Tally()  # runs in the current series of looks
-    known_rate: float | None = None  # mean reported baseline, if each application has a baseline
+    known_rate: float | None = None  # mean of the reported baselines, if each run has one
     seconds: float | None = None  # mean of the known durations
     tokens: float | None = None  # mean of the known numbers of tokens
 
@@ -345,10 +345,10 @@ _STAGES: Mapping[str, str] = {
 def history(applications: Sequence[Judged]) -> list[dict[str, Any]]:
     """Return the evidence after each application, or after 40 evenly spaced applications.
 
-    Each point has the time ``at``, and the runs of its ``stage`` up to this time: the number of
-    runs with the pattern (``given``) and without the pattern (``others``), the numbers of
-    successful runs among these (``given_good``, ``others_good``), and the ``p_value``. The last
-    point of a stage has all runs of the stage.
+    Each point has a time ``at``, a ``stage``, and figures about the runs of the stage up to this
+    time: the numbers of runs with the pattern (``given``) and without it (``others``), the numbers
+    of successful runs among these (``given_good``, ``others_good``), and the ``p_value``. The last
+    point of a stage is about all runs of the stage.
 
     Args:
         applications: applications with a known outcome, oldest first.

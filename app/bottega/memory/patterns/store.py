@@ -139,7 +139,7 @@ def row_of(pattern: Pattern, at: datetime) -> str:
 
 
 _SAID = "arm, at, episode_id, baseline_rate, followed, good, features, duration_s, tokens"
-# The query locks the episodes, because a concurrent erasure must wait, and skips erased episodes.
+# The query locks the episodes, so that a concurrent erasure waits. It skips erased episodes.
 _STAY = """
 SELECT FROM (SELECT DISTINCT id FROM unnest($2::uuid[]) AS u(id) ORDER BY id) AS n
 CROSS JOIN LATERAL (
@@ -149,8 +149,8 @@ CROSS JOIN LATERAL (
 # Selects applications that count as evidence. An application does not count if the pattern was
 # found in the application's episode, or if this episode is untrusted, quarantined or deleted. A
 # client's report cannot override the outcome of an assigned pattern. A run that retries an earlier
-# run is not independent evidence. The query reads each row by its key, because the planner may
-# assume one row per tenant.
+# run is not independent evidence. The query reads each row by its key: a join is slow if
+# the planner expects one row per tenant.
 _GIVEN = """
 SELECT n.* FROM reported n
 CROSS JOIN LATERAL (

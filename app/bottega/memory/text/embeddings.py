@@ -63,7 +63,7 @@ class Background(NamedTuple):
         mean: mean of the vectors of the tenant's texts, shape (d,).
         median: median, over queries and unrelated texts, of the query's cosine with the text minus
             the query's cosine with the mean.
-        deviation: deviation of these differences below the median, where related texts are rare.
+        deviation: the median minus the 15.87th percentile; related texts are rare in this range.
     """
 
     mean: NDArray[np.float32]

@@ -1,4 +1,4 @@
-"""Removal of ids and server addresses from texts of earlier runs that a model reads.
+"""Removal of ids and server addresses from texts of earlier runs, before a model reads them.
 
 An id of an earlier run has no meaning in a later run. A model that uses an earlier run's task or
 server does harm or loses time. Events keep the ids.

@@ -1,8 +1,8 @@
 """Failure signatures, which are equal for errors of the same kind.
 
 Errors of the same kind differ in numbers, ids, paths, hosts and long quoted texts. A placeholder
-replaces each of these details, so the signatures are equal. A signature keeps the details in which
-kinds of errors differ: the type, the tool, the status and short quoted names, such as a code.
+replaces each of these details, so the signatures are equal. A signature keeps the details that
+distinguish kinds of errors: the type, the tool, the status and short quoted names, such as a code.
 """
 
 import re
