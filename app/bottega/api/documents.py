@@ -1,8 +1,8 @@
 """The AsyncAPI document, and FastAPI's OpenAPI document with added errors and security.
 
 Pydantic's schemas do not show rules between a body's fields, because validators check these rules.
-This module replaces the schema of a body with rules by `oneOf`: one complete schema for each valid
-combination of fields. Therefore, a client generator makes a class for each combination of fields.
+If a body has rules, this module replaces the body's schema by a `oneOf` of complete schemas, one
+for each valid combination of fields. Client generators then make a class for each combination.
 """
 
 import functools
@@ -420,7 +420,7 @@ def _scopes(route: APIRoute, method: str) -> tuple[Scope, ...]:
     found = {scopes for call in asked if (scopes := required_scopes(call, method))}
     if len(found) != 1:
         raise TypeError(
-            f"{method} {route.path} needs exactly one kind of tenant dependency, see "
+            f"{method} {route.path} needs exactly one of the tenant dependencies in "
             "bottega.api.shared.deps"
         )
     return found.pop()

@@ -190,8 +190,8 @@ def field_problem(error: Mapping[str, Any], body: Any = None) -> FieldProblem:
     """Convert an error of Pydantic to a problem, which does not quote the input.
 
     Args:
-        body: the body as the client sent it. The problem's pointer omits names of the error's path
-            that are not in the body: these are Pydantic's names for members of unions.
+        body: the body as the client sent it. The error's path may contain Pydantic's names of
+            unions' members. They are not in the body, so the problem's pointer omits them.
     """
     place, *path = error["loc"]
     if place == "body":

@@ -120,7 +120,7 @@ class GraphSize(NamedTuple):
 
 
 def excess_subgraph(size: GraphSize, inner: Mapping[GraphRef, GraphSize]) -> int | None:
-    """Return the index of the sub-graph that makes the graph too large; ``None``: no sub-graph does.
+    """Return the index of the sub-graph that makes the graph too large, or ``None``.
 
     Args:
         inner: sizes of the sub-graphs at all levels.

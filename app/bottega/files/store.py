@@ -275,7 +275,7 @@ class FileWriter:
 
         Raises:
             LimitedError: ``file_quota``.
-            UserErasingError: the session's user is being erased.
+            UserErasingError: the data of the session's user is being erased.
             UnavailableError: the object store is unreachable.
         """
         if self._waiting:

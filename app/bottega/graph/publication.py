@@ -104,9 +104,9 @@ class Publication:
         content: the accepted final answer.
         metadata: JSON values about the publication; no prompt contains them.
         version: 1 for the agent's first publication, plus 1 for each later publication.
-        tool_results: tool results of the query, as texts or as objects like tool results.
-        messages: the query's messages without the final answer, as texts or as objects like
-            messages.
+        tool_results: tool results of the query: texts, or objects like ``ToolResultLike``.
+        messages: the query's messages without the final answer: texts, or objects like
+            ``MessageLike``.
     """
 
     agent_id: str

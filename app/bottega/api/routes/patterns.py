@@ -945,7 +945,7 @@ def _applied(pattern: memory.Pattern, body: NewApplication, at: datetime) -> App
     version = pattern.version if body.version is None else body.version
     if version > pattern.version:
         raise ConflictError(
-            f"the latest version of pattern {pattern.key} is {pattern.version}",
+            f"pattern {pattern.key} has no version {version}: the latest is {pattern.version}",
             code="stale_version",
         )
     return Application(

@@ -1,7 +1,7 @@
 """JSON-RPC messages and errors for MCP clients, in both generations of the protocol. Pure.
 
 In versions until 2025-11-25 a client begins with ``initialize``. The session id in the server's
-answer says if the client can ask people, so no process needs to store this. Since version
+answer says if the client can ask people, so no process needs to store this fact. Since version
 2026-07-28 there are no sessions: each request has the client's capabilities in ``_meta``.
 """
 

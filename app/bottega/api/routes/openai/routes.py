@@ -94,7 +94,7 @@ class Place:
     Attributes:
         session: the session of a new run; ``None``: no later request can continue the run.
         fork_of: session and run from which a new session is forked; ``None``: no fork.
-        history: a function that reads the earlier messages, for a new run.
+        history: a function that reads the earlier messages, if a new run starts.
         waits: id of the session's run that waits for its client; ``None``: no run waits.
     """
 
