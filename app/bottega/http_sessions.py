@@ -1,10 +1,10 @@
-"""Outgoing HTTP connections by aiohttp, for requests to models, tools and MCP servers.
+"""Outgoing HTTP connections through aiohttp, for requests to models, tools and MCP servers.
 
 A session can get a function that resolves host names, and a function that checks the address of
 each socket just before the socket connects. A session measures the CPU time for the parsing of a
 response. A session stores no cookies and decompresses nothing.
 
-An API process loads this module and aiohttp with its first outgoing request.
+An API process loads this module and aiohttp when it sends its first outgoing request.
 """
 
 import socket

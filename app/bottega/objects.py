@@ -307,7 +307,7 @@ def unpack(key: str, packed: bytes) -> bytes:
     whole = packed.startswith(_FORM) and unpacker.eof and not unpacker.unused_data
     if not whole or _digest(body) != packed[len(_FORM) : start]:
         raise CorruptObjectError(
-            f"the object {key} is not what was written: restore the object from a backup"
+            f"the object {key} has changed since it was written: restore it from a backup"
         )
     return body
 

@@ -151,7 +151,7 @@ class Redactor:
     def value(self, value: Any) -> Any:
         """Return JSON from outside, after the removal of secrets from its values and keys.
 
-        If two keys become equal, they get different numbers. The caller must limit the depth of the
+        If two keys become equal, one of them gets a number. The caller must limit the depth of the
         JSON. If the JSON contains no secret (the usual case), the method returns the same object.
         """
         return self._cleaned(value) if self.knows_any and self._is_in(value) else value
@@ -186,7 +186,7 @@ class Redactor:
         return clean
 
     def record(self, record: Any) -> Any:
-        """Return a record of this service without the secrets in its texts.
+        """Return a record of this service, after the removal of secrets from its texts.
 
         Keys, names, ids, times and Bottega's words do not change. The caller must limit the depth
         of the record. If the record contains no secret (the usual case), the method returns the

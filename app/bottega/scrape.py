@@ -55,7 +55,7 @@ class Scraping:
     async def report(self, authorization: Sequence[bytes]) -> bytes:
         """Return the metrics in Prometheus's text form.
 
-        While the database is unreachable, its metrics are missing.
+        While the database is unreachable, the metrics from the database are missing.
 
         Args:
             authorization: values of the request's header ``Authorization``.

@@ -61,8 +61,8 @@ class Keyring:
         """Return the decrypted text.
 
         Raises:
-            CannotOpenError: none of these keys sealed the text, or the text was sealed for a
-                different row.
+            CannotOpenError: the text was changed, or was not sealed by one of these keys for this
+                row.
         """
         from cryptography.exceptions import InvalidTag
 

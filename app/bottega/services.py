@@ -1,7 +1,7 @@
 """Background services of a process; a service that fails is restarted.
 
 A service is a function that works until it is cancelled, and that keeps its state in an object. If
-the function raises an error, it is called again; if it returns, the service has ended.
+the function raises an error, this module calls it again. If it returns, the service has ended.
 :meth:`Services.failing` reports the services that fail repeatedly.
 """
 

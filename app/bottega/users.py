@@ -3,8 +3,8 @@
 The request stores a row in ``user_erasures``. While this row exists, the database refuses new data
 of the user. The user's rows are removed in pages: a transaction removes the rows of a page and
 stores their number. Then the user's objects are deleted from the object store. When no stored data
-belongs to the user, the last transaction removes the row in ``user_erasures``, and caches are
-cleared.
+belongs to the user, the last transaction removes the row in ``user_erasures``, and processes clear
+their caches.
 
 Every process looks for rows in ``user_erasures``. So if a process dies, another process continues
 its erasures.
@@ -364,8 +364,8 @@ class UserExport:
     async def lines(self) -> AsyncIterator[bytes]:
         """Yield pages of lines; each line is a JSON object that has ``type`` and ``data``.
 
-        The last line has the type ``end``, and the numbers of lines by type. If an erasure of the
-        user began, or an error occurred, this line is missing.
+        The last line has the type ``end`` and the numbers of lines by type. This line is missing if
+        an erasure of the user began or an error occurred during the export.
         """
         async with self.database.begin(self.tenant_id) as tx:
             found = await find(tx)

@@ -7,8 +7,8 @@ recorded event again. Its sub-agents are also executed again, with replayed call
 publish as before. :func:`replay_tasks` derives the state of asynchronous tasks. The API builds
 prompts, messages, and answers of conversations from the same result.
 
-While a task waits for people, the task's clock is stopped. Clocks of waits for the task are
-stopped, too.
+While a task waits for people, the task's clock is stopped. The clocks of calls that wait for the
+task are stopped, too.
 """
 
 from collections import defaultdict

@@ -82,7 +82,7 @@ class WorkerLease:
             after a report if due runs wait for a worker.
         listen: called in the event loop after each report. The argument is true if this worker may
             get one of the next runs.
-        sweep: called in the event loop after a report, if a sweep is due.
+        sweep: called in the event loop after a report if the SQL function ``sweep`` is due.
     """
 
     def __init__(
