@@ -293,7 +293,7 @@ async def test_unknown_reference_is_answered_with_the_known_ones() -> None:
     lead = with_memory(*calls(10), wrong, "done", memory=RunMemory(limit=4_000))
     await lead.execute_query_async("go")
     assert answers_in(lead)[-1].startswith(
-        "Error: NotFoundError: nothing is called 'm99'; there are m1 to m10"
+        "Error: NotFoundError: nothing is called 'm99'; references are m1 to m10"
     )
 
 

@@ -280,7 +280,7 @@ class QueryLoop:
         """Call the provider with the current prompt; convert its errors to ``ModelError``.
 
         Raises:
-            ModelError: the provider failed in any way.
+            ModelError: the provider failed.
             BottegaError: an internal error.
         """
         options = self._options

@@ -446,7 +446,7 @@ class QueryObserver:
 
 
 class Recorder(QueryObserver):
-    """Executor of the calls of queries. Subclasses may record and replay calls, unlike this class.
+    """Executor of queries' model calls and tool calls. Subclasses may record and replay the calls.
 
     Attributes:
         swarm: the run's ``Swarm`` of asynchronous sub-agents, or ``None`` before it exists.
@@ -526,7 +526,7 @@ class Recorder(QueryObserver):
         """Record recalled publications added to the history, with their cosines (-1 to 1)."""
 
     def sources_of(self, query: Query) -> Collection[str] | None:
-        """Return the agents whose publications an earlier attempt read; ``None``: none."""
+        """Return the agents whose publications an earlier attempt read; ``None``: not known."""
         return None
 
     def version_of(self, query: Query) -> int | None:

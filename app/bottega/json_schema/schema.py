@@ -206,7 +206,7 @@ class CheckedSchema:
 
 
 def schema_cache() -> LRUCache[Any, Any]:
-    """Return a cache for objects that have a field ``schema``; its memory in bytes is limited."""
+    """Return a cache, limited in bytes, for objects that have a field ``schema``."""
     return LRUCache(MOST_CACHED_BYTES, lambda made: _SCHEMA_BYTES * len(json.dumps(made.schema)))
 
 

@@ -492,6 +492,6 @@ class RecallMemory(FunctionTool):
         text = await self._memory.find(reference.strip())
         if text is None:
             raise NotFoundError(
-                f"nothing is called '{reference[:40]}'; there are {self._memory.references}"
+                f"nothing is called '{reference[:40]}'; references are {self._memory.references}"
             )
         return text

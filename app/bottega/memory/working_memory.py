@@ -1,7 +1,7 @@
 """Working memory of one run: the current knowledge of the run's root agent.
 
-Each section has a budget of tokens. If a section exceeds its budget, prompts contain a summary with
-a reference in place of an entry; the memory keeps the whole entry. Pure, without model and clock:
+Each section has a budget of tokens. If a section exceeds its budget, a summary with a reference
+replaces an entry in prompts; the memory keeps the whole entry. Pure, without model and clock:
 equal operations give equal memories. The root agent has tools for this memory.
 """
 
@@ -311,8 +311,8 @@ class WorkingMemory:
         """Store the answer of a subtask, of a tool or of a sub-agent.
 
         Args:
-            refers_to: references of earlier results that this answer uses. The memory keeps results
-                in use longer than all other results.
+            refers_to: references of earlier results that this answer uses. Prompts shorten old
+                results first if no later result uses them.
 
         Returns:
             The reference with which to recall the answer: ``m1``, ``m2`` and so on.

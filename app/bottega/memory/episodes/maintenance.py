@@ -7,7 +7,7 @@ locked; a later call changes these rows.
 
 Before consolidation, a mature episode waits (``episode_state.task_key`` is set) until all episodes
 of the following week are mature. Then consolidation compares the waiting episode once with the
-episodes of this week that have an equal ``task_key``. So a group of episodes is complete when it is
+episodes of that week that have an equal ``task_key``. So a group of episodes is complete when it is
 consolidated, and a second call changes nothing.
 """
 
@@ -425,7 +425,7 @@ def _json(value: Any) -> str:
 def groups(
     vectors: "NDArray[np.float32]", times: Sequence[datetime], *, cosine: float, window: timedelta
 ) -> list[list[int]]:
-    """Return groups of two or more episodes, as indexes; each pair in a group is close.
+    """Return groups of two or more similar episodes, as indexes of ``vectors``.
 
     The function uses complete linkage: it repeatedly joins the two closest groups. Two groups are
     as close as their two least similar members.

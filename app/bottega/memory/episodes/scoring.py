@@ -26,7 +26,7 @@ class Candidate:
     """An episode that a query found.
 
     Attributes:
-        outcome: the effective outcome, including feedback.
+        outcome: from feedback or checks if known, otherwise from the run.
         cosine: cosine of the vectors of episode and query, -1 to 1; ``None``: a vector is
             missing.
         lexical: full-text rank of the episode for the query, at least 0; rare words have a higher
@@ -52,8 +52,8 @@ class ScoringOptions:
     Attributes:
         normalisation: ``added``: cosines are scaled, 0 for the lowest cosine and 1 for the cosine
             1. Ranks are divided by :data:`_ALL_WORDS`. The similarity is the sum of both values,
-            scaled to 0 for the twentieth candidate and 1 for the best candidate. ``raw``: the
-            similarity is the unscaled cosine or, without a cosine, the rank.
+            scaled to 1 for the best candidate and 0 for the last of the best 20 (or of the better
+            half). ``raw``: the similarity is the unscaled cosine or, without a cosine, the rank.
     """
 
     similarity: float = 0.5

@@ -182,7 +182,7 @@ class EpisodicMemory:
     ) -> UUID:
         """Store an episode; do nothing if an episode with this id is stored.
 
-        Searches by words find the episode at once, and searches by meaning after the episode was
+        Searches by words find the episode at once. Searches by meaning find it after it was
         embedded.
         """
         async with acting_as(self.pool, tenant_id, on) as connection:

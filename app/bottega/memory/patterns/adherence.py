@@ -49,7 +49,7 @@ class _Shown:
 
 
 class Adherence:
-    """Observer of a run's events that measures adherence to each pattern, and its success.
+    """Observer of a run's events. It measures adherence to each pattern, and the pattern's success.
 
     The observer gets the events in order, and also measures patterns withheld from the run.
 

@@ -119,7 +119,7 @@ def measured_background(queries: Vectors, stored: Vectors, others: NDArray[np.bo
     Args:
         queries: vectors of some of the texts, which were embedded as queries; shape (m, d).
         stored: vectors of the texts; shape (n, d), at least two rows.
-        others: true for each pair of a query and a stored vector of different texts; shape (m, n).
+        others: true where a query and a stored vector are of different texts; shape (m, n).
     """
     means = others @ stored / others.sum(axis=1, keepdims=True)
     cosines = queries @ stored.T - (queries * means).sum(axis=1, keepdims=True)
