@@ -560,7 +560,7 @@ class DryRuns:
 async def plan_of(
     service: Service, tenant_id: UUID, graph: str, agent: str | None, question: str
 ) -> dict[str, Any]:
-    """Return the plan of a dry run. Its versions are those that a new run would use.
+    """Return the plan of a dry run, with the versions of definitions that a new run would use.
 
     Raises:
         UnknownAgentError, InvalidInputError: see :func:`bottega.runs.submit.submit`.

@@ -153,7 +153,7 @@ _CHANGING: dict[Callable[..., Any], Scope] = {_tenant: "run", _define_tenant: "d
 
 
 def required_scopes(dependency: Callable[..., Any], method: str) -> tuple[Scope, ...]:
-    """Return the scopes of which a dependency requires one; ``()``: no scope is needed."""
+    """Return the scopes of a dependency. The caller needs one of them; ``()``: needs none."""
     changing = _CHANGING.get(dependency)
     return (_usual_scope(method, changing),) if changing else _SCOPES.get(dependency, ())
 
