@@ -288,7 +288,7 @@ async def test_a_word_of_the_service_is_refused_as_a_secret(
     refused = await put(client, value=value)
     assert (refused.status_code, refused.json()["code"]) == (422, "secret_is_vocabulary")
     assert value not in refused.text
-    with pytest.raises(InvalidInputError, match="BOTTEGA_SECRET_ACME__A is a word") as at_start:
+    with pytest.raises(InvalidInputError, match="BOTTEGA_SECRET_ACME__A is a date") as at_start:
         TenantSecrets({"BOTTEGA_SECRET_ACME__A": value})
     assert at_start.value.code == "secret_is_vocabulary"
 
