@@ -2,7 +2,7 @@
 
 A database has an SQLAlchemy engine for requests (composed queries, one transaction per request) and
 an asyncpg pool for frequent single statements (steps of a run, reads of the log). The engine and
-the pool open connections in the same way. Metrics show how many connections both have.
+the pool open connections in the same way. Metrics count the open connections of both.
 """
 
 import asyncio

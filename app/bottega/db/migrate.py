@@ -631,7 +631,7 @@ async def maintain_indexes(
         least_changes: a table's indexes are rebuilt if more than this number of rows, and more than
             half of the table's rows, have changed.
         patience_s: maximum wait for the lock of a table, in seconds.
-        now: returns the current time, which shows if this night's work was already done.
+        now: returns the current time, which decides if this night's work is still to be done.
 
     Returns:
         ``analysed``: number of analysed tables. ``rebuilt``: names of rebuilt indexes. ``broken``:

@@ -1,4 +1,4 @@
--- Conversations: runs of one agent in a session, in order. A run continues the last completed run.
+-- Conversations: runs of one agent in a session, in order. A run follows the last completed run.
 
 -- Called by accept_run before the session is locked, because all transactions lock runs before
 -- sessions. if_busy interrupt: cancel the conversation's unfinished runs. if_busy steer: send the
@@ -117,7 +117,7 @@ END $$;
 
 -- Called by a worker. Return a run's turns up to number p_last (NULL: all), from new to old, and
 -- gists of a few older turns. Return the turns of the last prompt and all newer turns if they fit
--- into p_most tokens; otherwise, p_most / 2 tokens of turns, so that the first turn rarely changes.
+-- into p_most tokens; otherwise turns of p_most / 2 tokens, so that the first turn changes rarely.
 CREATE OR REPLACE FUNCTION earlier_turns(
     p_tenant uuid, p_base uuid, p_last integer, p_most bigint, p_gists integer
 ) RETURNS TABLE (

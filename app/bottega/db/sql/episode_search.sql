@@ -172,8 +172,8 @@ BEGIN
 END $$;
 
 -- Return candidates for a query: the tenant's episodes within a scope that are nearest by vector or
--- best by words. Each candidate has both measures, and the positions (from 1) of its words in the
--- query. Aged episodes must be similar. PostgreSQL plans a statement once, for any words and ids.
+-- best by words. Return cosine, rank by words (lexical), and positions (from 1) of found words in
+-- p_words. Aged episodes must be similar. PostgreSQL plans a statement once, for any words and ids.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION search_episodes(
     p_scope jsonb, p_words text[], p_vector halfvec, p_embedder text, p_by text, p_where jsonb,

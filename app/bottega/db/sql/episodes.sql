@@ -293,7 +293,7 @@ $$;
 
 -- Called when an episode has a new verdict. If the verdict is no success, make a lesson of it.
 -- Withdraw the lesson of an earlier verdict, unless a person has edited, pinned or removed that
--- lesson. p_for_all: the reason comes from the agent, so the lesson is for all the agent's users.
+-- lesson. p_for_all: true if the reason comes from the agent; the lesson is then for all users.
 CREATE OR REPLACE FUNCTION learn_from_verdict(
     p_tenant uuid, p_episode uuid, p_verdict jsonb, p_for_all boolean DEFAULT false
 ) RETURNS void LANGUAGE plpgsql AS $$

@@ -77,7 +77,7 @@ END $$;
 CREATE OR REPLACE FUNCTION give_turns_away(p_tenant uuid, p_session text, p_runs uuid[])
 RETURNS SETOF uuid LANGUAGE plpgsql AS $$
 BEGIN
-    -- A removal of a forked session waits for this transaction, and then finds its new runs.
+    -- A removal of a forked session waits for this transaction, and then finds the given runs.
     PERFORM FROM sessions WHERE tenant_id = p_tenant AND id IN (
         SELECT session_id FROM forked_turns WHERE tenant_id = p_tenant AND run_id = ANY (p_runs))
     ORDER BY id FOR KEY SHARE;

@@ -73,7 +73,7 @@ $$;
 
 -- Called for metrics. Return the numbers of due runs, of waiting runs by reason and of live
 -- workers, and the seconds since the oldest claimable run became due. Read at most 100,000 rows of
--- a table.
+-- each table.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION service_gauges()
 RETURNS TABLE (queued bigint, oldest_s double precision, alive bigint, waiting jsonb)

@@ -14,8 +14,8 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
 $$;
 
 -- Called by workers. All workers sort p_shares in the same way, because each share takes a lock.
--- Tenants with fewer running calls come first, then tenants that have waited longer. Return per
--- share: may_hold (calls, requests, tokens) and, while other shares wait, calls_kept (else NULL).
+-- Tenants with fewer running calls come first, then those that waited longer. Return per share:
+-- may_hold (calls, requests, tokens); calls_kept: calls to keep while other shares wait, else NULL.
 -- owner: bottega_system, execute: bottega_app
 CREATE OR REPLACE FUNCTION claim_shares(p_worker uuid, p_shares jsonb)
 RETURNS TABLE (may_hold bigint[], calls_kept bigint)

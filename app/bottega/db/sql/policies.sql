@@ -136,7 +136,7 @@ REVOKE INSERT, UPDATE, DELETE ON tenants FROM bottega_app;
 REVOKE UPDATE, DELETE ON audit_log, episodes, episode_bodies, episode_reflections FROM bottega_app;
 REVOKE INSERT, UPDATE, DELETE ON retention FROM bottega_app;
 
--- Views, which read the rows of run_steps and runs.
+-- run_events is a view on rows of run_steps.
 GRANT SELECT ON run_events TO bottega_app, bottega_system;
 
 -- Tables that belong to no tenant.

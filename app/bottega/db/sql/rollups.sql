@@ -1,6 +1,6 @@
 -- Rollups of metrics. A row of metric_rollups has sums over a tenant's runs that were accepted in
 -- one minute or hour: over all these runs, or by agent, version, model or error code. The sums are
--- an object by name: runs, errors, tokens, cost, run_cost, and numbers of durations by bucket, such
+-- a JSON object: runs, errors, tokens, cost, run_cost, and numbers of durations by bucket, such
 -- as "duration:27". After a run's end, sum_storage calls roll_up, which adds the run.
 
 -- Return the bucket of a duration. Bucket b ends at 2 ^ (b / 4) seconds.
@@ -26,7 +26,7 @@ $$;
 
 -- Called by sum_storage, by one process at a time. Add ended runs, and the spending of checks and
 -- memory for runs (p_beside: [{"run", "spent"}], see runs.spent), to the sums of the runs' minute
--- and hour. In a minute or hour, 199 keys have a row each; all other keys share the row "other".
+-- and hour. Per minute or hour, 199 names (agents, …) have a row each; the others share "other".
 CREATE OR REPLACE FUNCTION roll_up(p_tenant uuid, p_ended uuid[], p_beside jsonb) RETURNS void
 LANGUAGE sql AS $$
     WITH beside AS MATERIALIZED (

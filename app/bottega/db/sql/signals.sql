@@ -22,7 +22,7 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
 $$;
 
 -- Send a signal about due runs to a worker with a free place, if there is one. Prefer workers with
--- places for any tenant. If all free places are reserved for new tenants, choose a random worker.
+-- places that any tenant may use; if there are none, choose a random worker with a reserved place.
 CREATE OR REPLACE FUNCTION wake_worker(p_except uuid DEFAULT NULL) RETURNS void
 LANGUAGE sql AS $$
     SELECT send_signal('bottega_queue', w.id::text) FROM (

@@ -1,5 +1,5 @@
 -- Sizes in bytes of tenants' definitions, episodes, files, runs and sessions, without indexes. A
--- change adds a row to storage_changes, without a lock of other rows. Every few seconds, a process
+-- change adds a row to storage_changes, without locking other rows. Every few seconds, a process
 -- adds up these rows. So the sums are some seconds late, and no run waits for a count. A row about
 -- a run's end, or about usage that is not in the run's log, has the run's id; the same process adds
 -- such rows to the rollups of metrics.
