@@ -432,7 +432,7 @@ def main(command: Callable[[], Any] = cli) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Open closed standard streams, so that no other file gets a standard stream's number."""
+    """Open missing standard streams, so that no other file gets a standard stream's number."""
 
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:

@@ -47,7 +47,7 @@ def connected(refused: int | None = None) -> "Iterator[RemoteServer]":
     """Yield a client of the server at ``BOTTEGA_URL``; end the command if a request is refused.
 
     Args:
-        refused: exit status if the server refuses a request and would refuse a repetition;
+        refused: exit status if the server refuses a request for good, not only for now;
             ``None``: ``REFUSED``, the exit status of all other errors.
     """
     from bottega.cli.client import ClientSettings, RemoteError, RemoteServer

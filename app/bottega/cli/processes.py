@@ -159,7 +159,7 @@ class Supervisor:
     def run(self) -> int:
         """Keep the children running; return the exit status.
 
-        If a child ends before it has worked, end all children, and return this child's exit status.
+        If a child ends before it reports that it works, end all children, and return its status.
         """
         signals = _signals()
         for slot in self._slots:

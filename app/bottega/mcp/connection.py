@@ -341,7 +341,7 @@ class _Bounded(httpx2.AsyncByteStream):
         raise self._sent.failure
 
     def _count(self, step: bytes) -> None:
-        """Count lines and JSON values in a body's next bytes; refuse a body of too many."""
+        """Count lines and JSON values in a body's next bytes; refuse a body that has too many."""
         if not self._is_begun and (text := step.lstrip()):
             self._is_begun = True
             if text.startswith(b"["):  # the SDK would validate a list's messages, but use none
@@ -564,7 +564,7 @@ class Connection:
             raise self.unreadable() from None
 
     def _turn(self) -> AbstractAsyncContextManager[Any]:
-        """Return the semaphore for a tenant's concurrent HTTP calls; a program needs none."""
+        """Return the semaphore that limits a tenant's HTTP calls. Calls of programs need none."""
         if self._transport is None:
             return nullcontext()
         return self._egress.turn(self._server.tenant)
@@ -635,9 +635,9 @@ class Connection:
             )
 
     async def _elicit(self, context: Any, params: Any) -> Any:
-        """Answer a question of a server with an older protocol, as part of the newest call.
+        """Answer a question of a server with an older protocol.
 
-        In older protocols, a question does not say to which call it belongs.
+        In older protocols, a question does not name its call, so assume the newest call.
         """
         from mcp_types import ElicitResult
 

@@ -111,17 +111,17 @@ class StoredLimits(RequestLimits):
     payer: UUID | None = None
 
     def pinned(self, versions: Mapping[str, object]) -> dict[str, object]:
-        """Return the pins of a run: versions, and the payer if the key limits tokens per day."""
+        """Return a run's pinned versions and, if the key limits tokens per day, the payer."""
         pinned = {name: value for name, value in versions.items() if name != "payer"}
         if self.tokens_per_day is not None:
             pinned["payer"] = Payer(str(self.payer), self.tokens_per_day)._asdict()
         return pinned
 
     def narrowed(self, new: RequestLimits) -> "StoredLimits":
-        """Return a new key's limits, narrowed to the limits of the key that creates the new key.
+        """Return the limits of a new key that this key creates, narrowed to this key's limits.
 
         Raises:
-            InvalidInputError: the new key's limits are wider than the limits of the creating key.
+            InvalidInputError: the new key's limits are wider than this key's limits.
         """
         for name in ("agents", "models", "addresses"):
             own, wanted = getattr(self, name), getattr(new, name)
