@@ -281,8 +281,8 @@ class ModelServices:
         there = self._settings.operator_providers
         names = there.keys() if run is None else run.operators
         name, model = named_by(reference, own.keys() | names)
-        # The run's provider must still exist. Otherwise the reference could now mean a model of a
-        # different provider.
+        # The provider must still exist. Do not use a different provider instead, for which the
+        # same reference could name a different model.
         if name not in own and name not in there and name != DEMO:
             raise InvalidInputError(
                 f"the operator of this server has removed the provider '{name}'",
