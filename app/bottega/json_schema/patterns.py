@@ -256,7 +256,7 @@ class _Measure:
         if opening is None:
             self._at += 1
         elif "x" in (opening[2] or ""):
-            raise InvalidInputError("the pattern flag x is not supported: remove flag and spaces")
+            raise InvalidInputError("the flag x is not supported: remove the flag and the spaces")
         else:
             self._at = opening.end()
             if opening[0].endswith(")"):

@@ -208,7 +208,7 @@ class RunMemory:
         facts: text with facts about the user. The fenced message begins with this text.
 
     Args:
-        working: the working memory, which has the task and retrieved memory before the query. The
+        working: the working memory. Before the query, it has the task and retrieved memory. The
             answers of tools and sub-agents are added to the working memory as ``m1``, ``m2`` …
         limit: maximum number of tokens of a prompt, including the schemas of tools; by default the
             sum of the working memory's budgets.
@@ -230,7 +230,7 @@ class RunMemory:
         self.tools: list[ToolBase] = [*tools]
         self._tool = RecallMemory(self)
         self._warned = False
-        # The keys are the id() of messages; the values keep the messages, and so the ids, in use.
+        # The keys are the id() of messages. The values keep messages alive, so no id occurs twice.
         self._known: dict[int, PromptMessage] = {}
         self._by_ref: dict[str, StandardMessage] = {}
         self._has_own_recall = False  # true: the agent itself has a tool with the name of RECALL

@@ -86,7 +86,7 @@ class Entry:
     """An entry of a section.
 
     Attributes:
-        reference: reference with which a model recalls the whole text; empty until it is shortened.
+        reference: reference for recalling the whole text; empty until the entry is shortened.
         whole: number of tokens of the whole line.
         turn: number of the subtask that added the entry; 0: the entry is not a result.
         pruned: true: prompts contain a summary, even if the section has room.

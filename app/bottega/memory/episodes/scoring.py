@@ -156,7 +156,7 @@ def _within(value: float | None) -> float:
 
 
 def _above_lowest(cosines: Sequence[float | None]) -> list[float]:
-    """Scale cosines: the lowest, which depends on the embedder, becomes 0, and 1 stays 1."""
+    """Scale cosines: the lowest becomes 0, and 1 stays 1. The lowest depends on the embedder."""
     lowest = min((each for each in cosines if each is not None), default=0.0)
     return [
         (each - lowest) / (1.0 - lowest) if each is not None and lowest < 1 else 0.0

@@ -68,8 +68,8 @@ async def page(
     """List a page of lessons by age.
 
     Args:
-        filters: required values by column. If they name no user and no session, the page has
-            lessons without user and session, and lessons for all runs of an agent.
+        filters: required values by column. Without a user and a session, the page has lessons
+            without user and session, and lessons for all runs of an agent.
     """
     wanted = {name: value for name, value in filters.items() if value is not None}
     query = _PAGE + "".join(f" AND {name} = ${n}" for n, name in enumerate(wanted, 3))

@@ -250,7 +250,7 @@ class Maintenance:
         log.info("maintenance.done", job_id=str(job.id))
 
     async def _write(self, job: Job, *, error: str | None = None, **changes: Any) -> bool:
-        """Store the state of a claimed job; at its end, delete the oldest jobs above the limit.
+        """Store the state of a claimed job; if the job has ended, delete the oldest jobs.
 
         Args:
             error: text of the last error; ``None``: no error, or a later try succeeded.

@@ -56,7 +56,7 @@ class Adherence:
     - A pattern is *followed* if the pattern's tools and agents began in the pattern's order after
       the pattern was shown.
     - A pattern is *good* if the first affected call or task that began after the pattern was shown
-      succeeded. For ``OF_RUN``, the outcome of the run decides, which this class does not observe.
+      succeeded. For ``OF_RUN``, the run's outcome decides; this class does not observe it.
     """
 
     def __init__(self) -> None:

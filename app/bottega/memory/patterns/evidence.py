@@ -7,8 +7,8 @@ A run that got the pattern is an *application*. A test after each application wo
 find significance in noise. So there are only four interim tests, after 8, 16, 32 and 64
 applications, and each test has its own level of significance (:data:`LOOKS`). Statistics calls an
 interim test a *look*. The four looks together promote at most 3 % of the patterns that have no
-effect, and 95 % of the patterns that raise the success rate from 0.5 to 0.8. Validated patterns are
-tested for harm by the same looks; after the fourth look, a new series of four looks begins.
+effect. They promote 95 % of the patterns that raise the success rate from 0.5 to 0.8. Validated
+patterns are tested for harm by the same looks. After the fourth look, a new series begins.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -222,7 +222,7 @@ def arm_of(
     version: int,
     options: LearningOptions,
 ) -> Arm:
-    """Assign a run to an arm: used or withheld (validated), or trial or control (candidate)."""
+    """Assign a run to an arm: used or withheld if validated, trial or control if a candidate."""
     if state is PatternState.VALIDATED:
         withheld = uniform(salt, run, pattern_id, version, "withheld") < options.withheld_share
         return Arm.WITHHELD if withheld else Arm.USED

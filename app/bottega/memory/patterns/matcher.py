@@ -40,8 +40,8 @@ class Match(NamedTuple):
             + 0.15 min(ln(1 + uses)/10, 1)
             + 0.1 exp(-days since validation/90), or 0 without a validation
             + 0.05 quality.
-        quality: from 0 to 1: number of the task's known features that the pattern names, divided by
-            this number plus the number of the task's other known features in :data:`ALWAYS`.
+        quality: n/(n + m), from 0 to 1. n: number of the task's known features that the pattern
+            names; m: number of the task's other known features in :data:`ALWAYS`.
     """
 
     pattern: Pattern

@@ -121,7 +121,7 @@ at commit. Other statements write the pattern's uses and the episodes of its evi
 
 
 def from_row(row: Mapping[str, Any]) -> Pattern:
-    """Build a pattern from a row with :data:`COLUMNS`, and optionally the evidence's episodes."""
+    """Build a pattern from a row with :data:`COLUMNS`; the evidence's episodes may be missing."""
     flat = dict(row)
     document, origin, baseline = (
         decoded(flat[each]) for each in ("document", "origin", "baseline")

@@ -96,9 +96,9 @@ def floor_of(embedder: Embedder, query: NDArray[np.float32], measured: Backgroun
 
     Args:
         query: the query's vector, shape (d,).
-        measured: background of the texts; ``None``: the embedder's :class:`Chance` decides. If the
-            embedder has none, only almost equal texts are relevant, because cosines of unrelated
-            texts are near 0 for some models, and near 0.85 for other models.
+        measured: background of the texts; ``None``: the embedder's :class:`Chance` decides. For an
+            embedder without a ``Chance``, only almost equal texts are relevant, because cosines of
+            unrelated texts are near 0 for some models, and near 0.85 for other models.
     """
     shipped = chance(embedder)
     if measured is None or measured.mean.shape != query.shape:
