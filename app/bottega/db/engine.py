@@ -242,7 +242,7 @@ async def acting_as(
     """Begin a transaction like :meth:`Database.begin`, on an asyncpg pool.
 
     Args:
-        on: a connection with an open transaction of the tenant, to use instead of a new one.
+        on: a connection with an open transaction of the tenant; ``None``: take a new connection.
     """
     if on is not None:
         yield on

@@ -104,7 +104,7 @@ class SignalSender:
 
     Attributes:
         pool: pool of the connection; ``None``: signals wait until :meth:`take` returns the signals.
-        claims: function that claims due runs in this process; true: others need not claim runs.
+        claims: function that claims due runs here; true: other processes need not claim runs.
         wake: function that sends a wake-up over NATS; false: there is no connection to NATS, so
             the wake-up is sent by NOTIFY.
     """

@@ -25,7 +25,7 @@ CREATE OR REPLACE FUNCTION put_events(
     GROUP BY part, (n - 1) / 100
 $$;
 
--- Store one step of each of several runs. Return for each: stored; due (stored, and the tenant has
+-- Store a step for each of several runs. Return for each: stored; due (stored, and the tenant has
 -- due runs); repeated (stored before); refused (a newer attempt, or an ended run); busy (locked:
 -- send it alone); pending (would end a run with an unread message or a requested cancellation).
 CREATE OR REPLACE FUNCTION append_steps(

@@ -44,7 +44,7 @@ BEGIN
     SELECT coalesce(max(s.spent), p_reported) INTO v_known FROM budget_slices s
     WHERE s.tenant_id = p_tenant AND s.account_id = p_account AND s.unit = p_unit;
     -- A slice that lapsed counts as spent, because its process died without a report of its use. If
-    -- the process is alive after all, its later report counts only the rest of its spending.
+    -- the process is alive after all, its later report counts only spending above the slice.
     SELECT greatest(0, p_spent - v_known) + coalesce(sum(s.amount), 0) INTO v_used
     FROM budget_slices s
     WHERE s.tenant_id = p_tenant AND s.unit = p_unit AND s.account_id <> p_account

@@ -24,7 +24,7 @@ CREATE OR REPLACE FUNCTION is_over(w run_waits) RETURNS boolean LANGUAGE sql STA
 $$;
 
 -- Called by hand_back. Begin the run's wait and return true. Return false if the wait is over, or
--- if the worker may not know that a task must be cancelled. p_wait: fields of run_waits, and
+-- if a task must be cancelled and the worker may not know it. p_wait: fields of run_waits, and
 -- "until_s" in seconds from now. A wait for child runs ends at the run's deadline at the latest.
 CREATE OR REPLACE FUNCTION begin_wait(r runs, p_wait jsonb) RETURNS boolean
 LANGUAGE plpgsql AS $$
