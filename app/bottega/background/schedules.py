@@ -312,7 +312,7 @@ async def _tell(connection: AsyncConnection) -> None:
 
 
 class Ticker:
-    """Starter of runs of due schedules. After several missed due times, a schedule starts one run.
+    """Starter of scheduled runs. After several missed due times, a schedule starts only one run.
 
     Args:
         memory: the server's memory mode; see :meth:`RunRequest.of`.

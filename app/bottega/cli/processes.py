@@ -1,10 +1,10 @@
 """Parent process that starts, restarts and replaces API and worker processes on one machine.
 
 The parent is a separate program, ``python -m bottega.cli.processes PLAN``. It imports nothing of
-the service, so errors of the service cannot end the parent, and little of the standard library (for
-instance no ``dataclasses``), so it needs only 13 MB of memory. The parent owns the listening
-socket, so no connection is refused while a child restarts. The parent also owns the lock that
-keeps the embedded PostgreSQL running.
+the service, so errors of the service cannot end the parent. It imports little of the standard
+library (for instance no ``dataclasses``), so it needs only 13 MB of memory. The parent owns the
+listening socket, so no connection is refused while a child restarts. The parent also owns the lock
+that keeps the embedded PostgreSQL running.
 
 Each child has a socket to the parent. The child writes a byte when it listens or executes runs, and
 a second byte when it can replace its predecessor. When the parent closes its socket or is killed,

@@ -76,7 +76,7 @@ class AgentWork:
 
     Attributes:
         depth: number of agents between the run and this agent.
-        is_task: true if this is an asynchronous task; the end is shown at the task's final event,
+        is_task: true if this is an asynchronous task; its end is shown at the task's final event,
             not at the agent's final event.
     """
 

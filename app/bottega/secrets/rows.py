@@ -118,7 +118,7 @@ async def delete(
 async def hosts_of(
     tx: AsyncConnection, tenant_id: UUID, names: Iterable[str]
 ) -> Mapping[str, Sequence[str]]:
-    """Return the hosts of each of these secrets that is stored, by the secret's name."""
+    """Return the allowed hosts of stored secrets with these names, by the secret's name."""
     query = select(_rows.name, _rows.hosts).where(
         _rows.tenant_id == tenant_id, _rows.name.in_(set(names)), _rows.value.is_not(None)
     )
