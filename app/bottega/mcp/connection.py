@@ -225,7 +225,7 @@ class McpTransport(httpx2.AsyncBaseTransport):
     """HTTP transport for the requests of one connection to a server.
 
     Attributes:
-        own: outcome of the requests that open the connection or wait for notifications.
+        own: outcome of requests that belong to no call: they open the connection, or listen.
     """
 
     def __init__(self, egress: Egress, tenant: str, max_bytes: int) -> None:
