@@ -538,7 +538,7 @@ class Recorder(QueryObserver):
         return None
 
     def published(self, query: Query, publication: Publication) -> None:
-        """Record the publication of the query's accepted answer to the graph."""
+        """Record the publication of the query's accepted answer in the shared memory."""
 
     def answer_rejected(self, query: Query, code: str, message: str) -> None:
         """Record that the last answer is rejected.

@@ -216,7 +216,7 @@ def compiled(pattern: str) -> Compiled:
         shown = f"the pattern {pattern[:100]!r} is not supported"
         if "not supported" in str(error):  # the engine's error for look-around and back-references
             raise UnsupportedPatternError(f"{shown}: it has look-around or references") from None
-        raise InvalidInputError(f"{shown}: it must be a regular expression") from None
+        raise InvalidInputError(f"{shown}: it is not a valid regular expression") from None
 
 
 class _Measure:

@@ -237,7 +237,7 @@ class EpisodicMemory:
         """Return the episodes within the scope that best match a query, by words and by vectors.
 
         Args:
-            by: the text of an episode whose vector the search compares.
+            by: the text of an episode; the search compares the vector of this text.
             words: false: the search compares words only if the embedder does not answer.
             domain: domain of the current task; episodes of this domain score a little higher.
         """

@@ -405,7 +405,7 @@ class PatternStore:
         """Deprecate a pattern: the pattern remains stored, but no run gets it any more.
 
         Args:
-            by: person or key that deprecates the pattern; mining then never revives the pattern.
+            by: person or key that deprecates the pattern. Then mining never revives the pattern.
                 ``None``: maintenance deprecates the pattern.
 
         Raises:
