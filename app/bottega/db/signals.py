@@ -10,7 +10,7 @@ Signals are sent by NOTIFY. If the operator has NATS, wake-ups are sent over NAT
 only while this process has no connection to NATS. NATS may lose a wake-up without a notice, but
 readers also poll (see :mod:`bottega.events.nats`).
 
-An *arrival* tells a run about a change, such as the end of one of its child runs. After the transaction
+An *arrival* tells a run about a change, such as the end of a child run. After the transaction
 that stored the end, the same process calls the SQL function ``arrive`` in a new transaction, which
 locks the parent run. If the process dies before this call, the sweep calls ``arrive``.
 """
