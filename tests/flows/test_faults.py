@@ -362,7 +362,7 @@ async def test_crashes_are_counted_over_all_workers(database_url: str, model: Fa
         run = (await client.get(f"/v1/runs/{run_id}")).json()
     assert frames[-1]["type"] == "run.failed"
     assert run["error"]["code"] == "crashed"
-    assert "2 times" in run["error"]["message"]
+    assert "2 workers died" in run["error"]["message"]
     assert [attempt["cause"] for attempt in run["attempts"]] == ["start", "crash", "crash"]
     assert Counter(map(asked_of, model.requests)) == {"coordinator": 1, "requirements": 2}
 
