@@ -1,4 +1,4 @@
-"""Bodies of agents, sub-agents, success checks, and results of success checks."""
+"""Bodies of requests and responses about agents, sub-agents, success checks and their results."""
 
 from collections import Counter
 from collections.abc import Sequence

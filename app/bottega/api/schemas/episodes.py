@@ -1,4 +1,4 @@
-"""Bodies of episodes, of searches for episodes, and of feedback."""
+"""Bodies of requests and responses about episodes, searches for episodes, and feedback."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self

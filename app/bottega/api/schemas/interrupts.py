@@ -1,4 +1,4 @@
-"""Bodies of interrupts: tool calls that wait for people."""
+"""Bodies of requests and responses about interrupts: tool calls that wait for people."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal

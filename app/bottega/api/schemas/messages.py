@@ -1,4 +1,4 @@
-"""Bodies of a run's messages and prompts."""
+"""Bodies of requests and responses about a run's messages and prompts."""
 
 from datetime import datetime
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""Bodies of tools, of parameters of model calls, and of schemas for answers."""
+"""Bodies of requests and responses about tools, parameters of models and schemas of answers."""
 
 from typing import Annotated, Any, Literal
 

@@ -1,4 +1,4 @@
-"""Bodies of a run's input, of the parts of a message's content, and of files."""
+"""Bodies of requests and responses about a run's input, a message's content, and files."""
 
 import re
 from datetime import datetime

@@ -1,4 +1,4 @@
-"""Bodies of runs: new runs, tasks, events, graphs, usage, budgets and comparisons."""
+"""Bodies of requests and responses about runs, tasks, events, graphs, budgets and comparisons."""
 
 from datetime import datetime
 from decimal import Decimal
