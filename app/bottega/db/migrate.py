@@ -543,7 +543,7 @@ async def require_current(pool: asyncpg.Pool | asyncpg.Connection) -> None:
     elif not (changed := _differing(stored)):
         return
     raise UnavailableError(
-        f"the database is not at this version ({', '.join(changed)}): run `bottega migrate`",
+        f"the database's version is not Bottega's ({', '.join(changed)}): run `bottega migrate`",
         code="migrations_pending",
     )
 

@@ -101,9 +101,9 @@ class ConnectionTrust:
 
 
 class _Kept:
-    """Stand-in for a prepared statement that the driver has not prepared.
+    """Result for the driver in place of a prepared statement, if the types were known.
 
-    So the unnamed statement that was prepared last stays valid.
+    Because of the name, the driver does not prepare its last unnamed statement again.
     """
 
     name = "none"

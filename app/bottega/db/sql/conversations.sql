@@ -1,8 +1,8 @@
 -- Conversations: runs of one agent in a session, in order. A run follows the last completed run.
 
--- Called by accept_run before the session is locked, because all transactions lock runs before
--- sessions. if_busy interrupt: cancel the conversation's unfinished runs. if_busy steer: send the
--- new run's input to the unfinished run, and return the unfinished run, or a refusal.
+-- Apply a new run's if_busy. interrupt: cancel the conversation's unfinished runs. steer: send the
+-- input to the oldest unfinished run, and return this run, or a refusal. Null: add the new run.
+-- accept_run calls this function before it locks the session: each transaction locks runs first.
 CREATE OR REPLACE FUNCTION meet_busy_run(p_tenant uuid, p_new jsonb) RETURNS jsonb
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -12,8 +12,8 @@ CREATE OR REPLACE FUNCTION event_line(
         || ',"data":' || p_data::text || '}'
 $$;
 
--- Append events to a run's log, in rows of at most 100 events and 64 KiB, or of one larger event.
--- All readers rely on the limit of 100 events.
+-- Append events to a run's log, in rows of at most 100 events. All readers rely on this limit. A
+-- row's events, without the first event, have less than 64 KiB.
 CREATE OR REPLACE FUNCTION put_events(
     p_tenant uuid, p_run uuid, p_attempt integer, p_after bigint, p_at timestamptz, p_lines text[]
 ) RETURNS void LANGUAGE sql AS $$
