@@ -398,7 +398,7 @@ class GraphRun:
         )
 
     async def _pause(self, work: _Work, backoff_s: float) -> None:
-        """Wait until ``backoff_s`` seconds have passed since the present try failed."""
+        """Wait until ``backoff_s`` seconds have passed since the current try failed."""
         query = work.query
         failed_at = self._graph_ended_at(work) if work.kind == "graph" else self._failed_at(query)
         if failed_at is not None:

@@ -437,7 +437,7 @@ class Journal:
             about = {"episode_id": episode["id"], "outcome": episode["outcome"]}
             self.add(EventType.EPISODE_STORED, about)
         self.add(FINAL_EVENT[end.status], data)
-        # Set the step's outcome now, because a commit that already waits may store the final event.
+        # Set the outcome now: a waiting commit may store the final event, which needs the outcome.
         self._step.outcome = {
             "episode": episode,
             "messages": end.messages,

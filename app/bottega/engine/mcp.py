@@ -105,7 +105,7 @@ class CallProgress:
         return None if self._written is None else (self._number, self._written)
 
     def give_back(self, at: int, text: str) -> None:
-        """Drop a report that could not be written, because newer reports follow."""
+        """Drop a report that could not be written: only the server's next report is written."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -648,7 +648,7 @@ class JournalRecorder(Recorder):
                 failures.insert(0, ToolFailure(tool_call.name, error))
         failures = failures[:_MOST_FAILURES]
         given = await self.lessons.failed(query.model_calls, tool_call.id, failures)
-        if not failed:  # the call succeeded, but asynchronous tasks failed
+        if not failed:  # the help is for asynchronous tasks that failed
             self.lessons.take(given)
         elif text := help_after(given):
             return result.model_copy(update={"error": f"{result.error or ''}\n\n{text}"})

@@ -203,13 +203,13 @@ class TaskReplay:
         output: the task's answer.
         dispatched, dequeued, ended: events of an asynchronous task.
         resumed: number of attempts that queued the task again.
-        last_try: index of the present try's first message in ``said``.
+        last_try: index of the current try's first message in ``said``.
         usage: usage of the task's model calls, and of the child run that did the task.
         paid: the part of ``usage`` for which this run paid, not the run that this run repeats.
         is_received: true if the parent has read the task's outcome.
         tries: events ``agent.completed`` and ``agent.failed`` of all tries.
         status: the status in the task's row; ``None``: the task has no status yet.
-        began_at: time at which the present try began.
+        began_at: time at which the current try began.
     """
 
     agent: str | None = None

@@ -177,7 +177,7 @@ class AwaitedRuns:
 
 
 class NodeClock:
-    """The remaining time of a node's present try. The clock stops while the node needs people.
+    """The remaining time of a node's current try. The clock stops while the node needs people.
 
     Attributes:
         expired: event that is set when the time has run out.
@@ -300,7 +300,7 @@ class RunActivity:
 
     @contextmanager
     def timed(self, path: Path, left_s: float) -> Iterator[NodeClock]:
-        """Let the clock of a node's present try run during the block."""
+        """Start the clock of a node's current try, and stop it at the end of the ``with`` block."""
         clock = NodeClock(path, left_s)
         clock.stand(False)
         self._clocks.append(clock)

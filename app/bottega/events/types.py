@@ -304,7 +304,7 @@ class AgentCompleted(NamedTuple):
     """Data of ``agent.completed``.
 
     Attributes:
-        output: ``None`` if ``answer_seq`` refers to the text.
+        output: text of the answer; ``None`` if ``answer_seq`` refers to the text.
     """
 
     output: str | None
@@ -343,7 +343,7 @@ class ContextReceived(NamedTuple):
     """Data of ``memory.injected`` and ``context.recalled``.
 
     Attributes:
-        content: ``None`` if ``answer_seq`` refers to the text.
+        content: text from memory; ``None`` if ``answer_seq`` refers to the text.
         call, tool_call_id: the failed tool call for which memory was recalled.
     """
 
@@ -445,7 +445,7 @@ class SubagentEnded(NamedTuple):
     """Data of ``subagent.completed``, ``.failed``, ``.timeout`` and ``.cancelled``.
 
     Attributes:
-        output: ``None`` if ``answer_seq`` refers to the text.
+        output: text of the task's answer; ``None`` if ``answer_seq`` refers to the text.
         usage: usage of the child run that executed the task.
     """
 
