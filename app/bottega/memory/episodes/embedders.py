@@ -52,8 +52,8 @@ class Embedders:
 
     Attributes:
         load_current: function that loads the configured embedder at its first call.
-        load_named: function that returns the embedder with a name; ``None``: this process does not
-            have this embedder.
+        load_named: function from an embedder's name to the embedder; ``None``: this process does
+            not have the embedder.
     """
 
     pool: asyncpg.Pool

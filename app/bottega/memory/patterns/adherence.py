@@ -34,7 +34,7 @@ class _Shown:
     id: str
     of: PatternReceived
     at: int  # number of calls that began before the pattern was shown
-    reached: int = 0  # number of the pattern's tools and agents that began, in the pattern's order
+    reached: int = 0  # index in ``of.uses`` of the tool or agent that must begin next
     good: bool | None = None
 
     def to_json(self) -> dict[str, Any]:

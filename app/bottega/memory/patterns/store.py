@@ -431,9 +431,9 @@ class PatternStore:
     async def merge(self, ids: Collection[UUID]) -> Pattern:
         """Merge patterns of one category into a new pattern; deprecate the merged patterns.
 
-        See :func:`merged`. The new pattern gets the applications of all merged patterns, each
-        episode only once, except episodes in which a merged pattern was found. Then the new pattern
-        is validated.
+        See :func:`merged`. The new pattern gets the applications of all merged patterns, but only
+        one for each episode, and none for an episode in which a merged pattern was found. Then the
+        new pattern is validated.
 
         Raises:
             NotFoundError: the tenant does not have one of the patterns.
