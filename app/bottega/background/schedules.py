@@ -81,10 +81,10 @@ def check_cron(cron: str) -> str:
 def next_tick(cron: str, zone: str, after: datetime) -> datetime:
     """Return the next due time, in UTC, of a checked cron expression after ``after``.
 
-    When clocks change, an expression with a list, a range or a step of hours or minutes is due each
-    time that a local clock shows a time of the list, range or step: twice for a repeated time,
-    never for a skipped time. An expression for a single time of the day is due once a day. If a
-    change of clocks skips this local time, the due time is later by the length of the skip.
+    An expression for a single time of the day is due once a day. If a change of clocks skips this
+    local time, the due time is later by the length of the skip. All other expressions are due each
+    time that a local clock shows a matching time: twice for a repeated time, never for a skipped
+    time.
     """
     clocks = ZoneInfo(zone)
     here = after.astimezone(clocks)

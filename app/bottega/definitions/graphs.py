@@ -491,7 +491,7 @@ class _Checks:
 def _answer_schema(
     node: Mapping[str, Any], rules: GraphRules, schemas: Schemas, graphs: Graphs
 ) -> Mapping[str, Any] | None:
-    """Return the schema of a node's output for one element; ``None``: the output is a text."""
+    """Return the schema of one output of a node (a ``for_each`` has many); ``None``: a text."""
     rule = rules.nodes[name_of_node(node)]
     if rule.is_router:
         return route_schema([edge.target for edge in rules.outgoing[rule.name]])

@@ -452,7 +452,7 @@ class FileRetention:
     clock: Clock = utcnow
 
     async def delete_unused(self) -> float:
-        """Delete all unused files. Return infinity: only a timer starts the next deletion."""
+        """Delete all unused files. Return the seconds until more work is due: always infinity."""
         before = self.clock() - KEPT
         place = FIRST_PLACE
         while due := await self.pool.fetch(_UNUSED, before, *place, _AT_ONCE):

@@ -26,7 +26,7 @@ DIMENSION = 384
 
 _CHILD = Path(__file__).with_name("embedding_child.py")
 _KEPT_ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "HOME", "TMPDIR")
-_QUERY_TOKENS, _TOKENS = 64, 256  # a text takes about 3 ms on one core
+_QUERY_TOKENS, _TOKENS = 64, 256  # a token takes about 3 ms on one core
 _BATCH = 4
 
 # All vectors of this model have a large common part, so the cosines of unrelated texts are 0.7 to

@@ -459,7 +459,7 @@ def in_order(
     text: Callable[[str], Block],
     call: Callable[[ToolCall], Block],
 ) -> list[Block]:
-    """Return a message's blocks in order. A hook's text is put at the index of the first text.
+    """Return a message's blocks in order. Text changed by a hook replaces the first text.
 
     Args:
         text, call: functions that make a block from a text or a call.
