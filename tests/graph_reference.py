@@ -117,18 +117,18 @@ class Reference:
     def _end(self, node: Content, texts: Sequence[str]) -> NodeEnd:
         if (each := node.get("for_each")) is None:
             return self.once(node, texts, self.question)
-        items: Any = None  # a skipped node has no output
-        if each["from"] == "run":
-            items = self.about["metadata"]["list"]
-        elif self.status(each["from"]) != "skipped":
-            items = self.end(each["from"]).output_json
+        items: Any = self.about["metadata"]["list"]
+        if each["from"] != "run":  # a skipped node has no output
+            is_skipped = self.status(each["from"]) == "skipped"
+            items = None if is_skipped else self.end(each["from"]).output_json
         if not isinstance(items, list):
             return NodeEnd("", is_failed=True)
         ends = [self.once(node, texts, text_of(item)) for item in items]
         if each["on_error"] == "fail" and any(end.is_failed for end in ends):
             return NodeEnd("", is_failed=True)
         kept = [end for end in ends if not end.is_failed or each["on_error"] == "collect"]
-        found = [{"error": 1} if e.is_failed else e.output_json or e.output for e in kept]
+        outputs = [e.output if e.output_json is None else e.output_json for e in kept]
+        found = [{"error": 1} if e.is_failed else o for e, o in zip(kept, outputs, strict=True)]
         return NodeEnd("", output=text_of(found), output_json=found)
 
     def once(self, node: Content, texts: Sequence[str], question: str) -> NodeEnd:
