@@ -20,7 +20,7 @@ import psutil
 
 from bottega.cli.scenarios import SOFTWARE
 from bottega.db import embedded, migrate
-from bottega.db.engine import Database, open_database
+from bottega.db.pool import Database, open_database
 
 CALLS = 7
 """Model calls of a run of the demo's team."""

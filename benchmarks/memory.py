@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from pgvector.asyncpg import register_vector
 
 from benchmarks.harness import cpu_s, opened_database, percentile
-from bottega.db.engine import Database, acting_as
+from bottega.db.pool import Database, acting_as
 from bottega.db.tables import DEFAULT_TENANT as TENANT
 from bottega.llm.builtin_embedder import DIMENSION, BuiltinEmbedder
 from bottega.memory.episodes import search

@@ -20,7 +20,7 @@ from uuid import UUID, uuid4
 import asyncpg
 
 from benchmarks.harness import temporary_database
-from bottega.db.engine import Database, acting_as, open_database
+from bottega.db.pool import Database, acting_as, open_database
 from bottega.db.tables import DEFAULT_TENANT
 
 LIMITS = {"concurrent_runs": 1_000_000, "queued_runs": 1_000_000}

@@ -30,7 +30,7 @@ from pydantic_core import from_json
 from benchmarks.harness import cpu_s, define, percentile, process, temporary_database
 from benchmarks.queue import REPORT, claim
 from bottega.cli.scenarios import SOFTWARE
-from bottega.db.engine import open_database
+from bottega.db.pool import open_database
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.engine.claim import ClaimedRun, ClaimReader
 from bottega.events import log

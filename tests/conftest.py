@@ -19,7 +19,7 @@ from hypothesis import settings as hypothesis_settings
 
 from bottega.container import tune_gc
 from bottega.db import embedded, migrate
-from bottega.db.engine import Database, open_database
+from bottega.db.pool import Database, open_database
 from bottega.settings import Settings
 from tests import examples  # noqa: F401 (registers the profiles)
 

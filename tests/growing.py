@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from bottega.db.engine import Database
+from bottega.db.pool import Database
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.events.listener import Notifier
 from tests.claims import claim

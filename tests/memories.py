@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 
 import asyncpg
 
-from bottega.db.engine import acting_as
+from bottega.db.pool import acting_as
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.errors import UnavailableError
 from bottega.llm.builtin_embedder import BuiltinEmbedder

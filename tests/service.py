@@ -15,7 +15,7 @@ import websockets
 from pydantic_core import from_json
 
 from bottega.container import Service, open_service
-from bottega.db.sessions import ShrinkingPool, SilenceTimeouts
+from bottega.db.sessions import SilenceTimeouts
 from bottega.main import create_app, server_config
 from bottega.settings import Settings
 from tests.documented import check_event, check_problem
@@ -112,13 +112,9 @@ async def running(
 async def without_database(server: Running) -> AsyncIterator[None]:
     """Use all connections of a server during the block: what needs the database must wait."""
     database = server.service.database
-    pool = database.engine.sync_engine.pool
-    assert isinstance(pool, ShrinkingPool)
     async with AsyncExitStack() as held:
         for _ in range(database.pool.get_max_size()):
             await held.enter_async_context(database.pool.acquire())
-        for _ in range(pool.size()):
-            await held.enter_async_context(database.engine.connect())
         yield
 
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
 from bottega.db import signals
-from bottega.db.engine import Database, open_database
 from bottega.db.migrate import require_current
+from bottega.db.pool import Database, open_database
 from bottega.db.sessions import SilenceTimeouts
 from bottega.engine import queue
 from bottega.engine.budget import DayBudgets
@@ -47,7 +47,7 @@ from bottega.tenants.tokens import TokenSigner
 from bottega.tracing.export import exporting
 from bottega.users import UserErasure
 
-_OF_API = 36
+_OF_API = 40
 """Database connections of an API process: many, because requests wait for their commits."""
 MAX_CRASHES = 5
 """A run fails after this number of worker crashes. A restart of all workers causes fewer."""
@@ -126,7 +126,7 @@ async def open_service(
     """
     await asyncio.to_thread(read_words)
     descriptors, silence = raise_limit(), silence or SilenceTimeouts()
-    sizes = {"pool_size": _OF_API * api + 3 * worker, "engine_size": 4 if api else 1}
+    sizes = {"pool_size": _OF_API * api + 4 * worker, "transactions": 4 if api else 1}
     async with open_database(
         url, pooler=settings.pooler_url, limits=settings.run_limits, silence=silence, **sizes
     ) as database:

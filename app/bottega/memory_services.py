@@ -15,7 +15,7 @@ from uuid import UUID
 from bottega.clock import utcnow
 from bottega.db.connect import connect
 from bottega.db.embedded import data_folder
-from bottega.db.engine import Database
+from bottega.db.pool import Database
 from bottega.engine.budget import DayBudgets
 from bottega.events.listener import NotifyListener
 from bottega.llm.embedding_child import available

@@ -23,7 +23,7 @@ from uuid import UUID, uuid4
 import asyncpg
 from pydantic_core import to_json
 
-from bottega.db.engine import acting_as
+from bottega.db.pool import acting_as
 from bottega.errors import BottegaError, InvalidInputError, UnavailableError
 
 if TYPE_CHECKING:

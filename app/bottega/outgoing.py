@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from bottega.db.embedded import folder_of
-from bottega.db.engine import Database
+from bottega.db.pool import Database
 from bottega.events.listener import NotifyListener
 from bottega.logger import Logger
 from bottega.logs import clean_of_tenants

@@ -38,8 +38,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.types import TypeEngine
 
-from bottega.db.engine import Database
-from bottega.db.sessions import AsyncConnection
+from bottega.db.pool import AsyncConnection, Database
 from bottega.db.tables import episodes, idempotency_keys, runs, schedules, sessions, user_erasures
 from bottega.errors import NotFoundError, UserErasingError
 from bottega.leased_work import LeasedWork

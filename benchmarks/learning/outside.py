@@ -16,7 +16,7 @@ from uuid import UUID, uuid4, uuid5
 
 from benchmarks.harness import opened_database
 from bottega.db.connect import connect
-from bottega.db.engine import Database
+from bottega.db.pool import Database
 from bottega.engine.retrieval import MOST_EPISODES, render_episode
 from bottega.events.types import TOOL_ERROR, EventType, RunStatus
 from bottega.llm.builtin_embedder import BuiltinEmbedder

@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 from benchmarks.relevance.sets import Chat, Request, chats, requests
 from bottega.clock import utcnow
 from bottega.db.connect import connect
-from bottega.db.engine import Database
+from bottega.db.pool import Database
 from bottega.engine.retrieval import tells_a_topic
 from bottega.memory.episodes.embedders import Embedders
 from bottega.memory.episodes.embedding_worker import EmbeddingWorker

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from bottega.clock import utcnow
-from bottega.db.engine import acting_as
+from bottega.db.pool import acting_as
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.events.listener import NotifyListener
 from bottega.memory.learning.context import ReportedOutcome, learn_from_episode

@@ -46,7 +46,7 @@ def test_only_the_api_knows_http_errors() -> None:
 def test_the_driver_below_sqlalchemy_is_reached_in_one_place() -> None:
     names = re.compile(r"\b(get_raw_connection|driver_connection|dbapi_connection)\b")
     found = [path for path in (*APP, *MIGRATIONS) if names.search(text_of(path))]
-    assert found == [ROOT / "app/bottega/db/sessions.py"]
+    assert found == [ROOT / "app/bottega/db/migrate.py"]
 
 
 def test_every_provider_of_the_service_has_an_account() -> None:

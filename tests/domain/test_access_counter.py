@@ -13,7 +13,7 @@ from tests.waiting import until
 
 
 class DownPool(asyncpg.Pool):  # type: ignore[misc]
-    """A pool whose connections fail as those of ``bottega.db.engine`` do."""
+    """A pool whose connections fail as those of ``bottega.db.pool`` do."""
 
     def __init__(self) -> None:
         self.tries = 0

@@ -1,7 +1,6 @@
 """Number of a process's connections to the database, at rest and busy."""
 
 import asyncio
-from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 import asyncpg
@@ -9,8 +8,7 @@ import pytest
 
 from bottega import container
 from bottega.container import open_service
-from bottega.db.engine import Database, open_database
-from bottega.db.sessions import ShrinkingPool
+from bottega.db.pool import Database, open_database
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.settings import Settings
 from tests.fake_model import FakeModel
@@ -33,22 +31,18 @@ def quick_to_close(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def use_all(database: Database, owner: asyncpg.Pool) -> int:
-    """Use every connection of both pools at the same time; return the number of the process."""
-    engine_pool = database.engine.sync_engine.pool
-    assert isinstance(engine_pool, ShrinkingPool)
-    of_pool, of_engine = database.pool.get_max_size(), engine_pool.size()
-    together, counted = asyncio.Barrier(of_pool + of_engine + 1), asyncio.Event()
+    """Use every connection of the pool at the same time; return the number of the process."""
+    size = database.pool.get_max_size()
+    together, counted = asyncio.Barrier(size + 1), asyncio.Event()
 
-    async def use(connection: AbstractAsyncContextManager[object]) -> None:
-        async with connection:
+    async def use() -> None:
+        async with database.pool.acquire():
             await together.wait()
             await counted.wait()
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(of_pool):
-            group.create_task(use(database.pool.acquire()))
-        for _ in range(of_engine):
-            group.create_task(use(database.engine.connect()))
+        for _ in range(size):
+            group.create_task(use())
         await together.wait()
         most: int = await owner.fetchval(_COUNT)
         counted.set()
@@ -65,23 +59,10 @@ async def test_connections_that_are_not_needed_are_closed(
     database_url: str, owner: asyncpg.Pool
 ) -> None:
     async with open_database(database_url, pool_size=5, idle_s=0.2) as database:
-        assert await use_all(database, owner) == 10
+        assert await use_all(database, owner) == 5
         await until(lambda: owner.fetchval(_COUNT), lambda count: count <= 1)
         async with database.begin(DEFAULT_TENANT) as tx:  # and opened again
-            assert (await tx.exec_driver_sql("SELECT 1")).scalar() == 1
-
-
-async def test_connections_in_use_are_closed_once_they_are_not_needed(
-    database_url: str, owner: asyncpg.Pool
-) -> None:
-    async with open_database(database_url, pool_size=4, idle_s=0.2) as database:
-        for _ in range(2):
-            async with database.engine.connect() as used:
-                async with database.engine.connect(), database.engine.connect():
-                    pass
-                await used.exec_driver_sql("SELECT 1")
-                await until(lambda: owner.fetchval(_COUNT), lambda count: count <= 2)
-        await until(lambda: owner.fetchval(_COUNT), lambda count: count <= 1)
+            assert await tx.driver.fetchval("SELECT 1") == 1
 
 
 @pytest.mark.parametrize("worker", [False, True])

@@ -13,7 +13,6 @@ import websockets
 from pydantic_core import from_json
 
 from bottega.api.shared import run_follower
-from bottega.db.sessions import driver_of
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.runs.pins import PinCache
 from bottega.runs.retry import retry
@@ -286,7 +285,7 @@ async def test_a_run_accepted_at_the_same_time_is_deleted(
     )
     async with database.begin(DEFAULT_TENANT) as tx:
         if how == "new":
-            await submit(await driver_of(tx), PinCache(), DEFAULT_TENANT, new)
+            await submit(tx.driver, PinCache(), DEFAULT_TENANT, new)
         else:
             again = retry(tx, database.pool, DEFAULT_TENANT, UUID(old), from_last_step=True)
             assert (await again)["session_id"] == "s"

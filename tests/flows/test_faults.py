@@ -12,15 +12,15 @@ from urllib.parse import parse_qs, urlsplit
 import asyncpg
 import pytest
 from sqlalchemy import text
-from sqlalchemy.exc import DBAPIError
 from websockets.exceptions import InvalidStatus
 
 from benchmarks.chaos.proxy import Proxy
 from benchmarks.chaos.stage import Server
 from benchmarks.chaos.watch import Watcher
 from bottega.db import migrate
-from bottega.db.engine import open_database
 from bottega.db.failures import is_transient
+from bottega.db.pool import AsyncConnection, open_database
+from bottega.db.tables import DEFAULT_TENANT
 from bottega.errors import UnavailableError
 from tests.claims import end_leases
 from tests.fake_model import FakeModel, Reply, gated
@@ -248,7 +248,8 @@ async def test_a_session_that_the_server_ended_is_no_internal_error(
 
 async def test_every_route_recognises_a_lost_connection(database_url: str) -> None:
     async with before(database_url) as (proxy, through), open_database(through) as database:
-        async with database.engine.connect() as connection, database.pool.acquire() as other:
+        async with database.pool.acquire() as one, database.pool.acquire() as other:
+            connection = AsyncConnection(one)
             await connection.scalar(text("SELECT 1"))
             await other.fetchval("SELECT 1")
             proxy.cut()
@@ -256,9 +257,9 @@ async def test_every_route_recognises_a_lost_connection(database_url: str) -> No
                 with pytest.raises(Exception) as caught:  # noqa: PT011 (any that is transient)
                     await use
                 assert is_transient(caught.value)
-        with pytest.raises(DBAPIError) as wrong:
-            async with database.engine.connect() as connection:
-                await connection.scalar(text("SELECT 1 / 0"))
+        with pytest.raises(asyncpg.DivisionByZeroError) as wrong:
+            async with database.begin(DEFAULT_TENANT) as tx:
+                await tx.scalar(text("SELECT 1 / 0"))
         assert not is_transient(wrong.value)
         await proxy.close()
         with pytest.raises(UnavailableError) as away:

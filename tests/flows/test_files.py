@@ -11,7 +11,7 @@ import httpx2
 import psutil
 import pytest
 
-from bottega.db.engine import Database
+from bottega.db.pool import Database
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.errors import InvalidInputError
 from bottega.files.store import FileOrigin, FileRetention, FileStore, Owner

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from bottega.db.engine import acting_as
+from bottega.db.pool import acting_as
 from tests.fake_model import FakeModel, calls, http_error, text
 from tests.flows.test_conversations import ask, define, messages, said
 from tests.service import Running

@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from pydantic_core import from_json
 
 from bottega.db.connect import APP_ROLE
-from bottega.db.engine import acting_as, open_database
+from bottega.db.pool import acting_as, open_database
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, gated, text
@@ -51,7 +51,7 @@ async def test_no_connection_acts_for_the_tenant_that_it_served_before(
                 assert tuple(await connection.fetchrow(_MINE)) == ([tenant_id], APP_ROLE)
                 processes.add(await connection.fetchval("SELECT pg_backend_pid()"))
             async with database.begin(tenant_id) as tx:
-                assert tuple((await tx.exec_driver_sql(_MINE)).one()) == ([tenant_id], APP_ROLE)
+                assert tuple(await tx.driver.fetchrow(_MINE)) == ([tenant_id], APP_ROLE)
             # A single statement names no tenant, or names it itself.
             with pytest.raises(asyncpg.PostgresError, match=r"bottega\.tenant|uuid"):
                 await database.pool.fetchrow(_MINE)
@@ -134,7 +134,7 @@ async def test_nothing_that_a_session_kept_holds_for_the_next_transaction(
             async with acting_as(database.pool, tenant_id) as connection:
                 assert tuple(await connection.fetchrow(_MINE)) == ([tenant_id], APP_ROLE)
             async with database.begin(tenant_id) as tx:
-                assert tuple((await tx.exec_driver_sql(_MINE)).one()) == ([tenant_id], APP_ROLE)
+                assert tuple(await tx.driver.fetchrow(_MINE)) == ([tenant_id], APP_ROLE)
             with pytest.raises(asyncpg.PostgresError, match="uuid"):  # it names no tenant
                 await database.pool.fetchrow(_MINE)
             assert await database.pool.fetchval("SELECT bottega_limit('queued_runs', 1)") == 7
@@ -155,7 +155,7 @@ async def test_a_transaction_that_waited_too_long_leaves_none_behind(database_ur
                 async with asyncio.timeout(0.1), database.begin(DEFAULT_TENANT):
                     pass
         async with asyncio.timeout(5), database.begin(DEFAULT_TENANT) as tx:
-            assert (await tx.exec_driver_sql("SELECT 1")).scalar() == 1
+            assert await tx.driver.fetchval("SELECT 1") == 1
         async with asyncio.timeout(5):
             assert await database.pool.fetchval("SELECT 1") == 1
 

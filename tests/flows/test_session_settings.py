@@ -6,7 +6,7 @@ import asyncpg
 import pytest
 from pydantic import SecretStr
 
-from bottega.db.engine import acting_as, open_database
+from bottega.db.pool import acting_as, open_database
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.settings import Settings
 from bottega.tenants import operator
@@ -91,9 +91,9 @@ async def test_no_session_has_the_defaults_of_its_database(
         async with acting_as(database.pool, DEFAULT_TENANT) as connection:
             assert tuple(await connection.fetchrow(SHOWN)) == ours
         async with database.begin(DEFAULT_TENANT) as tx:
-            assert tuple((await tx.exec_driver_sql(SHOWN)).one()) == ours
+            assert tuple(await tx.driver.fetchrow(SHOWN)) == ours
         listening = await database.connect()
         assert tuple(await listening.fetchrow(SHOWN)) == ours
         await listening.close()
         async with operator.transaction(database_url) as tx:
-            assert tuple((await tx.exec_driver_sql(SHOWN)).one()) == ours
+            assert tuple(await tx.driver.fetchrow(SHOWN)) == ours

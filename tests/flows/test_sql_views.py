@@ -5,7 +5,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from bottega.db.engine import acting_as
+from bottega.db.pool import acting_as
 from tests.fake_model import FakeModel, text
 from tests.service import Running
 from tests.team import define_graph

@@ -6,8 +6,7 @@ import os
 import pytest
 
 from bottega.db.connect import APP_ROLE
-from bottega.db.engine import acting_as, open_database
-from bottega.db.sessions import driver_of
+from bottega.db.pool import acting_as, open_database
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.tenants import operator
 from tests import forks
@@ -53,11 +52,11 @@ async def test_a_later_session_without_its_start_up_parameters_is_not_used(
     async with (
         ignoring(database_url, lambda name: ignored and name == "role") as url,
         open_database(url, pool_size=2) as database,
+        database.pool.acquire(),
     ):
-        async with database.pool.acquire():
-            ignored = True
-            with pytest.raises(Exception, match="instead of bottega_app"):
-                await database.pool.fetchval("SELECT 1")
+        ignored = True
+        with pytest.raises(Exception, match="instead of bottega_app"):
+            await database.pool.fetchval("SELECT 1")
         with pytest.raises(Exception, match="instead of bottega_app"):
             async with database.begin(DEFAULT_TENANT):
                 pass
@@ -76,9 +75,8 @@ async def test_a_tenant_s_transaction_acts_as_the_application_in_any_session(
             assert await connection.fetchval(role) == APP_ROLE
         assert await database.pool.fetchval(role) == "postgres"
 
-        async with database.engine.connect() as session:
-            await (await driver_of(session)).execute(login)
+        async with database.pool.acquire() as session:
+            await session.execute(login)
         async with database.begin(DEFAULT_TENANT) as tx:
-            assert (await tx.exec_driver_sql(role)).scalar() == APP_ROLE
-        async with database.engine.connect() as session:
-            assert (await session.exec_driver_sql(role)).scalar() == "postgres"
+            assert await tx.driver.fetchval(role) == APP_ROLE
+        assert await database.pool.fetchval(role) == "postgres"

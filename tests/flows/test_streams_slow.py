@@ -12,7 +12,7 @@ import websockets
 from pydantic_core import from_json
 
 from bottega.api.server import connections
-from bottega.db.engine import open_database
+from bottega.db.pool import open_database
 from bottega.settings import Settings
 from tests.growing import Growing, growing, growing_on
 from tests.processes import command

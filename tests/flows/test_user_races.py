@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from bottega import users as user_data
-from bottega.db.sessions import driver_of
 from bottega.errors import UnavailableError
 from bottega.runs.pins import PinCache
 from bottega.runs.submit import RunRequest, submit
@@ -117,7 +116,7 @@ async def test_a_run_that_is_accepted_at_the_same_time_is_erased(
         principal=None,
     )
     async with bottega.service.database.begin(tenant) as tx:
-        await submit(await driver_of(tx), PinCache(), tenant, new)
+        await submit(tx.driver, PinCache(), tenant, new)
         assert (await client.delete("/v1/users/late.l")).status_code == 202
         left = "SELECT count(*) FROM sessions WHERE tenant_id = $1"
         await until(lambda: bottega.owner.fetchval(left, tenant), lambda count: not count)

@@ -8,7 +8,7 @@ import pytest
 import websockets
 
 from benchmarks.chaos.proxy import Proxy
-from bottega.db.engine import Database, open_database
+from bottega.db.pool import Database, open_database
 from bottega.db.sessions import SilenceTimeouts
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.events.listener import Notifier, NotifyListener, WakeupFeed
@@ -119,7 +119,7 @@ async def test_half_dead_connections_of_both_pools_are_not_used_again(database_u
             for _ in range(3):
                 assert await database.pool.fetchval("SELECT 1") == 1
         async with asyncio.timeout(10), database.begin(DEFAULT_TENANT) as tx:
-            assert (await tx.exec_driver_sql("SELECT 1")).scalar() == 1
+            assert await tx.driver.fetchval("SELECT 1") == 1
 
 
 async def test_a_statement_that_is_cancelled_in_time_keeps_its_connection(

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.relevance.measuring import Conversations, Memory, large, small
 from benchmarks.relevance.sets import chats, requests
-from bottega.db.engine import Database
+from bottega.db.pool import Database
 from bottega.llm.builtin_embedder import BuiltinEmbedder
 from bottega.llm.embedding_child import available
 from bottega.llm.local_embedder import LocalEmbedder

@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 from pydantic_core import to_json
 
-from bottega.db.engine import Database, acting_as
+from bottega.db.pool import Database, acting_as
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.engine.child_runs import ChildRuns, ParentRun
 from bottega.engine.claim import ClaimedRun

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 import asyncpg
 from pydantic_core import from_json, to_json
 
-from bottega.db.engine import Database, acting_as, open_database
+from bottega.db.pool import Database, acting_as, open_database
 from bottega.db.sessions import SilenceTimeouts
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.definitions.pinned import Pin, PinnedDefinitions

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from bottega.db.engine import Database
+from bottega.db.pool import Database
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.redaction import Redactor
 from bottega.settings import Settings

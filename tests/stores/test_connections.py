@@ -12,8 +12,8 @@ import pytest
 
 from bottega import container
 from bottega.db.connect import connect
-from bottega.db.engine import open_database
 from bottega.db.failures import is_transient
+from bottega.db.pool import open_database
 from bottega.db.sessions import DatabaseSession
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.events.listener import keep_connected
@@ -31,7 +31,7 @@ async def test_a_tenant_s_many_transactions_leave_connections_to_others(database
         async with database.begin(DEFAULT_TENANT):
             entered.set()
 
-    async with open_database(database_url, pool_size=4) as database:
+    async with open_database(database_url, pool_size=8) as database:
         async with AsyncExitStack() as held:
             for _ in range(2):
                 await held.enter_async_context(database.begin(DEFAULT_TENANT))
@@ -80,7 +80,7 @@ async def test_a_tenant_s_erasure_in_a_worker_does_not_hold_up_its_files(
     database_url: str, tmp_path: Path
 ) -> None:
     async with open_database(  # a worker's sizes
-        database_url, pool_size=3, engine_size=1, patience_s=0.1
+        database_url, pool_size=4, transactions=1, patience_s=0.1
     ) as database:
         files = FileStore(database, Objects(tmp_path.as_uri(), database.pool))
         async with database.begin(DEFAULT_TENANT):

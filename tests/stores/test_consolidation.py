@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from pydantic_core import to_json
 
-from bottega.db.engine import Database, acting_as
+from bottega.db.pool import Database, acting_as
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.errors import UnavailableError
 from bottega.memory.episodes.embedders import Embedders

@@ -10,8 +10,7 @@ from pydantic_core import to_json
 
 from bottega.clock import monotonic, utcnow
 from bottega.db.connect import connect
-from bottega.db.engine import Database, acting_as
-from bottega.db.sessions import driver_of
+from bottega.db.pool import Database, acting_as
 from bottega.db.tables import DEFAULT_TENANT, runs
 from bottega.events import log
 from bottega.llm.builtin_embedder import BuiltinEmbedder
@@ -69,7 +68,7 @@ async def test_a_part_of_the_audit_log_is_listed_without_the_others(
     async with database.begin(DEFAULT_TENANT) as tx:
         for part in parts:
             assert not await audit.page(tx, DEFAULT_TENANT, **part, **about)
-        assert await rows_read(await driver_of(tx), "audit_log") == 0
+        assert await rows_read(tx.driver, "audit_log") == 0
 
 
 async def test_an_erased_run_or_episode_is_looked_up_by_key(
@@ -80,7 +79,7 @@ async def test_an_erased_run_or_episode_is_looked_up_by_key(
     async with database.begin(DEFAULT_TENANT) as tx:
         removed, _ = await erase.erase_runs(tx, DEFAULT_TENANT, runs.c.id == chosen)
         assert {**removed, "idempotency_keys": 1, "run_learning": 1, "runs": 1} == removed
-        connection = await driver_of(tx)
+        connection = tx.driver
         for table in ("idempotency_keys", "run_learning", "episode_state"):
             assert await rows_read(connection, table) <= 20, table
 

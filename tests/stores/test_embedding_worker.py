@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bottega.clock import utcnow
-from bottega.db.engine import Database, acting_as
+from bottega.db.pool import Database, acting_as
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.errors import ModelError
 from bottega.llm.builtin_embedder import BuiltinEmbedder

@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
-from bottega.db.engine import Database, acting_as
+from bottega.db.pool import Database, acting_as
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.errors import NotFoundError, UnavailableError
 from bottega.llm.builtin_embedder import BuiltinEmbedder

@@ -6,7 +6,7 @@ from datetime import timedelta
 import asyncpg
 import pytest
 
-from bottega.db.engine import Database
+from bottega.db.pool import Database
 from bottega.memory.learning.maintenance import refine, validate_all
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.pattern import (

@@ -5,7 +5,7 @@ import time
 import asyncpg
 import pytest
 
-from bottega.db.engine import acting_as, open_database
+from bottega.db.pool import acting_as, open_database
 from bottega.db.tables import DEFAULT_TENANT
 
 RUNS = """

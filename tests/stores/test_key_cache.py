@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
-from bottega.db.engine import Database
+from bottega.db.pool import Database
 from bottega.errors import UnavailableError
 from bottega.events.listener import NotifyListener
 from bottega.services import background

@@ -11,7 +11,7 @@ from benchmarks.learning import trajectories
 from benchmarks.learning.intervals import interval, of_mean
 from benchmarks.learning.outside import OutsideMemory
 from benchmarks.learning.trajectories import EPISODES, PLACEBO, known_tasks, measure, read
-from bottega.db.engine import Database
+from bottega.db.pool import Database
 from bottega.llm.builtin_embedder import BuiltinEmbedder
 
 TOPICS = ("violin lessons", "frozen pizza", "bicycle tyres", "passport photos")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import asyncpg
 import pytest
 
-from bottega.db.engine import Database
+from bottega.db.pool import Database
 from bottega.events.listener import NotifyListener
 from bottega.services import background
 from tests.waiting import until

@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 
 import asyncpg
 
-from bottega.db.engine import Database
+from bottega.db.pool import Database
 from bottega.engine.journal import Journal
 from bottega.engine.live_text import CallText, LiveText, TextTable
 from bottega.events.log import StepWriter

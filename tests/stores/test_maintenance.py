@@ -13,8 +13,8 @@ import pytest
 
 from bottega.db import migrate
 from bottega.db.connect import connect
-from bottega.db.engine import Database, acting_as
 from bottega.db.migrate import maintain_indexes
+from bottega.db.pool import Database, acting_as
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.errors import NotFoundError, UnavailableError
 from bottega.memory.learning import maintenance as jobs

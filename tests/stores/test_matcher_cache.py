@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from bottega.clock import utcnow
-from bottega.db.engine import Database, acting_as, open_database
+from bottega.db.pool import Database, acting_as, open_database
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.events.listener import NotifyListener
 from bottega.memory.patterns.cache import PatternCache

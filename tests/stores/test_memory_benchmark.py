@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import memory
-from bottega.db.engine import Database
+from bottega.db.pool import Database
 
 
 async def test_searches_find_the_nearest(

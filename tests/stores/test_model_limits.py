@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from bottega.clock import monotonic
-from bottega.db.engine import Database
+from bottega.db.pool import Database
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.llm import limits as module
 from bottega.llm.limits import ServerKey, ServerLimits, Shares

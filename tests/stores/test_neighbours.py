@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 import asyncpg
 from pydantic_core import to_json
 
-from bottega.db.engine import Database, acting_as
+from bottega.db.pool import Database, acting_as
 from bottega.engine.claim import ClaimedRun
 from tests.claims import claim, end_leases, leased, report, store_head
 from tests.stores.test_queue import NEW, accept, take, tenants

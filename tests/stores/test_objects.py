@@ -13,7 +13,7 @@ import httpx2
 import pytest
 from obstore.store import S3Store
 
-from bottega.db.engine import Database, acting_as
+from bottega.db.pool import Database, acting_as
 from bottega.errors import InvalidInputError, UnavailableError
 from bottega.objects import (
     PIECE_BYTES,

@@ -7,9 +7,8 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from bottega.db.engine import open_database
 from bottega.db.pages import PageItems
-from bottega.db.sessions import AsyncConnection, driver_of
+from bottega.db.pool import AsyncConnection, open_database
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.files import store as files
 from bottega.runs import interrupts, read, sessions
@@ -64,7 +63,7 @@ async def tx(owner: asyncpg.Pool, module_database_url: str) -> AsyncIterator[Asy
 
 
 async def _read(tx: AsyncConnection) -> int:
-    return await rows_read(await driver_of(tx))
+    return await rows_read(tx.driver)
 
 
 @pytest.mark.parametrize("descending", [True, False])

@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 from pydantic_core import to_json
 
-from bottega.db.engine import Database, acting_as
+from bottega.db.pool import Database, acting_as
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError
 from bottega.events.listener import NotifyListener

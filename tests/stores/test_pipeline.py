@@ -14,7 +14,7 @@ import pytest
 
 from bottega.db import migrate
 from bottega.db.connect import connect
-from bottega.db.engine import Database, acting_as, open_database
+from bottega.db.pool import Database, acting_as, open_database
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.events.listener import NotifyListener
 from bottega.memory.episodes.embedders import Embedders

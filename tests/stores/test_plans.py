@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 
 from bottega.db.connect import APP_ROLE
-from bottega.db.engine import Database
+from bottega.db.pool import Database
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.events import log
 from tests.claims import report

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from bottega.cli.scenarios import SOFTWARE
 from bottega.db import embedded, migrate
 from bottega.db.connect import APP_ROLE, SYSTEM_ROLE, connect
-from bottega.db.engine import USER_ROLE, acting_as, open_database
+from bottega.db.pool import USER_ROLE, acting_as, open_database
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.errors import UnavailableError
 from bottega.settings import Settings
@@ -239,7 +239,7 @@ async def test_the_service_s_role_owns_nothing_and_is_bound(
             await connection.close()
         assert await database.pool.fetchval("SELECT current_user") == APP_ROLE
         async with database.begin(DEFAULT_TENANT) as tx:
-            assert (await tx.exec_driver_sql("SELECT current_user")).scalar() == APP_ROLE
+            assert await tx.driver.fetchval("SELECT current_user") == APP_ROLE
     role = await owner.fetchrow("SELECT * FROM pg_roles WHERE rolname = $1", APP_ROLE)
     powers = ("rolsuper", "rolbypassrls", "rolcanlogin", "rolcreaterole", "rolcreatedb")
     assert [power for power in powers if role[power]] == []

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic_core import from_json, to_json
 
-from bottega.db.engine import Database, acting_as, open_database
+from bottega.db.pool import Database, acting_as, open_database
 from bottega.db.tables import DEFAULT_TENANT
 from tests.claims import hand_back, report, sweep, waits
 from tests.examples import examples

@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from bottega.clock import utcnow
-from bottega.db.engine import Database, acting_as
+from bottega.db.pool import Database, acting_as
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.events.listener import NotifyListener
 from bottega.llm.structured_output import ModelAnalyst

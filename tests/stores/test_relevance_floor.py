@@ -7,7 +7,7 @@ import asyncpg
 import numpy as np
 
 from bottega.clock import monotonic, utcnow
-from bottega.db.engine import Database
+from bottega.db.pool import Database
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.llm.builtin_embedder import BuiltinEmbedder
 from bottega.memory.episodes.embedders import Embedders

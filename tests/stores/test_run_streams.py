@@ -15,7 +15,7 @@ import pytest
 
 from bottega.clock import monotonic
 from bottega.db.connect import APP_ROLE
-from bottega.db.engine import Database
+from bottega.db.pool import Database
 from bottega.db.signals import EVENTS
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.events import reader

@@ -12,7 +12,7 @@ import pytest
 from pydantic_core import from_json, to_json
 
 from bottega.db.connect import connect
-from bottega.db.engine import Database
+from bottega.db.pool import Database
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.memory.episodes import embedding_worker, maintenance
 from bottega.memory.patterns import store as pattern_store

@@ -9,7 +9,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from bottega.db.engine import Database, acting_as, open_database
+from bottega.db.pool import Database, acting_as, open_database
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.engine.claim import ClaimedRun
 from bottega.engine.journal import End, Journal
@@ -282,7 +282,7 @@ KILLED = """
 import asyncio, sys
 from uuid import UUID
 from bottega.db.tables import DEFAULT_TENANT
-from bottega.db.engine import open_database
+from bottega.db.pool import open_database
 from bottega.events.log import StepWriter
 from tests.stores.test_step_groups import Step, warnings
 

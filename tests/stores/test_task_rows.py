@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 from pydantic_core import from_json, to_json
 
-from bottega.db.engine import Database
+from bottega.db.pool import Database
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.engine.claim import ClaimedRun
 from bottega.engine.journal import End, Journal

@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
-from bottega.db.engine import Database, acting_as
+from bottega.db.pool import Database, acting_as
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.engine.budget import DayAccount, DayBudgets
 from bottega.errors import BudgetBusyError, BudgetExhaustedError

@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 from pydantic_core import from_json
 
 from bottega.clock import monotonic
-from bottega.db.engine import Database
+from bottega.db.pool import Database
 from bottega.engine.journal import Journal
 from bottega.engine.live_text import LiveText, TextTable
 from bottega.engine.mcp import LONGEST_MESSAGE, CallProgress

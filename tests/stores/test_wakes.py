@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import text
 
 from bottega.db import signals
-from bottega.db.engine import Database, acting_as, open_database
+from bottega.db.pool import Database, acting_as, open_database
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.engine import queue
 from bottega.engine.claim import ClaimedRun, ClaimReader

@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 
 import asyncpg
 
-from bottega.db.engine import Database
+from bottega.db.pool import Database
 from tests import claims
 from tests.claims import claim, hand_back, sweep
 from tests.stores.test_queue import accept, limited, take, tenants

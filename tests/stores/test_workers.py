@@ -13,7 +13,7 @@ import pytest
 from pydantic_core import from_json
 
 from bottega import __version__
-from bottega.db.engine import Database
+from bottega.db.pool import Database
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.engine.workers import Load, RunLease, WorkerLease, alive, any_alive
 from tests.claims import report, sweep

@@ -18,8 +18,8 @@ from bottega.api.schemas.base import names_nobody
 from bottega.api.server.addresses import KeylessRates, sent
 from bottega.api.server.middleware import ALLOW_ORIGIN, limited, refuse
 from bottega.container import Service
-from bottega.db.engine import ActingUser, acting_user
 from bottega.db.failures import is_transient
+from bottega.db.pool import ActingUser, acting_user
 from bottega.db.tables import DEFAULT_TENANT, files, interrupts, runs, sessions
 from bottega.errors import (
     BottegaError,

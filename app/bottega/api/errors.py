@@ -8,7 +8,6 @@ from typing import Annotated, Any
 from uuid import uuid4
 
 import asyncpg
-import sqlalchemy.exc
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -310,7 +309,6 @@ def install(app: FastAPI) -> None:
         RequestValidationError: _on_invalid,
         HTTPException: _on_http,
         BottegaError: _on_own,
-        sqlalchemy.exc.SQLAlchemyError: _on_database,
         asyncpg.PostgresError: _on_database,
         asyncpg.InterfaceError: _on_database,
         asyncpg.InternalClientError: _on_database,

@@ -28,8 +28,8 @@ from pydantic_core import from_json, to_json
 from bottega import metrics
 from bottega.agents.output import LONGEST_JUDGED, Check, decide_alone, quoted
 from bottega.agents.provider import LLMProvider
-from bottega.db.engine import acting_as
 from bottega.db.failures import is_transient
+from bottega.db.pool import acting_as
 from bottega.definitions.agents import with_default
 from bottega.definitions.pinned import Pin, PinnedDefinitions, PinnedModels, pins_of
 from bottega.errors import (

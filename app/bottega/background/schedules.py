@@ -27,11 +27,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB, insert
 
-from bottega.db.engine import Database, act_as
 from bottega.db.failures import is_transient
 from bottega.db.pages import PageItems, fetch_page, paged
+from bottega.db.pool import AsyncConnection, Database
 from bottega.db.quota import grew, require_room
-from bottega.db.sessions import AsyncConnection, driver_of
 from bottega.db.tables import schedules
 from bottega.definitions.store import forget_source
 from bottega.errors import BottegaError, ConflictError, InvalidInputError, NotFoundError
@@ -342,8 +341,7 @@ class Ticker:
 
     async def _start_one(self, tenant_id: UUID, name: str) -> bool:
         """Start a schedule's run. Return false if the schedule is not due or is locked."""
-        async with self._database.engine.begin() as tx:
-            await act_as(tx, tenant_id)
+        async with self._database.begin(tenant_id) as tx:
             mine = _named(tenant_id, name)
             due = and_(mine, ~_columns.paused, _columns.next_at <= func.now())
             query = select(schedules, func.now().label("now")).where(due)
@@ -365,11 +363,11 @@ class Ticker:
         changes: dict[str, Any] = {"last_at": row["now"], "last_error": None}
         try:
             changes["next_at"] = next_tick(row["cron"], row["timezone"], row["now"])
-            async with tx.begin_nested():
+            async with tx.driver.transaction():
                 by = f"schedule:{row['name']}"
                 new = RunRequest.of(wanted, memory=self._memory, principal=by)
                 await touch(tx, row["tenant_id"], files_of(new.input))
-                run = await submit(await driver_of(tx), self._pins, row["tenant_id"], new)
+                run = await submit(tx.driver, self._pins, row["tenant_id"], new)
                 changes["last_run_id"] = run["id"]
         except BottegaError as error:
             changes["last_error"] = {"code": error.code, "message": error.detail}

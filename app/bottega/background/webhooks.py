@@ -18,7 +18,7 @@ import asyncpg
 from pydantic_core import from_json, to_json
 from standardwebhooks import Webhook
 
-from bottega.db.engine import acting_as
+from bottega.db.pool import acting_as
 from bottega.errors import BottegaError, ConflictError
 from bottega.events.types import EventType
 from bottega.leased_work import LeasedWork

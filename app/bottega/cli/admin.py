@@ -414,7 +414,7 @@ async def _show_probes(
 ) -> bool:
     """Print the result of each model call; return true if all calls succeeded."""
     from bottega.db.embedded import folder_of
-    from bottega.db.engine import open_database
+    from bottega.db.pool import open_database
     from bottega.engine.budget import DayBudgets
     from bottega.model_services import open_models, probes
     from bottega.outgoing import secret_rules

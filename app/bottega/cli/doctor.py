@@ -81,11 +81,10 @@ def doctor(
 def explain(error: BaseException) -> tuple[str, str | None]:
     """Return an error as a sentence, and a hint; ``None``: the sentence contains the hint."""
     import asyncpg
-    from sqlalchemy.exc import SQLAlchemyError
 
-    from bottega.db.failures import driver_error, is_outage
+    from bottega.db.failures import is_outage
 
-    cause = driver_error(error)
+    cause = error
     said = one_line(str(cause).splitlines()[0] if str(cause) else type(cause).__name__)
     match cause:
         case BottegaError():
@@ -103,7 +102,7 @@ def explain(error: BaseException) -> tuple[str, str | None]:
             return said, "use the login that owns the database; `bottega doctor` shows its rights"
         case asyncpg.ReadOnlySQLTransactionError():
             return said, "the database is read-only: allow writes first"
-        case asyncpg.PostgresError() | asyncpg.InterfaceError() | SQLAlchemyError():
+        case asyncpg.PostgresError() | asyncpg.InterfaceError():
             passes = is_outage(error)
             return f"the database failed: {said}", (
                 "try again; if the error stays, run `bottega doctor`"
@@ -317,7 +316,7 @@ def _room(settings: "Settings", size: str) -> Check:
 async def _writes(session: "asyncpg.Connection", size: str) -> Check:
     import asyncpg
 
-    from bottega.db.engine import TRY_TO_WRITE
+    from bottega.db.pool import TRY_TO_WRITE
 
     try:
         async with session.transaction():
@@ -337,7 +336,7 @@ async def _secrets_key(settings: "Settings", url: str) -> Check:
     keys = keyring(settings, folder_of(url, settings.data_dir))
     try:
         async with operator.transaction(url) as tx:
-            used = {bytes(row[0]) for row in await tx.exec_driver_sql(_KEYS)}
+            used = {bytes(row[0]) for row in await tx.driver.fetch(_KEYS)}
     except Exception:  # the service's login has no right to read the table
         used = set()
     if keys is None:

@@ -58,7 +58,7 @@ class PooledSession(DatabaseSession):
 _CONNECT_S = 10.0
 """Timeout in seconds for connecting to all servers of a URL. Each server gets a share."""
 LONGEST_STATEMENT_S = 30.0
-"""Timeout of the engine's statements in seconds. A statement that takes longer hangs."""
+"""Timeout of a composed statement in seconds. A statement that takes longer hangs."""
 
 APP_ROLE = "bottega_app"
 """Role that owns no tables, and that sees only the rows of the transaction's tenant."""

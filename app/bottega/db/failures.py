@@ -17,7 +17,6 @@ from functools import wraps
 from typing import ParamSpec, TypeVar
 
 import asyncpg
-import sqlalchemy.exc
 import stamina
 
 from bottega.clock import monotonic
@@ -56,15 +55,11 @@ def is_outage(error: BaseException | None) -> bool:
     a session, asyncpg raises ``InternalClientError`` for a statement on this session. The error
     25006 (read-only transaction) occurs if a pooler still leads to a server that became a standby.
     """
-    if isinstance(error, sqlalchemy.exc.DBAPIError):
-        return is_transient(driver_error(error))
     if (state := _state(error)) is not None:
         return state.startswith(_PASSING)
     if isinstance(error, asyncpg.InterfaceError):
         return any(word in str(error) for word in _BROKEN)
-    return isinstance(
-        error, DatabaseAwayError | sqlalchemy.exc.TimeoutError | asyncpg.InternalClientError
-    )
+    return isinstance(error, DatabaseAwayError | asyncpg.InternalClientError)
 
 
 def is_undone(error: BaseException) -> bool:
@@ -75,19 +70,11 @@ def is_undone(error: BaseException) -> bool:
 
 def is_storage_full(error: BaseException) -> bool:
     """Check if an error says that the database could not write because its disk is full."""
-    return isinstance(driver_error(error), asyncpg.DiskFullError)
+    return isinstance(error, asyncpg.DiskFullError)
 
 
 def _state(error: BaseException | None) -> str | None:
-    found = driver_error(error)
-    return found.sqlstate if isinstance(found, asyncpg.PostgresError) else None
-
-
-def driver_error(error: BaseException | None) -> BaseException | None:
-    """Return the driver's error inside an error of SQLAlchemy. Return other errors unchanged."""
-    if isinstance(error, sqlalchemy.exc.DBAPIError):
-        return error.orig and error.orig.__cause__
-    return error
+    return error.sqlstate if isinstance(error, asyncpg.PostgresError) else None
 
 
 async def persist(ask: Callable[[], Awaitable[T]]) -> T:

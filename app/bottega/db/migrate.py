@@ -33,8 +33,6 @@ from sqlalchemy.exc import DBAPIError
 import bottega
 from bottega.clock import Clock, utcnow
 from bottega.db.connect import connect
-from bottega.db.failures import driver_error
-from bottega.db.sessions import run_script
 from bottega.errors import DatabaseAwayError, UnavailableError
 from bottega.logger import Logger
 
@@ -355,6 +353,12 @@ def apply_script(text: str) -> None:
         run_script(op.get_bind(), text)
 
 
+def run_script(connection: "Connection", sql: str) -> None:
+    """Execute several statements of fixed SQL, which Alembic's connection cannot do."""
+    adapter: Any = connection.connection.dbapi_connection
+    adapter.run_async(lambda driver: driver.execute(sql))
+
+
 def preparation() -> str:
     """Return SQL that does the same as :func:`prepare` on a server of any version."""
     return f"""
@@ -385,7 +389,7 @@ def prepare(connection: "Connection") -> None:
         try:
             connection.exec_driver_sql("CREATE EXTENSION vector SCHEMA public")
         except DBAPIError as error:
-            reason = str(driver_error(error)).splitlines()[0]
+            reason = str(error.orig and error.orig.__cause__).splitlines()[0]
             raise UnavailableError(
                 f"the extension vector (pgvector, 0.8 or newer) is missing, and {server['login']!r}"
                 f" cannot create it ({reason}): install its package on the server, and let an "

@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.selectable import LateralFromClause
 
-from bottega.db.sessions import AsyncConnection
+from bottega.db.pool import AsyncConnection
 
 T = TypeVar("T")
 Query = TypeVar("Query", bound=Select[Any])

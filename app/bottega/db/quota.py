@@ -4,7 +4,7 @@ from uuid import UUID
 
 from sqlalchemy import BigInteger, Label, column, func, literal_column, select, table
 
-from bottega.db.sessions import AsyncConnection
+from bottega.db.pool import AsyncConnection
 from bottega.errors import LimitedError
 
 STORAGE_QUOTA = "storage_quota"

@@ -8,26 +8,12 @@ server still answers the kernel, this module detects the silence.
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeVar, overload
+from typing import Any
 
 import asyncpg
 from pydantic_core import from_json
-from sqlalchemy import (
-    AsyncAdaptedQueuePool,
-    Connection,
-    CursorResult,
-    Engine,
-    Executable,
-    ScalarResult,
-    Transaction,
-)
-from sqlalchemy.sql.selectable import TypedReturnsRows
-from sqlalchemy.util import greenlet_spawn
-from typing_extensions import TypeVarTuple
 
 from bottega import metrics, trace_context
 from bottega.clock import monotonic
@@ -68,7 +54,7 @@ class SilenceTimeouts:
         probe_every_s: pause between two probes of a connection that only listens for notifications.
         answer_s: timeout for the answer to a probe.
         cancel_s: timeout in which the server must confirm the cancellation of a statement.
-        step_s: timeout of a statement of the asyncpg pool.
+        step_s: timeout of a statement of fixed SQL.
     """
 
     probe_every_s: float = 3.0
@@ -81,7 +67,6 @@ class ConnectionTrust:
     """Trust in a database's connections: if one is silent, all idle connections are replaced.
 
     Attributes:
-        generation: number of the current generation of connections.
         pool: the open asyncpg pool of these connections.
         signals: sender of the signals that transactions create.
         last: by connection string, the server that was used last. Both may contain passwords.
@@ -89,13 +74,11 @@ class ConnectionTrust:
 
     def __init__(self, silence: SilenceTimeouts) -> None:
         self.silence = silence
-        self.generation = 0
         self.pool: asyncpg.Pool | None = None
         self.last: dict[str, Server] = {}
         self.signals = SignalSender()
 
     async def lose(self) -> None:
-        self.generation += 1
         if self.pool is not None:
             await self.pool.expire_connections()
 
@@ -117,17 +100,11 @@ class DatabaseSession(asyncpg.Connection):  # type: ignore[misc]
     """
 
     trust: ConnectionTrust
-    generation: int
 
     def begin(self, trust: ConnectionTrust) -> None:
-        self.trust, self.generation = trust, trust.generation
+        self.trust = trust
         self._untold: list[tuple[str, str]] = []
         _keep_alive(self._transport.get_extra_info("socket"))
-
-    @property
-    def distrusted(self) -> bool:
-        """True if a different connection of the same generation was silent."""
-        return self.generation != self.trust.generation
 
     async def _do_execute(self, *arguments: Any, **options: Any) -> Any:
         began = monotonic()
@@ -212,143 +189,6 @@ def _keep_alive(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-class ShrinkingPool(AsyncAdaptedQueuePool):
-    """SQLAlchemy's pool with a method that closes idle connections.
-
-    ``dispose()`` makes a new pool. Connections in use would return to the old pool and stay open.
-    """
-
-    __module__ = AsyncAdaptedQueuePool.__module__  # name of its logger
-
-    def shrink(self, most: int) -> None:
-        """Close idle connections until at most ``most`` are open or no connection is idle."""
-        while self.checkedin() and self.checkedin() + self.checkedout() > most:
-            idle = self._pool.get(block=False)
-            self._dec_overflow()  # before the close, so that no caller waits for this connection
-            idle.close()
-
-
-_Value = TypeVar("_Value")
-_Values = TypeVarTuple("_Values")
-_Parameters = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
-
-
-@dataclass(frozen=True, slots=True)
-class AsyncConnection:
-    """SQLAlchemy's connection for the event loop, with the methods of ``Connection``.
-
-    SQLAlchemy's own class imports the object-relational mapper, which takes 8 MB of memory.
-    """
-
-    connection: Connection
-
-    @overload
-    async def execute(
-        self, statement: TypedReturnsRows[*_Values], parameters: _Parameters = None
-    ) -> CursorResult[*_Values]: ...
-
-    @overload
-    async def execute(
-        self, statement: Executable, parameters: _Parameters = None
-    ) -> CursorResult[*tuple[Any, ...]]: ...
-
-    async def execute(self, statement: Executable, parameters: _Parameters = None) -> Any:
-        return await greenlet_spawn(self.connection.execute, statement, parameters)
-
-    @overload
-    async def scalar(
-        self, statement: TypedReturnsRows[_Value], parameters: _Parameters = None
-    ) -> _Value | None: ...
-
-    @overload
-    async def scalar(self, statement: Executable, parameters: _Parameters = None) -> Any: ...
-
-    async def scalar(self, statement: Executable, parameters: _Parameters = None) -> Any:
-        return (await self.execute(statement, parameters)).scalar()
-
-    @overload
-    async def scalars(
-        self, statement: TypedReturnsRows[_Value], parameters: _Parameters = None
-    ) -> ScalarResult[_Value]: ...
-
-    @overload
-    async def scalars(
-        self, statement: Executable, parameters: _Parameters = None
-    ) -> ScalarResult[Any]: ...
-
-    async def scalars(self, statement: Executable, parameters: _Parameters = None) -> Any:
-        return (await self.execute(statement, parameters)).scalars()
-
-    async def exec_driver_sql(self, sql: str) -> CursorResult[*tuple[Any, ...]]:
-        return await greenlet_spawn(self.connection.exec_driver_sql, sql)
-
-    @asynccontextmanager
-    async def begin_nested(self) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-        """Set a savepoint. An exception or a call of the yielded function rolls back to it."""
-        async with _begun(self.connection.begin_nested) as transaction:
-            yield partial(greenlet_spawn, transaction.rollback)
-
-
-@dataclass(frozen=True, slots=True)
-class AsyncEngine:
-    """SQLAlchemy's engine for the event loop; see :class:`AsyncConnection`."""
-
-    sync_engine: Engine
-
-    @asynccontextmanager
-    async def connect(self) -> AsyncIterator[AsyncConnection]:
-        """Take a connection, which returns to the pool even if the caller is cancelled."""
-        connection = await greenlet_spawn(self.sync_engine.connect)
-        try:
-            yield AsyncConnection(connection)
-        finally:
-            closing = asyncio.ensure_future(greenlet_spawn(connection.close))
-            cancelled = None
-            while not closing.done():
-                try:
-                    await asyncio.wait([closing])
-                except asyncio.CancelledError as error:
-                    cancelled = error
-            closing.result()
-            if cancelled is not None:
-                raise cancelled
-
-    @asynccontextmanager
-    async def begin(self) -> AsyncIterator[AsyncConnection]:
-        """Begin a transaction, which an exception rolls back."""
-        async with self.connect() as connected, _begun(connected.connection.begin):
-            yield connected
-
-    async def dispose(self) -> None:
-        await greenlet_spawn(self.sync_engine.dispose)
-
-
-@asynccontextmanager
-async def _begun(begin: Callable[[], Transaction]) -> AsyncIterator[Transaction]:
-    transaction = await greenlet_spawn(begin)
-    try:
-        yield transaction
-    except BaseException as error:
-        await greenlet_spawn(transaction.__exit__, type(error), error, error.__traceback__)
-        raise
-    await greenlet_spawn(transaction.__exit__, None, None, None)
-
-
-async def driver_of(connection: AsyncConnection) -> asyncpg.Connection:
-    """Return the driver's connection of a transaction that :class:`AsyncEngine` has begun."""
-    return connection.connection.connection.driver_connection
-
-
-def session_of(adapter: Any) -> DatabaseSession:
-    session: DatabaseSession = adapter.driver_connection
-    return session
-
-
 def decoded(value: Any) -> Any:
-    """Decode a JSON value of a row, unless SQLAlchemy's engine has already decoded it."""
+    """Decode a JSON value of a row, unless it has been decoded."""
     return from_json(value) if isinstance(value, str) else value
-
-
-def run_script(connection: Connection, sql: str) -> None:
-    adapter: Any = connection.connection.dbapi_connection
-    adapter.run_async(lambda driver: driver.execute(sql))

@@ -12,7 +12,7 @@ from uuid import UUID
 from sqlalchemy import text
 
 from bottega.agents.provider import DialectName
-from bottega.db.sessions import AsyncConnection
+from bottega.db.pool import AsyncConnection
 from bottega.errors import CycleError, InvalidInputError
 
 TASK_TOOLS = (

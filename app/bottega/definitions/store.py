@@ -29,8 +29,8 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB, insert
 
 from bottega.db import tables
 from bottega.db.pages import PageItems, fetch_page, paged
+from bottega.db.pool import AsyncConnection
 from bottega.db.quota import require_room
-from bottega.db.sessions import AsyncConnection
 from bottega.db.tables import applied_definitions, definition_epochs
 from bottega.errors import ConflictError, NotFoundError, VersionConflictError
 

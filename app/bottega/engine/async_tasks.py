@@ -14,7 +14,7 @@ from pydantic_core import from_json
 from bottega.agents.messages import AgentUsage
 from bottega.agents.query import current_call
 from bottega.clock import monotonic
-from bottega.db.engine import acting_as
+from bottega.db.pool import acting_as
 from bottega.engine.child_runs import ChildRuns, Spreading, give_files
 from bottega.engine.claim import ClaimedRun
 from bottega.engine.journal import CANCELLED, Journal, TaskPlace

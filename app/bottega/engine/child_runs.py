@@ -21,8 +21,8 @@ from bottega.agents.agent import BaseAgent
 from bottega.agents.messages import AgentUsage
 from bottega.agents.query import Path
 from bottega.clock import monotonic
-from bottega.db.engine import acting_as
 from bottega.db.failures import is_transient, persist
+from bottega.db.pool import acting_as
 from bottega.engine.claim import ClaimedRun
 from bottega.engine.recorder import JournalRecorder
 from bottega.engine.waiting import AwaitedRuns

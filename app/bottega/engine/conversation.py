@@ -28,8 +28,8 @@ from bottega.agents.messages import (
     ToolResult,
 )
 from bottega.agents.parts import BYTES_PER_TOKEN, estimated_tokens
-from bottega.db.engine import acting_as
 from bottega.db.failures import persist
+from bottega.db.pool import acting_as
 from bottega.engine.claim import ClaimedRun
 from bottega.engine.journal import End
 from bottega.engine.memory import run_facts

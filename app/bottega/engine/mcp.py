@@ -21,8 +21,8 @@ from bottega.agents.messages import ToolCall, ToolResult
 from bottega.agents.query import CurrentCall, current_call
 from bottega.agents.tools import ToolBase
 from bottega.clock import monotonic
-from bottega.db.engine import acting_as
 from bottega.db.failures import is_transient
+from bottega.db.pool import acting_as
 from bottega.engine.claim import ClaimedRun
 from bottega.engine.journal import Journal, Tasks, name_of
 from bottega.engine.live_text import LiveText

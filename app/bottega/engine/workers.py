@@ -17,7 +17,8 @@ from sqlalchemy import RowMapping, func, select, text
 
 from bottega import __version__
 from bottega.clock import monotonic
-from bottega.db.sessions import AsyncConnection, DatabaseSession
+from bottega.db.pool import AsyncConnection
+from bottega.db.sessions import DatabaseSession
 from bottega.events.listener import Connect, keep_connected
 from bottega.services import background
 

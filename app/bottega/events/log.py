@@ -18,9 +18,9 @@ from pydantic_core import from_json, to_json
 
 from bottega import metrics
 from bottega.clock import monotonic
-from bottega.db.engine import acting_as
 from bottega.db.failures import is_transient, persist
 from bottega.db.pages import PageItems, fetch_rows
+from bottega.db.pool import acting_as
 from bottega.errors import FencedError, PendingRequestError
 from bottega.events.frames import Filter
 from bottega.events.types import FINAL_EVENT_TYPES, Event

@@ -24,10 +24,9 @@ from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from bottega.agents.parts import FileContent, content_tokens
 from bottega.clock import Clock, utcnow
-from bottega.db.engine import Database, acting_as, acting_user
 from bottega.db.pages import FIRST_PLACE, PageItems, fetch_page, lateral_rows, paged
+from bottega.db.pool import AsyncConnection, Database, acting_as, acting_user
 from bottega.db.quota import storage_full
-from bottega.db.sessions import AsyncConnection, driver_of
 from bottega.db.tables import files, runs, sessions
 from bottega.errors import (
     InvalidInputError,
@@ -415,7 +414,7 @@ async def owner_of_run(connection: AsyncConnection, tenant_id: UUID, run_id: UUI
 async def user_of(connection: AsyncConnection, tenant_id: UUID, file_id: UUID) -> str | None:
     """Return the user of a file's session or run; ``None``: there is no user, or no file."""
     query = "SELECT o.user_id FROM files f, file_owner(f) AS o WHERE f.tenant_id = $1 AND f.id = $2"
-    user: str | None = await (await driver_of(connection)).fetchval(query, tenant_id, file_id)
+    user: str | None = await connection.driver.fetchval(query, tenant_id, file_id)
     return user
 
 

@@ -17,8 +17,8 @@ from bottega.agents.messages import ToolMessage
 from bottega.agents.parts import tokens_in
 from bottega.agents.query import Query, current_call
 from bottega.agents.tools import ToolBase, tool
-from bottega.db.engine import acting_as
 from bottega.db.pages import PageItems, fetch_rows
+from bottega.db.pool import acting_as
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError, UserErasingError
 from bottega.events.types import context_recalled
 from bottega.memory.prompts import RunMemory

@@ -12,9 +12,8 @@ import asyncpg
 from pydantic_core import from_json, to_json
 from sqlalchemy import text
 
-from bottega.db.engine import Database
 from bottega.db.failures import repeated
-from bottega.db.sessions import AsyncConnection
+from bottega.db.pool import AsyncConnection, Database
 from bottega.errors import BottegaError, ConflictError, InvalidInputError, NotFoundError, no_run
 from bottega.tenants import audit
 

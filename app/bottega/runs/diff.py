@@ -11,7 +11,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 
 from bottega.agents.messages import CURRENCY
 from bottega.db.pages import PageItems
-from bottega.db.sessions import AsyncConnection
+from bottega.db.pool import AsyncConnection
 from bottega.errors import NotFoundError, no_run
 from bottega.runs import graphs
 

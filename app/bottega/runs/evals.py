@@ -18,7 +18,7 @@ import asyncpg
 from sqlalchemy import Text, Uuid, bindparam, text
 
 from bottega.agents.messages import AgentUsage
-from bottega.db.sessions import AsyncConnection, driver_of
+from bottega.db.pool import AsyncConnection
 from bottega.errors import BottegaError, ConflictError, InvalidInputError, NotFoundError
 from bottega.memory.patterns.evidence import Tally, binomial_p
 from bottega.runs.pins import PinCache
@@ -193,7 +193,7 @@ async def start_eval(
         ConflictError: ``exists``; see also :func:`bottega.runs.submit.accept`.
         BottegaError: see :func:`bottega.runs.submit.submit`; ``duplicate_target``.
     """
-    driver = await driver_of(tx)
+    driver = tx.driver
     total = len(wanted.cases) * wanted.repeats * len(wanted.targets)
     batch = {
         "eval": wanted.name,

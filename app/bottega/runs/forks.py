@@ -16,7 +16,7 @@ from uuid import UUID
 import asyncpg
 from sqlalchemy import select, tuple_
 
-from bottega.db.sessions import AsyncConnection, driver_of
+from bottega.db.pool import AsyncConnection
 from bottega.db.tables import agent_versions
 from bottega.definitions.agents import listed, named_by
 from bottega.definitions.graphs import publication_schema
@@ -99,9 +99,7 @@ async def fork(
     if old["mode"] == "batch":
         raise ConflictError(f"{run_id} is a batch: retry it", code="no_graph")
     nodes = await NodeTasks.of(connection, tenant_id, old)
-    events: Sequence[Event] = await log.read_all(
-        pool, tenant_id, run_id, on=await driver_of(connection)
-    )
+    events: Sequence[Event] = await log.read_all(pool, tenant_id, run_id, on=connection.driver)
     if wanted.node is None:
         events = _until_event(events, old, wanted.at_seq or 0)
     else:

@@ -17,7 +17,7 @@ from sqlalchemy.dialects.postgresql import distinct_on
 
 from bottega.agents.messages import ToolStatus
 from bottega.agents.query import task_id_at
-from bottega.db.sessions import AsyncConnection
+from bottega.db.pool import AsyncConnection
 from bottega.db.tables import run_events, runs
 from bottega.definitions import store
 from bottega.definitions.graphs import to_graph

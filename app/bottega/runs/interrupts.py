@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, and_, or_, select, text, true
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from bottega.db.pages import PageItems, fetch_page, lateral_rows, paged
-from bottega.db.sessions import AsyncConnection
+from bottega.db.pool import AsyncConnection
 from bottega.db.tables import interrupts, runs
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError
 from bottega.json_schema.arguments import argument_schema

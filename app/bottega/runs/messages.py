@@ -17,7 +17,7 @@ from bottega.agents.parts import Part, text_of
 from bottega.agents.query import task_id_at
 from bottega.agents.subagent import question_of
 from bottega.db.pages import PAGE_BYTES, PageItems, fetch_page
-from bottega.db.sessions import AsyncConnection
+from bottega.db.pool import AsyncConnection
 from bottega.db.tables import run_events, tasks
 from bottega.engine.replay import RunReplay, Said, replay_run, result_of
 from bottega.errors import NotFoundError

@@ -8,7 +8,7 @@ from sqlalchemy import select, tuple_
 
 from bottega.agents.params import merged
 from bottega.agents.shared_memory import awareness_message, shared_message
-from bottega.db.sessions import AsyncConnection
+from bottega.db.pool import AsyncConnection
 from bottega.db.tables import run_events
 from bottega.definitions import store
 from bottega.definitions.agents import overridden

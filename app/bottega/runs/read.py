@@ -51,7 +51,7 @@ from bottega.db.pages import (
     measured,
     paged,
 )
-from bottega.db.sessions import AsyncConnection
+from bottega.db.pool import AsyncConnection
 from bottega.db.tables import (
     agent_versions,
     episode_feedback,

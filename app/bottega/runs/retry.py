@@ -17,7 +17,7 @@ from bottega.agents.history import DEMAND_TITLES
 from bottega.agents.messages import AgentUsage, ToolCall
 from bottega.agents.output import OUTPUT_INVALID
 from bottega.agents.query import ending_of, task_id_at
-from bottega.db.sessions import AsyncConnection, driver_of
+from bottega.db.pool import AsyncConnection
 from bottega.db.tables import runs
 from bottega.definitions.graphs import to_graph
 from bottega.engine.journal import CANCELLED, EPISODE_NOT_STORED, row_change
@@ -112,7 +112,7 @@ async def retry(
         new |= {"turn": base_of(old)}
     if not from_last_step:
         return await accept(connection, tenant_id, new)
-    events = await log.read_all(pool, tenant_id, run_id, on=await driver_of(connection))
+    events = await log.read_all(pool, tenant_id, run_id, on=connection.driver)
     nodes = await NodeTasks.of(connection, tenant_id, old)
     carried = carry_over(events, task_root_of(old), nodes)
     return await accept(connection, tenant_id, new | same_tasks(old), carried)

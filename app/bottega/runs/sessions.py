@@ -34,8 +34,8 @@ from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.sql.selectable import LateralFromClause
 
 from bottega.db.pages import MOST_SKEW, PageItems, fetch_page, first_id, paged
+from bottega.db.pool import AsyncConnection
 from bottega.db.quota import grew, require_room
-from bottega.db.sessions import AsyncConnection
 from bottega.db.tables import (
     forked_turns,
     graph_versions,

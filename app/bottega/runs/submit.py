@@ -17,11 +17,10 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 from bottega import trace_context
 from bottega.agents.messages import AgentUsage
-from bottega.db.engine import acting_as
 from bottega.db.failures import persist
 from bottega.db.pages import PageItems, fetch_page, paged
+from bottega.db.pool import AsyncConnection, acting_as
 from bottega.db.quota import STORAGE_FULL, STORAGE_QUOTA
-from bottega.db.sessions import AsyncConnection
 from bottega.db.tables import runs
 from bottega.errors import (
     BottegaError,

@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, Row, and_, or_, select, text
 from bottega.agents.history import with_distinct_ids
 from bottega.agents.messages import AssistantMessage, ToolCall
 from bottega.agents.parts import content_text, tokens_in
-from bottega.db.sessions import AsyncConnection
+from bottega.db.pool import AsyncConnection
 from bottega.db.tables import run_events
 from bottega.definitions import store
 from bottega.engine.replay import MEMORY_PREFIXES, replay_run

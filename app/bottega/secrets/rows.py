@@ -12,9 +12,8 @@ import asyncpg
 import httpx2
 from sqlalchemy import ColumnElement, RowMapping, and_, func, insert, select, tuple_, update
 
-from bottega.db.engine import acting_as
 from bottega.db.pages import PageItems, fetch_page, paged
-from bottega.db.sessions import AsyncConnection
+from bottega.db.pool import AsyncConnection, acting_as
 from bottega.db.tables import secrets
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError, VersionConflictError
 from bottega.sealing import CannotOpenError, Keyring, Place

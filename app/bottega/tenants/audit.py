@@ -12,7 +12,7 @@ from uuid import UUID
 from sqlalchemy import insert, select
 
 from bottega.db.pages import MOST_SKEW, PageItems, fetch_page, first_id, paged
-from bottega.db.sessions import AsyncConnection
+from bottega.db.pool import AsyncConnection
 from bottega.db.tables import audit_log
 
 

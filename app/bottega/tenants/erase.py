@@ -12,6 +12,7 @@ from graphlib import TopologicalSorter
 from typing import Any
 from uuid import UUID
 
+import asyncpg
 from sqlalchemy import (
     BindParameter,
     ColumnClause,
@@ -35,10 +36,8 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
-from sqlalchemy.exc import IntegrityError
 
-from bottega.db.engine import Database, name_tenant
-from bottega.db.sessions import AsyncConnection
+from bottega.db.pool import AsyncConnection, Database, name_tenant
 from bottega.db.tables import (
     DEFAULT_TENANT,
     api_keys,
@@ -209,8 +208,8 @@ async def erase_tenant(begin: Begin, name: str, actor: str) -> Removed:
                 await audit.note(
                     tx, DEFAULT_TENANT, actor, "tenant.deleted", name, {"removed": removed}
                 )
-        except IntegrityError:  # a request that began before the keys were removed has added rows
-            continue
+        except asyncpg.IntegrityConstraintViolationError:
+            continue  # a request that began before the keys were removed has added rows
         return removed
 
 

@@ -30,10 +30,9 @@ from typing_extensions import TypeIs
 
 from bottega import metrics
 from bottega.clock import Clock, monotonic, utcnow
-from bottega.db.engine import acting_as
 from bottega.db.failures import repeated
 from bottega.db.pages import PageItems, fetch_page, paged
-from bottega.db.sessions import AsyncConnection
+from bottega.db.pool import AsyncConnection, acting_as
 from bottega.db.tables import api_keys
 from bottega.errors import (
     ConflictError,

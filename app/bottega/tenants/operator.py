@@ -7,13 +7,11 @@ from secrets import token_hex
 from typing import Any
 from uuid import UUID
 
-import asyncpg
 from sqlalchemy import (
     RowMapping,
     Text,
     and_,
     cast,
-    create_engine,
     delete,
     func,
     insert,
@@ -21,12 +19,11 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.pool import NullPool
 
 from bottega.db.connect import SYSTEM_ROLE, connect
-from bottega.db.engine import name_tenant
 from bottega.db.migrate import require_current
-from bottega.db.sessions import AsyncConnection, AsyncEngine, ConnectionTrust, SilenceTimeouts
+from bottega.db.pool import AsyncConnection, name_tenant
+from bottega.db.sessions import ConnectionTrust, SilenceTimeouts
 from bottega.db.tables import (
     DEFAULT_TENANT,
     api_keys,
@@ -60,23 +57,21 @@ async def transactions(url: str) -> AsyncIterator[Begin]:
 
     trust = ConnectionTrust(SilenceTimeouts())
 
-    async def connected() -> asyncpg.Connection:
+    @asynccontextmanager
+    async def begin() -> AsyncIterator[AsyncConnection]:
         connection = await connect(url, role=SYSTEM_ROLE, trust=trust)
-        await require_current(connection)
-        return connection
+        try:
+            await require_current(connection)
+            async with connection.transaction():
+                yield AsyncConnection(connection)
+        finally:
+            await connection.close()
 
-    arguments = {"async_creator_fn": lambda **_: connected()}
-    engine = AsyncEngine(
-        create_engine("postgresql+asyncpg://", connect_args=arguments, poolclass=NullPool)
-    )
-    try:
-        yield engine.begin
-        if signals := trust.signals.take():
-            async with engine.begin() as tx:
-                for channel, payload in signals:
-                    await tx.execute(select(func.pg_notify(channel, payload)))
-    finally:
-        await engine.dispose()
+    yield begin
+    if signals := trust.signals.take():
+        async with begin() as tx:
+            for channel, payload in signals:
+                await tx.driver.execute("SELECT pg_notify($1, $2)", channel, payload)
 
 
 @asynccontextmanager

@@ -20,9 +20,8 @@ from sqlalchemy import ARRAY, Uuid, bindparam, func, select, text
 from sqlalchemy.dialects.postgresql import JSONB
 
 from bottega.clock import Clock, monotonic, utcnow
-from bottega.db.engine import Database
 from bottega.db.pages import FIRST_PLACE
-from bottega.db.sessions import AsyncConnection
+from bottega.db.pool import AsyncConnection, Database
 from bottega.db.tables import idempotency_keys
 from bottega.leased_work import WorkLoop
 from bottega.logger import Logger
@@ -187,7 +186,7 @@ class Pruning:
 
         The next call repeats a removal that failed.
         """
-        # Usually nothing is due, so open no connection of the engine for this query: use the pool.
+        # Usually nothing is due, so wait for no slot of a transaction: use the pool.
         rows = await self.database.pool.fetch(_DUE_NOW, to_json(self.days).decode())
         left = {due: _pages(self.database.begin, due, False) for due in (Due(*row) for row in rows)}
         removed: dict[Due, Removed] = {due: Counter() for due in left}

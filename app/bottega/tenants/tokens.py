@@ -27,7 +27,7 @@ from pydantic import Field, PlainSerializer, PlainValidator, TypeAdapter
 from sqlalchemy import text
 
 from bottega.clock import Clock, utcnow
-from bottega.db.sessions import AsyncConnection
+from bottega.db.pool import AsyncConnection
 from bottega.errors import ForbiddenError, InvalidInputError, NotFoundError, UnauthenticatedError
 from bottega.sealing import CannotOpenError, Keyring, Place
 from bottega.tenants import audit

@@ -14,7 +14,7 @@ from uuid import UUID
 import asyncpg
 from sqlalchemy import RowMapping, delete, func, insert, or_, select, text, update
 
-from bottega.db.sessions import AsyncConnection
+from bottega.db.pool import AsyncConnection
 from bottega.db.tables import DEFAULT_TENANT, webhook_secrets
 from bottega.errors import ConflictError
 from bottega.tenants import audit

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from graphlib import CycleError, TopologicalSorter
@@ -501,6 +501,10 @@ def _bounded(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return results
 
 
+class _DryRunError(Exception):
+    """Ends the transaction of a dry run, so that nothing is stored."""
+
+
 router = APIRouter(prefix="/v1/apply", tags=["deployment"])
 
 
@@ -528,15 +532,16 @@ async def apply(
             error.pointer = f"/providers/{number}{error.pointer or ''}"
             raise
     await check_patterns(service, tenant, body)
-    async with service.database.begin(tenant) as tx, tx.begin_nested() as roll_back:
-        caller = Caller(service, tx, tenant, principal)
-        sent = {each.name for each in _sent_secrets(body)}
-        caller = replace(caller, absent_secrets=await unknown_secrets(caller, sent))
-        items = await store_all(caller, body)
-        absent = await missing(caller, body)
-        if absent and not body.allow_missing:
-            raise UnknownReferenceError(absent)
-        if body.dry_run:
-            await roll_back()
+    with suppress(_DryRunError):
+        async with service.database.begin(tenant) as tx:
+            caller = Caller(service, tx, tenant, principal)
+            sent = {each.name for each in _sent_secrets(body)}
+            caller = replace(caller, absent_secrets=await unknown_secrets(caller, sent))
+            items = await store_all(caller, body)
+            absent = await missing(caller, body)
+            if absent and not body.allow_missing:
+                raise UnknownReferenceError(absent)
+            if body.dry_run:
+                raise _DryRunError
     warnings = [{"pointer": pointer, "detail": detail} for pointer, detail in absent]
     return {"dry_run": body.dry_run, "items": items, "warnings": warnings}

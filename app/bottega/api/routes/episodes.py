@@ -31,7 +31,6 @@ from bottega.api.shared.pages import LINK, PageQuery, storable
 from bottega.container import Service
 from bottega.db.pages import PageItems
 from bottega.db.quota import require_room
-from bottega.db.sessions import driver_of
 from bottega.errors import InvalidInputError
 from bottega.graph.publication import as_text
 from bottega.memory.episodes import episode as memory
@@ -216,7 +215,7 @@ async def create(
     acts_for(principal, body.user)
     episode = imported(body, principal=principal.actor, now=service.memory.clock())
     async with service.database.begin(tenant) as tx:
-        driver = await driver_of(tx)
+        driver = tx.driver
 
         async def store() -> dict[str, Any]:
             await require_room(tx, tenant)
@@ -292,7 +291,7 @@ async def get(
 )
 async def delete(service: ServiceDep, tenant: Tenant, actor: Actor, episode_id: EpisodeId) -> None:
     async with service.database.begin(tenant) as tx:
-        driver = await driver_of(tx)
+        driver = tx.driver
         if await service.memory.mark_deleted(tenant, episode_id, on=driver):
             await erase.forget_answers(tx, tenant, [episode_id], Counter())
             await audit.note(tx, tenant, actor, "episode.delete", str(episode_id))

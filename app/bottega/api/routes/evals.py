@@ -20,7 +20,7 @@ from bottega.api.shared.deps import PrincipalDep, ReviewTenant, ServiceDep, Tena
 from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.schemas import check_schemas
 from bottega.container import Service
-from bottega.db.sessions import AsyncConnection
+from bottega.db.pool import AsyncConnection
 from bottega.definitions.agents import checked
 from bottega.errors import InvalidInputError
 from bottega.json_schema.values import WHOLE

@@ -36,7 +36,6 @@ from bottega.api.shared.deps import (
 )
 from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.pages import LINK, PageQuery
-from bottega.db.sessions import driver_of
 from bottega.errors import ConflictError
 from bottega.events.types import UNFINISHED
 from bottega.json_schema.values import WHOLE
@@ -504,7 +503,7 @@ async def learn(
     ]
     outcomes = [ReportedOutcome(**each.model_dump()) for each in body.outcomes]
     async with service.database.begin(tenant) as tx:
-        driver = await driver_of(tx)
+        driver = tx.driver
         if (stored := body.episode_id) is not None:
             for each in (await load(driver, EVERYTHING, [stored])).values():
                 acting.refuse_other(each.user_id, f"episode {stored}")
@@ -555,7 +554,7 @@ ReportId = Annotated[UUID, Path(description="The report's id.")]
     responses={**problems(409), 202: headers(Location="Path of its report.")},
 )
 async def maintain(tx: Transaction, tenant: AdminTenant, actor: Actor, response: Response) -> Any:
-    driver = await driver_of(tx)
+    driver = tx.driver
     job_id, new = await jobs.order(driver, tenant)
     if new:
         await audit.note(tx, tenant, actor, "memory.maintain", str(job_id))
@@ -578,7 +577,7 @@ async def list_(
     request: Request,
     response: Response,
 ) -> Any:
-    found = await jobs.page(await driver_of(tx), tenant, **query.window(UUID))
+    found = await jobs.page(tx.driver, tenant, **query.window(UUID))
     return query.page(request, response, found, lambda job: job.id)
 
 
@@ -591,7 +590,7 @@ async def list_(
     responses=problems(404),
 )
 async def get(tx: Transaction, tenant: Tenant, report_id: ReportId) -> Any:
-    driver = await driver_of(tx)
+    driver = tx.driver
     return await jobs.get(driver, tenant, report_id)
 
 

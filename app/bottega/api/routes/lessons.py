@@ -16,7 +16,6 @@ from bottega.api.schemas.episodes import Label
 from bottega.api.schemas.runs import SessionName
 from bottega.api.shared.deps import Actor, PrincipalDep, Tenant, Transaction
 from bottega.api.shared.pages import LINK, OwnerNamed, PageQuery, QueriedUser, storable
-from bottega.db.sessions import driver_of
 from bottega.memory.learning import lessons
 from bottega.tenants import audit
 
@@ -119,7 +118,7 @@ async def list_(
 ) -> Any:
     wanted = query.model_dump(include={"session_id", "agent", "state"})
     wanted["user_id"] = acts_for(principal, query.user, None).user
-    found = await lessons.page(await driver_of(tx), tenant, wanted, **query.window(UUID))
+    found = await lessons.page(tx.driver, tenant, wanted, **query.window(UUID))
     items = type(found)(map(_to_response, found), more=found.more)
     return query.page(request, response, items, lambda item: item["id"])
 
@@ -133,7 +132,7 @@ async def list_(
     responses=problems(404),
 )
 async def get(tx: Transaction, tenant: Tenant, lesson_id: LessonId) -> Any:
-    return _to_response(await lessons.get(await driver_of(tx), tenant, lesson_id))
+    return _to_response(await lessons.get(tx.driver, tenant, lesson_id))
 
 
 async def _owned(
@@ -170,7 +169,7 @@ async def change(
     body: LessonChanges,
     user: OwnerNamed = None,
 ) -> Any:
-    driver = await driver_of(tx)
+    driver = tx.driver
     lesson = await _owned(driver, principal, lesson_id, user)
     if body.for_all is not None or (lesson["for_all"] and body.text is not None):
         principal.need("define")
@@ -196,7 +195,7 @@ async def delete(
     lesson_id: LessonId,
     user: OwnerNamed = None,
 ) -> None:
-    driver = await driver_of(tx)
+    driver = tx.driver
     await _owned(driver, principal, lesson_id, user)
     if await lessons.remove(driver, tenant, lesson_id):
         await audit.note(tx, tenant, actor, "lesson.delete", str(lesson_id))

@@ -26,8 +26,7 @@ from bottega.api.shared.deps import Actor, AdminTenant, ReadTenant, ServiceDep, 
 from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.pages import LINK, PageQuery
 from bottega.conditions import MAX_DEPTH, MAX_LIST, MAX_TESTS, MAX_TEXT
-from bottega.db.engine import acting_as
-from bottega.db.sessions import driver_of
+from bottega.db.pool import acting_as
 from bottega.errors import ConflictError, InvalidInputError, VersionConflictError
 from bottega.json_schema.values import WHOLE
 from bottega.memory.patterns import pattern as memory
@@ -723,7 +722,7 @@ async def create(
     given = {"origin": {"principal": actor}, "trust": GIVEN_BY_HAND}
     new = memory.pattern_of(body.model_dump(mode="json") | given)
     async with service.database.begin(tenant) as tx:
-        driver = await driver_of(tx)
+        driver = tx.driver
 
         async def add() -> Any:
             added = await service.patterns.store(driver, tenant).add(new)
@@ -855,7 +854,7 @@ async def change(
     given = body.model_dump(mode="json", exclude_none=True, exclude={"version"})
     asked = if_match_version(if_match)
     async with service.database.begin(tenant) as tx:
-        store = service.patterns.store(await driver_of(tx), tenant)
+        store = service.patterns.store(tx.driver, tenant)
         now = (await store.get_many([pattern_id]))[pattern_id]
         version = asked if asked is not None else body.version
         if version is None and if_match is None:
@@ -924,7 +923,7 @@ async def record(
     if body.at is not None and body.at > now + CLOCK_SKEW:
         raise InvalidInputError("this time is in the future: send a past time", pointer="/at")
     async with service.database.begin(tenant) as tx:
-        driver = await driver_of(tx)
+        driver = tx.driver
 
         async def count() -> Any:
             store = service.patterns.store(driver, tenant)
@@ -1020,7 +1019,7 @@ async def deprecate(
     response: Response,
 ) -> Any:
     async with service.database.begin(tenant) as tx:
-        store = service.patterns.store(await driver_of(tx), tenant)
+        store = service.patterns.store(tx.driver, tenant)
         given_up = await store.deprecate(pattern_id, body.reason, body.replaced_by, actor)
         details = {"replaced_by": None if body.replaced_by is None else str(body.replaced_by)}
         await audit.note(tx, tenant, actor, "pattern.deprecate", str(pattern_id), details)
@@ -1052,7 +1051,7 @@ async def merge(
     response: Response,
 ) -> Any:
     async with service.database.begin(tenant) as tx:
-        driver = await driver_of(tx)
+        driver = tx.driver
 
         async def make_one() -> Any:
             one = await service.patterns.store(driver, tenant).merge(set(body.ids))

@@ -38,7 +38,7 @@ from bottega.api.shared.deps import (
 )
 from bottega.clock import monotonic
 from bottega.container import Service
-from bottega.db.sessions import AsyncConnection
+from bottega.db.pool import AsyncConnection
 from bottega.db.tables import provider_versions, providers
 from bottega.definitions import store
 from bottega.definitions.agents import DEFAULT, KnownProvider, checked, listed

@@ -63,9 +63,8 @@ from bottega.api.shared.run_control import refuse_other_user, send_message
 from bottega.api.shared.run_follower import until_rest
 from bottega.clock import monotonic
 from bottega.container import Service
-from bottega.db.engine import acting_as
 from bottega.db.failures import is_transient
-from bottega.db.sessions import AsyncConnection
+from bottega.db.pool import AsyncConnection, acting_as
 from bottega.errors import ForbiddenError
 from bottega.events.types import WaitReason
 from bottega.files.store import owner_of_run

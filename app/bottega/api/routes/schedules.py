@@ -23,7 +23,7 @@ from bottega.background import schedules
 from bottega.background.schedules import MARK, check_cron, check_zone
 from bottega.container import Service
 from bottega.db.pages import PageItems
-from bottega.db.sessions import AsyncConnection
+from bottega.db.pool import AsyncConnection
 from bottega.errors import InvalidInputError
 from bottega.files.inputs import StoredInput, stored_input
 from bottega.files.store import Owner

@@ -20,7 +20,7 @@ from bottega.api.schemas.base import Answer, PlaceInTime
 from bottega.api.shared.deps import Tenant, Transaction
 from bottega.api.shared.pages import storable
 from bottega.db.pages import first_id
-from bottega.db.sessions import AsyncConnection
+from bottega.db.pool import AsyncConnection
 from bottega.errors import InvalidInputError
 from bottega.memory.patterns.evidence import Tally, pooled_difference
 from bottega.memory.patterns.pattern import APPLIED, Arm

@@ -42,7 +42,7 @@ from bottega.api.shared.pages import (
     pairs_of,
     storable,
 )
-from bottega.db.sessions import AsyncConnection
+from bottega.db.pool import AsyncConnection
 from bottega.runs import sessions
 from bottega.runs.read import SEARCHED_RUNS
 from bottega.tenants import audit

@@ -24,7 +24,6 @@ from bottega.api.shared.deps import (
     Transaction,
 )
 from bottega.api.shared.pages import LINK, PageQuery, escaped_lines, storable
-from bottega.db.sessions import driver_of
 from bottega.memory import facts
 from bottega.tenants import audit
 from bottega.users import UserExport, as_array
@@ -219,7 +218,7 @@ async def list_facts(
     request: Request,
     response: Response,
 ) -> Any:
-    found = await facts.page(await driver_of(tx), tenant, user, **query.window(UUID))
+    found = await facts.page(tx.driver, tenant, user, **query.window(UUID))
     page = query.page(request, response, found, lambda fact: fact["id"])
     return {**page, "items": [*map(_shown_fact, page["items"])]}
 
@@ -243,7 +242,7 @@ async def create_fact(
     user: UserPath,
     body: FactToSet,
 ) -> Any:
-    fact = await facts.add(await driver_of(tx), tenant, user, body.text)
+    fact = await facts.add(tx.driver, tenant, user, body.text)
     await audit.note(tx, tenant, actor, "fact.create", str(fact["id"]))
     return _shown_fact(fact)
 
@@ -264,7 +263,7 @@ async def change_fact(
     fact_id: FactId,
     body: FactToSet,
 ) -> Any:
-    fact = await facts.change(await driver_of(tx), tenant, user, fact_id, body.text)
+    fact = await facts.change(tx.driver, tenant, user, fact_id, body.text)
     await audit.note(tx, tenant, actor, "fact.change", str(fact_id))
     return _shown_fact(fact)
 
@@ -284,5 +283,5 @@ async def delete_fact(
     user: UserPath,
     fact_id: FactId,
 ) -> None:
-    await facts.remove(await driver_of(tx), tenant, user, fact_id)
+    await facts.remove(tx.driver, tenant, user, fact_id)
     await audit.note(tx, tenant, actor, "fact.delete", str(fact_id))

@@ -18,7 +18,7 @@ from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.pages import LINK, ViewQuery, encoded_page, merged
 from bottega.container import Service
 from bottega.db.pages import PageItems
-from bottega.db.sessions import AsyncConnection
+from bottega.db.pool import AsyncConnection
 from bottega.db.tables import tenants
 from bottega.definitions import store
 from bottega.definitions.store import Definition, DefinitionKind

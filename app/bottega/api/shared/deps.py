@@ -16,7 +16,7 @@ from fastapi.exceptions import RequestValidationError
 
 from bottega.api.auth import Principal
 from bottega.container import Service
-from bottega.db.sessions import AsyncConnection
+from bottega.db.pool import AsyncConnection
 from bottega.errors import InvalidInputError
 from bottega.tenants.keys import SCOPES, Scope
 

@@ -13,8 +13,7 @@ from pydantic_core import from_json, to_json
 from sqlalchemy import text
 
 from bottega.api.shared.deps import PrincipalDep
-from bottega.db.engine import acting_user
-from bottega.db.sessions import AsyncConnection
+from bottega.db.pool import AsyncConnection, acting_user
 from bottega.runs.submit import OnceKey, first_answer
 
 HEADER = "idempotency-key"

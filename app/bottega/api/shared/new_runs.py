@@ -10,7 +10,7 @@ from bottega.api.schemas.runs import NewRun
 from bottega.api.shared.schemas import check_schema
 from bottega.container import Service
 from bottega.db.failures import repeated
-from bottega.db.sessions import AsyncConnection, driver_of
+from bottega.db.pool import AsyncConnection
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError
 from bottega.files.inputs import StoredInput, stored_input
 from bottega.files.store import Owner
@@ -91,8 +91,9 @@ async def start_run(
             if before is not None:
                 async with database.begin(tenant) as tx:
                     await before(tx)
-                    driver = await driver_of(tx)
-                    return await submitting.submit(driver, service.pins, tenant, new, once, limits)
+                    return await submitting.submit(
+                        tx.driver, service.pins, tenant, new, once, limits
+                    )
             async with (
                 database.commits.turn(tenant),
                 database.pool.acquire(timeout=database.patience_s) as connection,

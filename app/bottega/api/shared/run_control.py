@@ -12,7 +12,7 @@ from bottega.api.schemas.interrupts import NewDecision
 from bottega.api.schemas.messages import MessageSent, NewMessage
 from bottega.api.shared.idempotency import IdempotencyGuard
 from bottega.container import Service
-from bottega.db.sessions import AsyncConnection
+from bottega.db.pool import AsyncConnection
 from bottega.errors import BottegaError, ForbiddenError, InvalidInputError, NotFoundError
 from bottega.files.inputs import StoredInput, parts_of, stored_input
 from bottega.files.store import owner_of_run

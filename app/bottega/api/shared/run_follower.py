@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from bottega.api.auth import Principal
 from bottega.api.errors import field_problem
 from bottega.container import Service
-from bottega.db.sessions import AsyncConnection
+from bottega.db.pool import AsyncConnection
 from bottega.errors import (
     InvalidInputError,
     ModelError,

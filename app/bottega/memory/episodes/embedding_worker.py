@@ -14,7 +14,7 @@ import asyncpg
 from pydantic_core import from_json
 
 from bottega.clock import monotonic
-from bottega.db.engine import acting_as
+from bottega.db.pool import acting_as
 from bottega.errors import BudgetBusyError, BudgetExhaustedError, ModelError, UnavailableError
 from bottega.leased_work import Blame, LeasedWork, Rows, blame_service
 from bottega.logger import Logger

@@ -29,7 +29,7 @@ import asyncpg
 from pydantic_core import from_json, to_json
 
 from bottega.clock import monotonic
-from bottega.db.engine import acting_as
+from bottega.db.pool import acting_as
 from bottega.leased_work import LeasedWork
 from bottega.memory.episodes.episode import (
     LONGEST_TEXT,

@@ -1,6 +1,6 @@
 """Rows of episodes, and searches for episodes by meaning and words, by fields, and by time.
 
-Each function needs a transaction of the tenant (:func:`bottega.db.engine.acting_as`), or the
+Each function needs a transaction of the tenant (:func:`bottega.db.pool.acting_as`), or the
 tenant's id as an argument.
 """
 

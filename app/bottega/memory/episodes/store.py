@@ -12,8 +12,8 @@ from pydantic_core import from_json, to_json
 
 from bottega import metrics
 from bottega.clock import Clock
-from bottega.db.engine import acting_as
 from bottega.db.pages import PageItems, fetch_rows
+from bottega.db.pool import acting_as
 from bottega.errors import NotFoundError
 from bottega.logger import Logger
 from bottega.memory.episodes import search

@@ -20,10 +20,10 @@ from pydantic_core import from_json, to_json
 
 from bottega import metrics
 from bottega.clock import Clock, monotonic, utcnow
-from bottega.db.engine import acting_as
 from bottega.db.failures import is_transient
 from bottega.db.migrate import maintain_indexes
 from bottega.db.pages import PageItems, fetch_rows
+from bottega.db.pool import acting_as
 from bottega.db.sessions import decoded
 from bottega.errors import (
     BottegaError,

@@ -18,8 +18,8 @@ from uuid import UUID
 import asyncpg
 from pydantic_core import from_json, to_json
 
-from bottega.db.engine import acting_as
 from bottega.db.failures import is_transient
+from bottega.db.pool import acting_as
 from bottega.errors import BudgetExhaustedError, ModelError, UnavailableError
 from bottega.leased_work import Blame, LeasedWork
 from bottega.logger import Logger

@@ -19,8 +19,8 @@ from cachetools import LRUCache
 
 from bottega import metrics
 from bottega.clock import Clock
-from bottega.db.engine import acting_as
 from bottega.db.pages import PageItems, fetch_rows
+from bottega.db.pool import acting_as
 from bottega.events.listener import NotifyListener
 from bottega.memory.patterns.evidence import Validation
 from bottega.memory.patterns.matcher import Match, Matcher

@@ -51,8 +51,7 @@ from bottega.api.shared.run_follower import (
 )
 from bottega.clock import monotonic
 from bottega.container import Service
-from bottega.db.engine import acting_as
-from bottega.db.sessions import AsyncConnection
+from bottega.db.pool import AsyncConnection, acting_as
 from bottega.definitions import store
 from bottega.definitions.agents import EXPOSED
 from bottega.definitions.store import AGENTS, Definition

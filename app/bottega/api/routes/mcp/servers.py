@@ -21,7 +21,7 @@ from bottega.api.shared.definitions import (
 from bottega.api.shared.deps import Actor, DefineTenant, ServiceDep
 from bottega.api.shared.processes import TenantLimit
 from bottega.container import Service
-from bottega.db.sessions import AsyncConnection
+from bottega.db.pool import AsyncConnection
 from bottega.db.tables import tenants
 from bottega.definitions import store
 from bottega.definitions.store import MCP_SERVERS, Definition

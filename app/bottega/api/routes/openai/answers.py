@@ -24,7 +24,7 @@ from bottega.api.routes.openai.model_request import as_json, id_of
 from bottega.api.routes.stream import event_stream
 from bottega.api.server.middleware import Translation
 from bottega.api.shared.run_follower import HEARTBEAT, RunFollower, leaving, while_connected
-from bottega.db.sessions import AsyncConnection
+from bottega.db.pool import AsyncConnection
 from bottega.db.tables import run_events
 from bottega.definitions.store import AGENTS
 from bottega.engine.replay import replay_run

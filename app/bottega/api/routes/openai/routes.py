@@ -71,7 +71,7 @@ from bottega.api.shared.pages import storable
 from bottega.api.shared.run_control import decide, stored_message
 from bottega.api.shared.run_follower import RunFollower, checked
 from bottega.container import Service
-from bottega.db.sessions import AsyncConnection
+from bottega.db.pool import AsyncConnection
 from bottega.definitions import store
 from bottega.definitions.store import AGENTS, GRAPHS
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError, UnknownAgentError
