@@ -1,6 +1,6 @@
 """Privacy of texts in patterns: only texts of several owners may appear."""
 
-from bottega.memory.patterns.owners import owner_of
+from bottega.memory.episodes.scope import owner_of
 from bottega.memory.patterns.refinement import Applied, narrowing
 
 

@@ -2,9 +2,14 @@
 
 Every search and every read of episodes needs a scope. The SQL function ``episode_scope`` converts a
 scope to conditions.
+
+Runs of all users read patterns. So a pattern must not contain a text that occurs only in runs of
+one or two owners. Names of agents and tools are always allowed, because these names come from
+definitions.
 """
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, get_args
@@ -155,3 +160,29 @@ class LearningOptions:
 
     trial_share: float = 0.5
     withheld_share: float = 0.2
+
+
+NAME_FEATURES = frozenset(("capabilities", "tools_required"))
+"""Features that have names of agents and tools. All other texts may be a user's texts."""
+
+
+def owner_of(user: str | None, session_id: str | None) -> str:
+    """Return an episode's owner: the episode's user, or the session if there is no user. All
+    episodes without user and session have the same owner."""
+    if user is not None:
+        return f"user:{user}"
+    session = identity_of(session_id)
+    return "" if session is None else f"session:{session}"
+
+
+def is_shared(owners: Collection[str]) -> bool:
+    """Return true if a text that these owners have may be in a pattern."""
+    return len(owners) >= 3
+
+
+def shared_texts(texts: Iterable[tuple[str, str]]) -> set[str]:
+    """Return the texts that at least three owners have, from pairs of a text and its owner."""
+    of_text: defaultdict[str, set[str]] = defaultdict(set)
+    for text, owner in texts:
+        of_text[text].add(owner)
+    return {text for text, of in of_text.items() if is_shared(of)}

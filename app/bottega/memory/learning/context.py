@@ -13,12 +13,11 @@ from bottega.db.sessions import decoded
 from bottega.errors import NotFoundError
 from bottega.memory.episodes import search
 from bottega.memory.episodes.episode import IMPORTED, Episode
-from bottega.memory.episodes.scope import EVERYTHING, Scope
+from bottega.memory.episodes.scope import EVERYTHING, Scope, owner_of
 from bottega.memory.episodes.store import EpisodicMemory, Found
 from bottega.memory.learning.lessons import FoundInsight, insights_in
 from bottega.memory.patterns.cache import PatternCache
 from bottega.memory.patterns.matcher import Match
-from bottega.memory.patterns.owners import owner_of
 from bottega.memory.patterns.pattern import (
     EMPTY,
     LONGEST_NAME,

@@ -24,8 +24,8 @@ from uuid import UUID
 from pydantic_core import to_json
 
 from bottega.memory.episodes.episode import READ_OUTSIDE, SEARCHABLE, Episode, Outcome, StorageState
+from bottega.memory.episodes.scope import owner_of, shared_texts
 from bottega.memory.patterns.evidence import Tally
-from bottega.memory.patterns.owners import owner_of, shared_texts
 from bottega.memory.patterns.pattern import (
     LONGEST_NAME,
     Applicability,
@@ -78,7 +78,7 @@ class Observed:
     outcome: Outcome  # from feedback or checks if known, otherwise from the run
     trust: int
     calls: tuple[TracedCall, ...]  # see :func:`calls_of`
-    owner: str = ""  # see :func:`bottega.memory.patterns.owners.owner_of`
+    owner: str = ""  # see :func:`bottega.memory.episodes.scope.owner_of`
     agent: str | None = None
 
     @property

@@ -13,8 +13,8 @@ from uuid import UUID
 
 from bottega.conditions import check
 from bottega.errors import InvalidInputError
+from bottega.memory.episodes.scope import NAME_FEATURES, is_shared
 from bottega.memory.patterns.evidence import EVIDENCE_DAYS, LOOKS, Tally, binomial_p, fisher_p
-from bottega.memory.patterns.owners import NAMES, is_shared
 from bottega.memory.patterns.pattern import (
     Applicability,
     Condition,
@@ -85,7 +85,7 @@ def narrowing(applications: Sequence[Applied]) -> Narrowing | None:
         condition = {"feature": name, "op": op, "value": value}
         if (
             min(inside.n, outside.n) >= 5
-            and (name in NAMES or _is_public(value, matching))
+            and (name in NAME_FEATURES or _is_public(value, matching))
             and _may_be_said(condition)
         ):
             found.append(Narrowing(condition, inside, outside, fisher_p(inside, outside)))

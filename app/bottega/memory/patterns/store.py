@@ -17,6 +17,7 @@ from pydantic_core import from_json, to_json
 from bottega.db.sessions import decoded
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError
 from bottega.memory.episodes.episode import IMPORTED
+from bottega.memory.episodes.scope import owner_of
 from bottega.memory.patterns.evidence import (
     EVIDENCE_DAYS,
     LEAST_APPLICATIONS,
@@ -27,7 +28,6 @@ from bottega.memory.patterns.evidence import (
     Validation,
     validated,
 )
-from bottega.memory.patterns.owners import owner_of
 from bottega.memory.patterns.pattern import (
     APPLIED,
     Application,
