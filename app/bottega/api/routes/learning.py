@@ -23,6 +23,7 @@ from bottega.api.schemas.episodes import (
     NewFeedback,
 )
 from bottega.api.schemas.parts import ShortenedPrompt
+from bottega.api.schemas.patterns import StateName
 from bottega.api.schemas.runs import LearningStatus
 from bottega.api.shared.deps import (
     Actor,
@@ -65,7 +66,7 @@ class MinedPattern(Answer):
     id: UUID
     name: str
     category: str
-    state: Literal["CANDIDATE", "VALIDATED", "IN_REVIEW", "DEPRECATED"]
+    state: StateName
     """`CANDIDATE`: on trial; `VALIDATED`: in use; `IN_REVIEW`: some evidence is against it;
     `DEPRECATED`: not in use."""
     version: int
