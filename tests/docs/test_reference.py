@@ -6,9 +6,9 @@ from typing import Any, get_args
 
 import pytest
 
-from bottega.api.schemas.interrupts import InterruptStatus
-from bottega.api.schemas.runs import Cause, LearningStatus, Status, TaskStatus
+from bottega.api.schemas.runs import LearningStatus
 from bottega.errors import IllegalTransition
+from bottega.events.data import Cause, InterruptStatus, Status, TaskStatus
 from bottega.events.types import EventType, WaitReason
 from bottega.graph.decisions import NodeStatus
 from bottega.subagents.handle import SubagentStatus, check_move

@@ -19,11 +19,12 @@ from bottega.agents import (
 )
 from bottega.agents.history import check_history
 from bottega.agents.provider import ModelOptions, OnDelta
+from bottega.events import data as wire
 
 Answer = str | AssistantMessage | ToolCall | list[ToolCall] | Exception | Callable[..., Any]
 
 
-def tokens(read: int, written: int) -> dict[str, Any]:
+def tokens(read: int, written: int) -> wire.Usage:
     """Build usage as the wire has it."""
     return Usage(input=read, output=written).to_dict()
 

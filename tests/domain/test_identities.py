@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from bottega.agents.messages import ToolMessage, ToolResult, ToolStatus
 from bottega.agents.parts import estimated_tokens
 from bottega.engine.retrieval import CURE, help_after
+from bottega.events.data import ContextRecalledData, context_recalled
 from bottega.memory.prompts import PromptMessage
 from bottega.memory.text.identities import (
     ID,
@@ -157,8 +158,8 @@ def test_working_memory_shows_no_id_of_its_sources() -> None:
 
 
 def test_help_says_each_cure_once() -> None:
-    def given_by(cure: str, rest: str) -> dict[str, Any]:
-        return {"source": "episode:x", "content": f"{CURE}{cure}\n[SUCCESS]\n  {rest}"}
+    def given_by(cure: str, rest: str) -> ContextRecalledData:
+        return context_recalled("episode:x", f"{CURE}{cure}\n[SUCCESS]\n  {rest}")
 
     told = help_after([given_by("pay n=1", "a"), given_by("pay n=1", "b"), given_by("ask", "c")])
     assert told.splitlines()[0] == f"{CURE}pay n=1"

@@ -1,13 +1,11 @@
 """A model's answer in the log: it reads back as it was, and nothing changes it later."""
 
-from typing import Any
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.agents.messages import AssistantMessage, ToolCall, Usage
 from bottega.engine.replay import answer_of, data_of
-from bottega.events.types import LlmCompleted
+from bottega.events.data import ModelMessage, StoredLlmCompletedData
 
 JSON = st.dictionaries(
     st.text(max_size=3), st.integers() | st.lists(st.text(max_size=3), max_size=2), max_size=2
@@ -27,9 +25,9 @@ ANSWERS = st.builds(
 )
 
 
-def recorded(data: dict[str, Any]) -> AssistantMessage:
+def recorded(data: ModelMessage) -> AssistantMessage:
     usage = Usage(input=3).to_dict()
-    return answer_of(LlmCompleted(call=1, message=data, usage=usage, state=None))
+    return answer_of(StoredLlmCompletedData(call=1, attempt=1, message=data, usage=usage))
 
 
 @given(ANSWERS)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import pytest
@@ -90,20 +91,11 @@ async def documented(bottega: Running, *runs: str) -> set[EventType]:
 
 
 async def test_the_document_is_served_and_its_references_resolve(bottega: Running) -> None:
-    document = (await bottega.client.get("/asyncapi.json")).json()
-    references = list(_references(document))
+    served = await bottega.client.get("/asyncapi.json")
+    document, references = served.json(), re.findall(r'"\$ref": ?"([^"]+)"', served.text)
     assert references
     for reference in references:
         place = document
         for step in reference.removeprefix("#/").split("/"):
             place = place[step]
     assert set(EventType) | {"other"} <= set(document["components"]["messages"])
-
-
-def _references(value: object) -> list[str]:
-    if isinstance(value, list):
-        return [found for item in value for found in _references(item)]
-    if not isinstance(value, dict):
-        return []
-    own = [value["$ref"]] if "$ref" in value else []
-    return own + [found for item in value.values() for found in _references(item)]

@@ -75,7 +75,9 @@ async def test_the_floor_is_measured_on_the_tenants_own_texts(database: Database
     assert not [hit for hit in after.hits if hit.relevant]
     (tyres,) = [hit for hit in (await ask(memory, "Order tyres for a van")).hits if hit.relevant]
     assert tyres.why["words"] == ["tyres", "van"]
-    assert tyres.why["cosine"] > tyres.why["floor"]
+    assert tyres.parts.cosine is not None
+    assert tyres.floor is not None
+    assert tyres.parts.cosine > tyres.floor
 
 
 async def test_words_and_background_are_measured_each_night(

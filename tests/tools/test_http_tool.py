@@ -9,7 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from bottega.agents.messages import ToolStatus
-from bottega.agents.parts import Part, PartType
+from bottega.agents.parts import Part
+from bottega.events.data import PartType
 from bottega.tools.egress import Egress
 from bottega.tools.http import HttpTool, HttpToolDefinition, Secrets
 from bottega.tools.secrets import TenantSecrets

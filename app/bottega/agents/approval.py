@@ -5,11 +5,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, Literal
+from typing import Any
 
 from bottega.agents.messages import ToolCall, ToolResult, ToolStatus
 from bottega.conditions import Condition, ConditionCheck, can_compare, holds, tests_of
 from bottega.errors import InvalidInputError, shortened
+from bottega.events.data import Answerers, Kind
 
 _KINDS = ({"always"}, {"when"})
 _MOST_THRESHOLDS = 8
@@ -108,8 +109,6 @@ EXPIRES_S = 604_800.0
 """Seconds after which a call without a decision is denied."""
 EDITED = "(arguments edited by a person)"
 
-Kind = Literal["approval", "question", "client_tool"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interrupt:
@@ -136,7 +135,7 @@ class Interrupt:
     expires_s: float = EXPIRES_S
     number: int = 0
     node: str | None = None
-    who: str | None = None
+    who: Answerers | None = None
 
 
 @dataclass(frozen=True, slots=True)

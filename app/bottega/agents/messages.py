@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from bottega.agents.parts import Part, parts_tokens, size_of, text_of, tokens_in
 from bottega.clock import utcnow
+from bottega.events import data as wire
 from bottega.graph.publication import as_text
 
 T = TypeVar("T")
@@ -29,7 +30,7 @@ class ToolStatus(StrEnum):
     ERROR = "error"
 
 
-CURRENCY = "USD"
+CURRENCY: Final = "USD"
 _ZERO = Decimal(0)
 
 
@@ -71,7 +72,7 @@ class Usage:
             usage.cost, usage.part_unpriced = amount, not cost["complete"]
         return usage
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> wire.Usage:
         """Return the fields as JSON. The cost is a string with a decimal number."""
         return {
             "input": self.input,
@@ -136,11 +137,12 @@ class AgentUsage(Usage):
             self.part_unpriced,
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        data = Usage.to_dict(self)
-        data["model_calls"] = self.model_calls
-        data["tool_calls"] = self.tool_calls
-        return data
+    def to_dict(self) -> wire.AgentUsage:
+        return {
+            **Usage.to_dict(self),
+            "model_calls": self.model_calls,
+            "tool_calls": self.tool_calls,
+        }
 
     def plus(self, tokens: Usage, model_calls: int = 0, tool_calls: int = 0) -> "AgentUsage":
         return AgentUsage(

@@ -2,11 +2,12 @@
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Self, cast, get_args
 
 from pydantic import ConfigDict
 
 from bottega.errors import InvalidInputError
+from bottega.events.data import ContentPart, PartType
 
 BYTES_PER_TOKEN = 4
 
@@ -25,8 +26,6 @@ def size_of(text: str) -> int:
     """Count the bytes of a text in UTF-8."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
-
-PartType = Literal["text", "image", "audio", "document", "file"]
 
 _SOURCES = ("text", "url", "data", "file")
 _TOKENS_OF_URL = {"image": 1600, "audio": 2000, "document": 20_000, "file": 20_000}
@@ -80,10 +79,11 @@ class Part:
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         return cls(**data)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> ContentPart:
         """Return the fields that are set. All values except ``data`` are JSON values."""
         fields = {name: getattr(self, name) for name in self.__slots__}
-        return {name: value for name, value in fields.items() if value is not None}
+        given = {name: value for name, value in fields.items() if value is not None}
+        return cast("ContentPart", given)
 
     @property
     def tokens(self) -> int:

@@ -8,7 +8,7 @@ off) or ``content_filter``, or ``refusal`` is set. Any other answer that is not 
 """
 
 import re
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -49,6 +49,7 @@ from bottega.agents.provider import (
     ToolSchema,
 )
 from bottega.agents.tools import AgentState, ToolBase
+from bottega.events.data import ShortenedPrompt
 from bottega.graph.shared_memory import MemoryItem, Publication
 
 OnLength = Literal["continue", "fail", "accept"]
@@ -384,7 +385,7 @@ class Query:
     escaped: BaseException | None = None
     task: BackgroundTask | None = None
     scope: QueryScopePort | None = None
-    composed: Mapping[str, int] | None = None
+    composed: ShortenedPrompt | None = None
     annotations: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -17,7 +17,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute, iter_route_contexts
-from pydantic import BaseModel
+from pydantic import BaseModel, create_model
 from pydantic.json_schema import models_json_schema
 from pydantic_core import from_json, to_json
 from starlette.routing import BaseRoute
@@ -34,7 +34,9 @@ from bottega.api.schemas.messages import MessageSent, SendMessage
 from bottega.api.schemas.runs import Event
 from bottega.api.server.documents import LateDocument
 from bottega.api.shared.deps import NoBody, required_scopes
+from bottega.events.data import DATA
 from bottega.events.frames import LLM_DELTA
+from bottega.events.types import EventType
 from bottega.json_schema.described import SHARED_PARAMETERS
 from bottega.tenants.keys import Scope
 from bottega.tenants.tokens import TICKET_S
@@ -310,10 +312,54 @@ def _name_codes(operation: dict[str, Any]) -> None:
     operation["x-error-codes"] = sorted({*codes})
 
 
+class OtherEvent(Event):
+    """An event of a type that this version does not know."""
+
+
+def _event(kind: EventType) -> type[Event]:
+    words = kind.value.replace(".", "_").split("_")
+    fields: dict[str, Any] = {"type": (Literal[kind.value], ...), "data": (DATA[kind], ...)}
+    return create_model(
+        "".join(map(str.capitalize, words)) + "Event",
+        __base__=Event,
+        __doc__=f"An event of the type `{kind}`.",
+        **fields,
+    )
+
+
+@functools.cache
+def event_models() -> Mapping[EventType, type[Event]]:
+    """Return the model of an event by event type. The service makes the models at the first use."""
+    return {kind: _event(kind) for kind in EventType}
+
+
+def _type_events(schemas: dict[str, Any]) -> None:
+    """Replace, in place, the schema ``Event`` with one schema for each type of event.
+
+    ``KnownEvent`` is the union of all types that this version knows. An event of a plugin, or of a
+    different version of Bottega, is an ``OtherEvent``.
+    """
+    models: tuple[type[Event], ...] = (*event_models().values(), OtherEvent)
+    _, made = models_json_schema([(each, "serialization") for each in models], ref_template=_REF)
+    for name, schema in made["$defs"].items():
+        schemas.setdefault(name, schema)
+    refs = {str(kind): _REF.format(model=model.__name__) for kind, model in event_models().items()}
+    schemas["KnownEvent"] = {
+        "title": "KnownEvent",
+        "description": "An event of a type that this version knows.",
+        "oneOf": [{"$ref": each} for each in refs.values()],
+        "discriminator": {"propertyName": "type", "mapping": refs},
+    }
+    either = ("KnownEvent", "OtherEvent")
+    schemas["Event"] = {
+        "title": "Event",
+        "description": Event.__doc__,
+        "anyOf": [{"$ref": _REF.format(model=each)} for each in either],
+    }
+
+
 def openapi_document(app: FastAPI, routes: Sequence[BaseRoute]) -> dict[str, Any]:
     """Return the OpenAPI document of these routes; it is built at the first call."""
-    from bottega.api.schemas.events import type_events
-
     if app.openapi_schema is None:
         schema = get_openapi(
             title=app.title,
@@ -330,7 +376,7 @@ def openapi_document(app: FastAPI, routes: Sequence[BaseRoute]) -> dict[str, Any
         schema["components"]["schemas"] |= definitions["$defs"]
         split(schema["components"]["schemas"])
         _name_defaults(schema)
-        type_events(schema["components"]["schemas"])
+        _type_events(schema["components"]["schemas"])
         schema["components"]["securitySchemes"] = {"key": SCHEME}
         for operations in schema["paths"].values():
             for operation in operations.values():
@@ -597,13 +643,12 @@ async def asyncapi(request: Request) -> Response:
 
 def asyncapi_document() -> dict[str, Any]:
     """Return the AsyncAPI 3.0 document of this version."""
-    from bottega.api.schemas.events import EVENTS, OtherEvent
-
-    models: tuple[type[BaseModel], ...] = (*EVENTS.values(), OtherEvent, *_SENT, *_RECEIVED)
+    events = event_models()
+    models: tuple[type[BaseModel], ...] = (*events.values(), OtherEvent, *_SENT, *_RECEIVED)
     _, schemas = models_json_schema(
         [(model, "serialization") for model in models], ref_template=_REF
     )
-    sent = [*map(str, EVENTS), "other", *map(_name, _SENT)]
+    sent = [*map(str, events), "other", *map(_name, _SENT)]
     received = [_name(model) for model in _RECEIVED]
     return {
         "asyncapi": "3.0.0",
@@ -628,7 +673,7 @@ def asyncapi_document() -> dict[str, Any]:
         },
         "components": {
             "messages": {
-                **{str(kind): _message(model) for kind, model in EVENTS.items()},
+                **{str(kind): _message(model) for kind, model in events.items()},
                 "other": _message(OtherEvent),
                 **{_name(model): _message(model) for model in (*_SENT, *_RECEIVED)},
             },

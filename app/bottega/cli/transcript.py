@@ -12,15 +12,8 @@ from rich.console import Console
 
 from bottega.cli.client import Event
 from bottega.cli.terminal import one_line
-from bottega.events.types import (
-    ContextReceived,
-    EventError,
-    LlmCompleted,
-    MemoryPublished,
-    SubagentDequeued,
-    SubagentDispatched,
-    SubagentEnded,
-)
+from bottega.events.data import SubagentDispatchedData, SubagentEndedData
+from bottega.events.types import EventError
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +104,7 @@ class ActivityView:
         if work is not None and kind in _ENDS:
             return _end(work, event)
         if work is not None and kind == "llm.completed":
-            work.spent += Spent.of(LlmCompleted.of(data).usage)
+            work.spent += Spent.of(data["usage"])
         agent = work.agent if work else event["agent"] or "the run"
         return _line(kind, data, agent) or _notice(kind, data, agent)
 
@@ -141,12 +134,12 @@ class ActivityView:
     def _dispatch(self, event: Event) -> str | None:
         if event["task_id"] in self.work:
             return None
-        task = SubagentDispatched.of(event["data"])
+        task: SubagentDispatchedData = event["data"]
         work = self._add(event, _name(task), is_task=True)
         parent = self.work.get(event["parent_task_id"])
         who = parent.agent if parent else "somebody"
-        ahead = task.queue_position
-        return f"{who} dispatches {work.agent} (priority {task.priority}, {ahead} ahead)"
+        ahead = task.get("queue_position") or 0
+        return f"{who} dispatches {work.agent} (priority {task['priority']}, {ahead} ahead)"
 
     def _add(self, event: Event, agent: str, *, is_task: bool = False) -> AgentWork:
         above = None if event["task_id"] is None else self.work.get(event["parent_task_id"])
@@ -156,25 +149,24 @@ class ActivityView:
         return work
 
 
-def _name(task: SubagentDispatched) -> str:
+def _name(task: SubagentDispatchedData) -> str:
     """Return the task's agent, or the title from its metadata, or the beginning of its prompt."""
-    if task.agent not in (None, "subagent"):
-        return str(task.agent)
-    text = " ".join(task.prompt.split())
-    return str(task.metadata.get("title") or (text if len(text) <= 48 else f"{text[:47]}…"))
+    if task["agent"] not in (None, "subagent"):
+        return str(task["agent"])
+    text, metadata = " ".join(task["prompt"].split()), task["metadata"] or {}
+    return str(metadata.get("title") or (text if len(text) <= 48 else f"{text[:47]}…"))
 
 
 def _line(kind: str, data: dict[str, Any], agent: str) -> str | None:
     match kind:
         case "subagent.dequeued":
-            waited = SubagentDequeued.of(data).waited_ms / 1000
-            return f"{agent} starts after {waited:.1f} s in the queue"
+            return f"{agent} starts after {data['waited_ms'] / 1000:.1f} s in the queue"
         case "subagent.resumed":
             return f"{agent} is queued again"
         case "memory.injected":
-            return f"{agent} receives the answer of {ContextReceived.of(data).source}"
+            return f"{agent} receives the answer of {data['source']}"
         case "memory.published":
-            return f"{agent} publishes version {MemoryPublished.of(data).version}"
+            return f"{agent} publishes version {data['version']}"
         case "llm.failed":
             return f"{agent}: {EventError.of(data).message}"
         case "tool.started":
@@ -214,9 +206,9 @@ def _end(work: AgentWork, event: Event) -> str | None:
     end = _ENDS[event["type"]]
     seconds = (datetime.fromisoformat(event["at"]) - work.started).total_seconds()
     if of_task:
-        ended = SubagentEnded.of(event["data"])
-        seconds, work.spent = ended.duration_ms / 1000, Spent.of(ended.token_usage)
-        if reason := ended.error.message:
+        ended: SubagentEndedData = event["data"]
+        seconds, work.spent = (ended["duration_ms"] or 0) / 1000, Spent.of(ended["token_usage"])
+        if reason := EventError.of(ended).message:
             end = f"{end}: {reason}"
     return f"{work.agent} {end} ({seconds:.1f} s, {work.spent})"
 

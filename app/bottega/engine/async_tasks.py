@@ -21,6 +21,14 @@ from bottega.engine.journal import CANCELLED, Journal, TaskPlace
 from bottega.engine.recorder import JournalRecorder
 from bottega.engine.replay import ENDS, RestoredTasks, RunReplay, replay_tasks
 from bottega.engine.workers import Load
+from bottega.events.data import (
+    AttemptData,
+    Failure,
+    SubagentDispatchedData,
+    SubagentStatusData,
+    SubagentStoppedData,
+    TaskFailure,
+)
 from bottega.events.types import EventType
 from bottega.subagents.handle import Listener, Parent, SubagentHandle, SubagentStatus
 from bottega.subagents.plugins import sees_dispatches
@@ -52,7 +60,7 @@ class ResumedTasks:
         for task_id in self._left:
             if self._restored[task_id].params.spread:
                 continue
-            data = {"attempt": self._restored[task_id].attempt}
+            data = AttemptData(attempt=self._restored[task_id].attempt)
             self._tasks.write(self._place(task_id), EventType.SUBAGENT_RESUMED, data)
 
     def ended(self, task_id: UUID) -> None:
@@ -73,15 +81,17 @@ class ResumedTasks:
     def _cancel(self, task_id: UUID) -> None:
         del self._left[task_id]
         place, restored = self._place(task_id), self._restored[task_id]
-        moved = {"from": SubagentStatus.QUEUED, "to": SubagentStatus.CANCELLED}
-        self._tasks.write(
-            place, EventType.SUBAGENT_STATUS_CHANGED, {"attempt": restored.attempt, **moved}
-        )
-        end = {
-            "duration_ms": round(restored.waited * 1000),
-            "token_usage": restored.spent.to_dict(),
-            "error": {"code": "cancelled", "message": "parent-ended"},
+        moved: SubagentStatusData = {
+            "attempt": restored.attempt,
+            "from": "queued",
+            "to": "cancelled",
         }
+        self._tasks.write(place, EventType.SUBAGENT_STATUS_CHANGED, moved)
+        end = SubagentStoppedData(
+            duration_ms=round(restored.waited * 1000),
+            token_usage=restored.spent.to_dict(),
+            error=TaskFailure(code="cancelled", message="parent-ended"),
+        )
         self._tasks.write(place, EventType.SUBAGENT_CANCELLED, end)
 
     def _place(self, task_id: UUID) -> TaskPlace:
@@ -284,7 +294,7 @@ class JournalListener(Listener):
             self._stopped(handle)
         kind = _OTHER_KINDS.get(event) or EventType(f"subagent.{event}")
         if kind is EventType.SUBAGENT_DISPATCHED:
-            data = _dispatched(handle) | data
+            data = {**_dispatched(handle), **data}
             if handle.spread:
                 data["child_run_id"] = str(self._spreading.id_of(handle.task_id))
         elif kind in ENDS:
@@ -300,8 +310,8 @@ class JournalListener(Listener):
     def refused(self, parent: Parent, data: dict[str, Any]) -> None:
         call = current_call.get()
         assert call is not None
-        about = {"call": call.query.model_calls, "tool_call_id": call.id}
-        self._recorder.tasks.add(call.query, EventType.SUBAGENT_BACKPRESSURE, {**about, **data})
+        refusal = {"call": call.query.model_calls, "tool_call_id": call.id, **data}
+        self._recorder.tasks.add(call.query, EventType.SUBAGENT_BACKPRESSURE, refusal)
 
     def _ended(self, handle: SubagentHandle, data: dict[str, Any]) -> dict[str, Any]:
         if (usage := self._recorder.child_usage.pop(handle.task_id, None)) is not None:
@@ -315,26 +325,29 @@ class JournalListener(Listener):
 
     def _stopped(self, handle: SubagentHandle) -> None:
         """Write the end events of the task's queries, because stopped queries write none."""
-        error = {"code": handle.error_code or "failed", "message": handle.error or ""}
+        error = Failure(code=handle.error_code or "failed", message=handle.error or "")
         self._recorder.tasks.stopped(handle.path, error)
 
 
-def _dispatched(handle: SubagentHandle) -> dict[str, Any]:
+def _dispatched(handle: SubagentHandle) -> SubagentDispatchedData:
     """Return the event data from which a resumed run dispatches the task again."""
     call = current_call.get()
-    return {
-        "call": handle.path[-1][0],
-        "tool_call_id": call.id if call else None,
-        "agent": handle.agent,
-        "prompt": handle.prompt,
-        "instructions": handle.instructions,
-        "priority": handle.priority,
-        "timeout_ms": round(handle.timeout * 1000),
-        "token_budget": handle.token_budget,
-        "metadata": dict(handle.metadata),
-        **({"retries": handle.retries} if handle.retries else {}),
-        **({"share_metadata": list(handle.shared_keys)} if handle.shared_keys else {}),
-    }
+    data = SubagentDispatchedData(
+        call=handle.path[-1][0],
+        tool_call_id=call.id if call else None,
+        agent=handle.agent,
+        prompt=handle.prompt,
+        instructions=handle.instructions,
+        priority=handle.priority,
+        timeout_ms=round(handle.timeout * 1000),
+        token_budget=handle.token_budget,
+        metadata=dict(handle.metadata),
+    )
+    if handle.retries:
+        data["retries"] = handle.retries
+    if handle.shared_keys:
+        data["share_metadata"] = list(handle.shared_keys)
+    return data
 
 
 async def _look_up(

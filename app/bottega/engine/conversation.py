@@ -35,6 +35,7 @@ from bottega.engine.journal import End
 from bottega.engine.memory import run_facts
 from bottega.engine.replay import RunReplay, TaskReplay, ToolCallReplay, replay_run, result_of
 from bottega.errors import BottegaError
+from bottega.events.data import Failure
 from bottega.events.log import event_of
 from bottega.events.types import Event, RunStatus
 from bottega.graph.publication import as_text, message_lines
@@ -48,8 +49,8 @@ logger = Logger(__name__)
 def end_of(response: AssistantResponse, answer_seq: int | None) -> End:
     """Return the end of a run, derived from the response of the run's root agent. Pure."""
     if not response.is_answer:
-        failure = response.error or ""
-        error = {"code": response.error_code or "agent_failed", "message": failure}
+        code = response.error_code or "agent_failed"
+        error = Failure(code=code, message=response.error or "")
         return End(
             RunStatus.FAILED,
             output=response.content or None,
@@ -77,13 +78,13 @@ def broken(
     """
     if timeout_s is not None and isinstance(error, TimeoutError):
         detail = f"the run took longer than its timeout_s of {timeout_s:g} s"
-        return End(RunStatus.TIMEOUT, error={"code": "timeout", "message": detail}, usage=usage)
+        return End(RunStatus.TIMEOUT, error=Failure(code="timeout", message=detail), usage=usage)
     if isinstance(error, BottegaError):
-        failure = {"code": error.code, "message": error.detail}
+        failure = Failure(code=error.code, message=error.detail)
         return End(RunStatus.FAILED, error=failure, usage=usage)
     logger.error("run.broken", run_id=str(run_id), exc_info=error)
     detail = "an internal error ended the run: see the worker's log for the cause"
-    return End(RunStatus.FAILED, error={"code": "internal", "message": detail}, usage=usage)
+    return End(RunStatus.FAILED, error=Failure(code="internal", message=detail), usage=usage)
 
 
 def said(answer: str | None) -> list[StandardMessage]:
@@ -106,12 +107,12 @@ def turn_messages(turn: TaskReplay, answer: str | None) -> list[StandardMessage]
     }
     found: list[StandardMessage] = []
     for number, message in drafts.items():
-        found += (user_message(each.content) for each in turn.delivered[number])
+        found += (user_message(each["content"]) for each in turn.delivered[number])
         calls = [turn.tools.get((number, tool_call.id)) for tool_call in message.tool_calls]
         results = [result for call in calls if (result := _turn_result(call)) is not None]
         if calls and len(results) == len(calls):
             found += [message, *map(ToolMessage.answering, results)]
-        elif any(each.answered for each in turn.delivered[number + 1]):
+        elif any(each.get("answered") for each in turn.delivered[number + 1]):
             found.append(without_calls(message))
     last = next(reversed(drafts.values()), None)
     if last is not None and not last.tool_calls and answer in (None, last.content):

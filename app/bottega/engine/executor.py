@@ -38,9 +38,10 @@ from bottega.engine.waiting import Debounced, SuspendReason, deliver
 from bottega.engine.workers import RunLease
 from bottega.errors import FencedError, PendingRequestError
 from bottega.events import log
+from bottega.events.data import Failure, WarningData
 from bottega.events.listener import Notifier
 from bottega.events.log import StepWriter
-from bottega.events.types import EventType, RunStatus, warning
+from bottega.events.types import EventType, RunStatus
 from bottega.files.inputs import RunFiles
 from bottega.files.store import FileStore
 from bottega.logger import Logger, bound_context
@@ -314,7 +315,7 @@ class Executor:
             await self._end_cancelled(recorder, run)
         elif run.crashes >= self.max_crashes:
             detail = f"{run.crashes} workers died while they executed the run"
-            error = {"code": "crashed", "message": detail}
+            error = Failure(code="crashed", message=detail)
             await self._end_tasks(recorder, run)
             await self._finish(recorder, run, End(RunStatus.FAILED, error=error))
         else:
@@ -420,7 +421,7 @@ class Executor:
             session = self.mcp.open(run, tasks, ending)
         team = await self.teams.of(run, session)
         for code, message in team.warnings:
-            recorder.journal.add(EventType.WARNING, warning(code, message))
+            recorder.journal.add(EventType.WARNING, WarningData(code=code, message=message))
         conversation = None
         if run.in_conversation:
             conversation = await conversation_of(self.pool, run, self.prompt_tokens // 2)

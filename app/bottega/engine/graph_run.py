@@ -45,7 +45,18 @@ from bottega.engine.recorder import JournalRecorder
 from bottega.engine.replay import NodeReplay
 from bottega.engine.waiting import AwaitedRuns
 from bottega.errors import BudgetExhaustedError, NotFoundError
-from bottega.events.types import AgentFailed, EventError, EventType, RunStatus
+from bottega.events.data import (
+    AgentFailedData,
+    EdgeDecidedData,
+    Failure,
+    NodeCompletedData,
+    NodeData,
+    NodeFailedData,
+    NodeSkippedData,
+    NodeStartedData,
+    NodeType,
+)
+from bottega.events.types import Data, EventError, EventType, RunStatus
 from bottega.graph.decisions import (
     Decision,
     EdgeDecided,
@@ -55,7 +66,6 @@ from bottega.graph.decisions import (
     MissingArgumentError,
     NodeEnd,
     NodeSkipped,
-    NodeType,
     arguments_of,
     is_last_turn,
     name_of_node,
@@ -267,11 +277,13 @@ class GraphRun:
             if isinstance(decision, EdgeDecided):
                 if not decision.taken:
                     self._graph.close_edge(decision.source, decision.target)
-                ends = {
-                    "source": self.name + decision.source,
-                    "target": self.name + decision.target,
-                }
-                self._record(EventType.EDGE_DECIDED, **decision._asdict() | ends)
+                decided = EdgeDecidedData(
+                    source=self.name + decision.source,
+                    target=self.name + decision.target,
+                    taken=decision.taken,
+                    reason=decision.reason,
+                )
+                self._record(EventType.EDGE_DECIDED, decided)
             elif isinstance(decision, NodeSkipped):
                 self._skip(decision)
             else:
@@ -282,14 +294,16 @@ class GraphRun:
                 if self.name:
                     self.recorder.memory.names[query.path] = self.name + name
                 kind = self._rules.nodes[name].type
-                self._record_of(name, EventType.NODE_STARTED, {"type": kind})
+                started = NodeStartedData(node=self.name + name, type=kind)
+                self._record_of(name, EventType.NODE_STARTED, started)
                 self._under_way[group.create_task(self._execute(name, query))] = name
 
     def _skip(self, skipped: NodeSkipped) -> None:
         name = skipped.name
         if not self._rules.is_plain:
             self._graph.withdraw(name)
-            self._record(EventType.NODE_SKIPPED, node=self.name + name, reason=skipped.reason)
+            data = NodeSkippedData(node=self.name + name, reason=skipped.reason)
+            self._record(EventType.NODE_SKIPPED, data)
             return
         self.responses[name] = AssistantResponse(
             error=f"skipped, because {skipped.source} has no answer",
@@ -298,14 +312,14 @@ class GraphRun:
         )
         self.recorder.query_ended(self._query(name), self.responses[name])
 
-    def _record(self, kind: EventType, **data: Any) -> None:
+    def _record(self, kind: EventType, data: Data) -> None:
         if not self._rules.is_plain:
             self.recorder.journal.add(kind, data)
 
-    def _record_of(self, name: str, kind: EventType, data: dict[str, Any]) -> None:
+    def _record_of(self, name: str, kind: EventType, data: NodeData) -> None:
         if not self._rules.is_plain:
             place = self.recorder.tasks.place_at(self._queries[name].path, self._agent_name(name))
-            self.recorder.tasks.write(place, kind, {"node": self.name + name, **data})
+            self.recorder.tasks.write(place, kind, data)
 
     def _agent_name(self, name: str) -> str:
         return self._rules.nodes[name].agent or ""
@@ -320,14 +334,16 @@ class GraphRun:
         is_failed = not is_answered(self._queries[name], response)
         self._note_part(name, response, is_failed=is_failed)
         if not is_failed:
-            used = self._spread.get(name)
-            more = {} if used is None else {"usage": used.to_dict()}
-            self._record_of(name, EventType.NODE_COMPLETED, more)
+            completed = NodeCompletedData(node=self.name + name)
+            if (used := self._spread.get(name)) is not None:
+                completed["usage"] = used.to_dict()
+            self._record_of(name, EventType.NODE_COMPLETED, completed)
             return NodeEnd(name, output=response.content, output_json=response.output_json)
         if not self._rules.is_plain:
             self._graph.withdraw(name)
-        error = {"code": response.error_code or "agent_failed", "message": response.error}
-        self._record_of(name, EventType.NODE_FAILED, {"error": error})
+        error = Failure(code=response.error_code or "agent_failed", message=response.error or "")
+        failed = NodeFailedData(node=self.name + name, error=error)
+        self._record_of(name, EventType.NODE_FAILED, failed)
         return NodeEnd(name, is_failed=True)
 
     def _note_part(self, name: str, response: AssistantResponse, *, is_failed: bool) -> None:
@@ -631,7 +647,8 @@ class GraphRun:
         self.at_work[query.path] = query
         response = await self._with_tries(work)
         if response.error is not None:
-            error = {"code": response.error_code or "agent_failed", "message": response.error}
+            code = response.error_code or "agent_failed"
+            error = Failure(code=code, message=response.error)
             return End(RunStatus.FAILED, error=error, usage=response.usage)
         return End(
             RunStatus.COMPLETED,
@@ -770,14 +787,14 @@ class GraphRun:
         event = task.tries[query.tries - 1]
         if event.type != EventType.AGENT_FAILED:
             return None
-        failed = AgentFailed.of(event.data)
-        usage = AgentUsage.from_dict(failed.usage)
+        failed: AgentFailedData = event.data
+        usage = AgentUsage.from_dict(failed.get("usage") or {})
         is_paid = event.seq > replay.carried_seq
         self.recorder.repeat(usage, usage if is_paid else Usage(), query.path)
         for account in self.recorder.accounts_of(query.path):
             account.spend(usage)
         query.model_calls += usage.model_calls
-        return _failed(failed.error["code"], failed.error["message"], usage)
+        return _failed(failed["error"]["code"], failed["error"]["message"], usage)
 
     async def _ask(self, work: _Work) -> AssistantResponse:
         query, limit_s = work.query, work.node.get("timeout_s")
@@ -877,7 +894,7 @@ class GraphRun:
         self, asked: "asyncio.Task[AssistantResponse]", work: _Work, code: str, text: str
     ) -> AssistantResponse:
         """Cancel a try and record the error. Return the error as the response."""
-        query, recorder, error = work.query, self.recorder, {"code": code, "message": text}
+        query, recorder, error = work.query, self.recorder, Failure(code=code, message=text)
         if work.kind == "agent":
             asked.cancel()
             await asyncio.wait([asked])
@@ -888,7 +905,7 @@ class GraphRun:
         for path, name in self._begun_below(query.path).items():
             recorder.tasks.stopped(path, error)
             place = recorder.tasks.place_at(path, name_of(self.at_work[path].agent))
-            ended = {"node": name, "error": error, "stopped_by": work.name}
+            ended = NodeFailedData(node=name, error=error, stopped_by=work.name)
             recorder.tasks.write(place, EventType.NODE_FAILED, ended)
         if self.elements is not None:
             self.elements.cancel_below(query.path)
@@ -1130,7 +1147,7 @@ def end_of_graph(
 
 def _explain(
     rules: GraphRules, failed: Mapping[str, AssistantResponse], first: AssistantResponse
-) -> dict[str, str]:
+) -> Failure:
     causes = [
         f"{name} ({answer.error})"
         for name, answer in failed.items()
@@ -1141,4 +1158,4 @@ def _explain(
     if skipped:
         text += f"; skipped because of that: {', '.join(skipped)}"
     code = "agent_failed" if rules.is_plain else first.error_code or "agent_failed"
-    return {"code": code, "message": text}
+    return Failure(code=code, message=text)

@@ -39,19 +39,17 @@ from bottega.db.failures import is_transient
 from bottega.engine.claim import ClaimedRun
 from bottega.engine.replay import ENDS, RunReplay, key_of
 from bottega.errors import PendingRequestError
-from bottega.events.log import Step, StepWriter
-from bottega.events.types import (
-    FINAL_EVENT,
-    AgentFailed,
-    Data,
-    Event,
-    EventType,
-    RunStatus,
-    SubagentDequeued,
-    SubagentDispatched,
-    SubagentEnded,
-    warning,
+from bottega.events.data import (
+    AgentFailedData,
+    EpisodeStoredData,
+    Failure,
+    RunEndedData,
+    SubagentCompletedData,
+    SubagentDispatchedData,
+    WarningData,
 )
+from bottega.events.log import Step, StepWriter
+from bottega.events.types import FINAL_EVENT, Data, Event, EventError, EventType, RunStatus
 from bottega.logger import Logger
 from bottega.memory.learning.episode_recorder import EpisodeRecorder
 from bottega.redaction import Redactor
@@ -93,7 +91,7 @@ class End:
     output: Any = None
     output_json: Any = None
     stop_reason: str | None = None
-    error: dict[str, str] | None = None
+    error: Failure | None = None
     usage: AgentUsage | None = None
     answer_seq: int | None = None
     turn: dict[str, Any] | None = None
@@ -176,7 +174,7 @@ class _OpenStep:
 
     def without_episode(self, why: str) -> "_OpenStep":
         """Return the step that ends the run, with a warning instead of the episode."""
-        data = warning(EPISODE_NOT_STORED, f"its episode was not stored: {why}")
+        data = WarningData(code=EPISODE_NOT_STORED, message=f"its episode was not stored: {why}")
         told = {"type": EventType.WARNING, "data": data}
         events = [e | told if e["type"] is EventType.EPISODE_STORED else e for e in self.events]
         return replace(self, events=events, outcome={**(self.outcome or {}), "episode": None})
@@ -244,7 +242,7 @@ class Journal:
     def add(
         self,
         event_type: EventType,
-        data: dict[str, Any],
+        data: Data,
         *,
         task_id: UUID | None = None,
         parent_task_id: UUID | None = None,
@@ -425,7 +423,7 @@ class Journal:
             self._failure, self._in_flight = None, 0
             self._step, self._end = _OpenStep(), None
         usage = None if end.usage is None else end.usage.to_dict()
-        data: dict[str, Any] = {"stop_reason": end.stop_reason, "usage": usage}
+        data = RunEndedData(stop_reason=end.stop_reason, usage=usage)
         if end.error is not None:
             data["error"] = end.error
         if end.answer_seq is not None:
@@ -434,7 +432,7 @@ class Journal:
             data["output_json"] = end.output_json
         episode = None if self.episode is None else self._episode_at(end, self.episode)
         if episode is not None:
-            about = {"episode_id": episode["id"], "outcome": episode["outcome"]}
+            about = EpisodeStoredData(episode_id=episode["id"], outcome=episode["outcome"])
             self.add(EventType.EPISODE_STORED, about)
         self.add(FINAL_EVENT[end.status], data)
         # Set the outcome now: a waiting commit may store the final event, which needs the outcome.
@@ -497,19 +495,18 @@ class Journal:
         except Exception as error:
             logger.exception("run.episode_failed", run_id=str(self.run_id))
             message = f"its episode was not stored: {type(error).__name__}"
-            self.add(EventType.WARNING, warning(EPISODE_NOT_STORED, message))
+            self.add(EventType.WARNING, WarningData(code=EPISODE_NOT_STORED, message=message))
             return None
 
 
 # Tasks
 
 T = TypeVar("T")
-Error = dict[str, str]
 
 _OF_TRY = (EventType.AGENT_STARTED, EventType.AGENT_COMPLETED, EventType.AGENT_FAILED)
 """Types of events that each try of a task writes."""
 
-CANCELLED = {"code": "cancelled", "message": "somebody cancelled this task"}
+CANCELLED = Failure(code="cancelled", message="somebody cancelled this task")
 
 
 @dataclass(frozen=True, slots=True)
@@ -529,7 +526,7 @@ class TaskPlace:
     depth: int | None
 
 
-def row_change(event_type: str, data: Mapping[str, Any], seq: int) -> dict[str, Any]:
+def row_change(event_type: str, data: Data, seq: int) -> dict[str, Any]:
     """Return the fields of a task's row that an event sets. Most events set no fields. Pure.
 
     Args:
@@ -545,18 +542,24 @@ def row_change(event_type: str, data: Mapping[str, Any], seq: int) -> dict[str, 
         case EventType.AGENT_COMPLETED:
             return {"status": RunStatus.COMPLETED, "answer_seq": seq}
         case EventType.AGENT_FAILED:
-            failed = AgentFailed.of(data)
-            is_cancelled = failed.error["code"] == CANCELLED["code"]
+            failed: AgentFailedData = data
+            is_cancelled = failed["error"]["code"] == CANCELLED["code"]
             status = RunStatus.CANCELLED if is_cancelled else RunStatus.FAILED
-            return {"status": status, "error": failed.error, "usage": failed.usage}
+            return {"status": status, "error": failed["error"], "usage": failed.get("usage")}
         case EventType.SUBAGENT_DISPATCHED:
-            task = SubagentDispatched.of(data)
-            kept = {"priority": task.priority, "timeout_ms": task.timeout_ms, "dispatch_seq": seq}
-            about = {"mode": "async", "attempt": 1, "metadata": task.metadata or None}
-            return {"status": SubagentStatus.QUEUED, **kept, **about}
+            task: SubagentDispatchedData = data
+            return {
+                "status": SubagentStatus.QUEUED,
+                "priority": task["priority"],
+                "timeout_ms": task["timeout_ms"],
+                "dispatch_seq": seq,
+                "mode": "async",
+                "attempt": 1,
+                "metadata": task["metadata"] or None,
+            }
         case EventType.SUBAGENT_DEQUEUED | EventType.SUBAGENT_RESUMED:
             begins = data["attempt"] == 1  # only the first attempt sets the row's timeout
-            kept = {"timeout_ms": SubagentDequeued.of(data).timeout_ms} if begins else {}
+            kept = {"timeout_ms": data["timeout_ms"]} if begins else {}
             return {"status": SubagentStatus.QUEUED, "attempt": data["attempt"], **kept}
         case EventType.SUBAGENT_RETRIED:  # the failure did not end the task
             return {"status": SubagentStatus.RUNNING, "error": None, "usage": None}
@@ -564,14 +567,13 @@ def row_change(event_type: str, data: Mapping[str, Any], seq: int) -> dict[str, 
             began = {"began": True} if data["to"] == SubagentStatus.RUNNING else {}
             return {"status": data["to"], **began}
         case EventType.SUBAGENT_COMPLETED:
-            ended = SubagentEnded.of(data)
-            answer = seq if ended.answer_seq is None else ended.answer_seq
-            end = {"answer_seq": answer, "duration_ms": ended.duration_ms}
+            completed: SubagentCompletedData = data
+            at = completed.get("answer_seq")
+            end = {"answer_seq": seq if at is None else at, "duration_ms": completed["duration_ms"]}
             return {"status": SubagentStatus.COMPLETED, **end}
         case kind if kind in ENDS:
-            ended = SubagentEnded.of(data)
-            error, end_status = ended.error._asdict(), ENDS[EventType(kind)]
-            return {"status": end_status, "error": error, "duration_ms": ended.duration_ms}
+            error, end_status = EventError.of(data)._asdict(), ENDS[EventType(kind)]
+            return {"status": end_status, "error": error, "duration_ms": data["duration_ms"]}
     return {}
 
 
@@ -639,13 +641,13 @@ class Tasks:
         above = self._above(path)
         return self._depth_of(above) + 1 if above else 0
 
-    def add(self, query: Query, event_type: EventType, data: dict[str, Any]) -> int:
+    def add(self, query: Query, event_type: EventType, data: Data) -> int:
         """Write an event of a query, and change the task's row. Return the event's ``seq``."""
         if query.tries > 1 and event_type in _OF_TRY:
             data = {**data, "try": query.tries}
         return self.write(self.place_at(query.path, name_of(query.agent)), event_type, data)
 
-    def write(self, place: TaskPlace, event_type: EventType, data: dict[str, Any]) -> int:
+    def write(self, place: TaskPlace, event_type: EventType, data: Data) -> int:
         """Write an event of a task, and change the task's row. Return the event's ``seq``.
 
         For a node that is no agent, only the event is written, because the node has no row.
@@ -698,7 +700,7 @@ class Tasks:
             if asked := self._asked.get(task_id):
                 asked.cancel()
 
-    def stopped(self, path: Path, error: Error) -> bool:
+    def stopped(self, path: Path, error: Failure) -> bool:
         """Write the ends of a stopped task and its open sub-tasks. Return false if none is open."""
         below = [query for query in self.open if query.path[: len(path)] == path]
         for query in sorted(below, key=lambda query: -query.depth):
@@ -709,9 +711,11 @@ class Tasks:
         return bool(below)
 
     def _write_stopped(
-        self, path: Path, agent: AgentState, spent: AgentUsage, error: Error, tries: int = 1
+        self, path: Path, agent: AgentState, spent: AgentUsage, error: Failure, tries: int = 1
     ) -> None:
-        data = {"error": error, "usage": spent.to_dict()} | ({"try": tries} if tries > 1 else {})
+        data = AgentFailedData(error=error, usage=spent.to_dict())
+        if tries > 1:
+            data["try"] = tries
         self.write(self.place_at(path, name_of(agent)), EventType.AGENT_FAILED, data)
 
 

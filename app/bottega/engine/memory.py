@@ -37,7 +37,8 @@ from bottega.engine.retrieval import (
     without_repeated_insights,
 )
 from bottega.errors import BottegaError, UnavailableError
-from bottega.events.types import ContextReceived, EventType, context_recalled, warning
+from bottega.events.data import ContextRecalledData, WarningData, context_recalled
+from bottega.events.types import EventType
 from bottega.logger import Logger
 from bottega.memory.episodes.episode import EpisodeFilter, Outcome
 from bottega.memory.episodes.scope import NO_USER, Scope, memory_used, scope_of_run
@@ -58,7 +59,7 @@ _HELPS = 8
 """Maximum number of retrievals after failures in a run."""
 _READ, _ALIKE = 10, 3  # read at most 10 episodes with a similar failure, and use at most 3
 
-_Ask = Callable[[], Awaitable[list[dict[str, Any]]]]
+_Ask = Callable[[], Awaitable[list[ContextRecalledData]]]
 
 logger = Logger(__name__)
 
@@ -143,13 +144,13 @@ async def use_memory(
             by="found by a model",
         )
     replay = recorder.journal.replay
-    given: Sequence[Mapping[str, Any]] = replay.recalled
+    given: Sequence[ContextRecalledData] = replay.recalled
     if not given and not replay.asked and not continues(run):
         given = await lessons.found()
         if sources is not None:
             metrics.recalls.labels(lessons.result_of(given)).inc()
         for data in given:
-            recorder.journal.add(EventType.CONTEXT_RECALLED, dict(data), agent=agent.agent_name)
+            recorder.journal.add(EventType.CONTEXT_RECALLED, data, agent=agent.agent_name)
     lessons.take(given)
     recorder.lessons = lessons
 
@@ -172,9 +173,9 @@ async def use_facts(
     if data is None and not journal.replay.asked:
         data = await facts.recalled()
         if data is not None:
-            journal.add(EventType.CONTEXT_RECALLED, dict(data), agent=agent.agent_name)
+            journal.add(EventType.CONTEXT_RECALLED, data, agent=agent.agent_name)
     if data is not None:
-        memory.facts, facts.shown = data["content"], data.get("facts", ())
+        memory.facts, facts.shown = data.get("content") or "", data.get("facts") or ()
 
 
 def _goals(
@@ -210,7 +211,7 @@ async def _analysis(
             said = await sources.analyst.analyse(run, about.question)
     except (BottegaError, TimeoutError) as error:
         text = f"rules analysed the task, since the model failed: {type(error).__name__}: {error}"
-        journal.add(EventType.WARNING, warning("analysis_unavailable", text[:500]))
+        journal.add(EventType.WARNING, WarningData(code="analysis_unavailable", message=text[:500]))
         return None
     data = context_recalled(f"{ANALYSIS}{sources.analyst.name}", to_json(said).decode())
     journal.add(EventType.CONTEXT_RECALLED, data, agent=about.first)
@@ -239,21 +240,19 @@ class MemoryRetriever:
         self._patterns: set[UUID] = set()
         self._helps = sum(map(len, journal.replay.helped.values()))
 
-    def take(self, given: Iterable[Mapping[str, Any]]) -> None:
+    def take(self, given: Sequence[ContextRecalledData]) -> None:
         """Add retrieved memory to the working memory."""
-        items = [ContextReceived.of(data) for data in given]
-        self._know(items)
-        shown = {item.source: item.content for item in items if item.content}
+        self._know(given)
+        shown = {data["source"]: text for data in given if (text := data.get("content"))}
         if shown:
             texts = with_cures_once([*shown.values()], set())
             self._working.retrieve_from_episodic(map(Retrieved, shown, texts))
 
-    def _know(self, given: Iterable[ContextReceived]) -> None:
+    def _know(self, given: Iterable[ContextRecalledData]) -> None:
         """Record which patterns the run already has, so that no pattern is used twice."""
+        sources = (data["source"] for data in given)
         self._patterns.update(
-            UUID(item.source.removeprefix(SOURCE))
-            for item in given
-            if item.source.startswith(SOURCE)
+            UUID(source.removeprefix(SOURCE)) for source in sources if source.startswith(SOURCE)
         )
 
     def result_of(self, given: Sequence[Mapping[str, Any]]) -> str:
@@ -262,7 +261,7 @@ class MemoryRetriever:
             return "nobody"
         return "given" if any(data.get("content") for data in given) else "nothing"
 
-    async def found(self) -> list[dict[str, Any]]:
+    async def found(self) -> list[ContextRecalledData]:
         """Return patterns, lessons and episodes that may help this run, as event data."""
         if self._sources is None:
             return []
@@ -276,14 +275,14 @@ class MemoryRetriever:
         )
         return without_repeated_insights(await self._both(*asks))
 
-    async def _pinned(self, sources: MemorySources) -> list[dict[str, Any]]:
+    async def _pinned(self, sources: MemorySources) -> list[ContextRecalledData]:
         tenant_id = self._journal.tenant_id
         about, pool = self._about, sources.episodes.pool
         is_closed = about.definitions.get(about.first, {}).get("memory_scope") == "run"
         agent = None if is_closed else about.agent
         return pinned_events(await pinned_for(pool, tenant_id, self._scope, agent))
 
-    async def _episodes(self, sources: MemorySources) -> list[dict[str, Any]]:
+    async def _episodes(self, sources: MemorySources) -> list[ContextRecalledData]:
         if not tells_a_topic(self._about.question):
             return []
         found = await sources.episodes.semantic_search(
@@ -297,10 +296,10 @@ class MemoryRetriever:
         insights = insights_in([(hit.episode, hit.score) for hit in hits], self._assignment.salt)
         return [*insight_events(insights[:MOST_INSIGHTS]), *map(episode_payload, hits)]
 
-    async def _both(self, *asks: _Ask) -> list[dict[str, Any]]:
+    async def _both(self, *asks: _Ask) -> list[ContextRecalledData]:
         """Return the results of searches, in order. Write a warning for each failed search."""
         answers = await asyncio.gather(*map(_in_time, asks), return_exceptions=True)
-        found: list[dict[str, Any]] = []
+        found: list[ContextRecalledData] = []
         for answer in answers:
             if isinstance(answer, list):
                 found += answer
@@ -310,7 +309,9 @@ class MemoryRetriever:
                 logger.warning("memory.unavailable", error=str(answer))
                 text = f"{type(answer).__name__}: {answer}"
                 text = f"a part of the memory of earlier runs could not be read: {text}"
-                self._journal.add(EventType.WARNING, warning("memory_unavailable", text[:500]))
+                self._journal.add(
+                    EventType.WARNING, WarningData(code="memory_unavailable", message=text[:500])
+                )
         return found
 
     async def search(self, query: str, in_session: bool) -> str:
@@ -340,39 +341,39 @@ class MemoryRetriever:
 
     async def failed(
         self, call: int, tool_call_id: str, failures: Sequence[ToolFailure]
-    ) -> Sequence[Mapping[str, Any]]:
+    ) -> Sequence[ContextRecalledData]:
         """Return help for a failed tool call of the root agent, as event data.
 
         Args:
             failures: failures of this call and of asynchronous tasks; ignored for a replayed call.
         """
         helped = self._journal.replay.helped.get(call, {})
-        given: Sequence[Mapping[str, Any]] = helped.get(tool_call_id, ())
+        given: Sequence[ContextRecalledData] = helped.get(tool_call_id, ())
         if not given and failures and self._sources is not None and self._helps < _HELPS:
             self._helps += 1
-            about = {"call": call, "tool_call_id": tool_call_id}
             found = await self._looked_up(self._sources, failures)
-            given = [{**about, **data} for data in found]
+            given = [{**data, "call": call, "tool_call_id": tool_call_id} for data in found]
             for data in given:
-                self._journal.add(EventType.CONTEXT_RECALLED, dict(data), agent=self._about.first)
-        self._know(map(ContextReceived.of, given))
+                self._journal.add(EventType.CONTEXT_RECALLED, data, agent=self._about.first)
+        self._know(given)
         return given
 
     async def _looked_up(
         self, sources: MemorySources, failures: Sequence[ToolFailure]
-    ) -> list[Mapping[str, Any]]:
-        found: dict[str, Mapping[str, Any]] = {}
+    ) -> list[ContextRecalledData]:
+        found: dict[str, ContextRecalledData] = {}
         for failure in failures:
             some = await self._helpful(sources, failure)
-            items = [ContextReceived.of(data) for data in some]
-            self._know(items)
-            for item, data in zip(items, some, strict=True):
-                found.setdefault(item.source, data)
+            self._know(some)
+            for data in some:
+                found.setdefault(data["source"], data)
         return [*found.values()]
 
-    async def _helpful(self, sources: MemorySources, failure: ToolFailure) -> list[dict[str, Any]]:
+    async def _helpful(
+        self, sources: MemorySources, failure: ToolFailure
+    ) -> list[ContextRecalledData]:
         tool, signature = failure.tool, failure.signature
-        about = {"error_type": failure.error.type, "tool": tool, "failure_signature": signature}
+        about = {"error_type": failure.error["type"], "tool": tool, "failure_signature": signature}
         patterns = partial(
             patterns_for,
             sources,
@@ -385,7 +386,7 @@ class MemoryRetriever:
 
     async def _alike(
         self, sources: MemorySources, tool: str, signature: str
-    ) -> list[dict[str, Any]]:
+    ) -> list[ContextRecalledData]:
         """Return episodes with a similar failure. Successful episodes come first.
 
         If some episodes have a cure (a call that worked after the failure), return only these.
@@ -413,11 +414,13 @@ def _scope(about: RunFacts, *, shared: bool) -> Scope:
     )
 
 
-def episode_payload(hit: Hit) -> dict[str, Any]:
+def episode_payload(hit: Hit) -> ContextRecalledData:
     """Return a found episode as event data, with the reason why the search found it."""
-    return {**episode_event(hit.episode, hit.score), "why": hit.why}
+    data = episode_event(hit.episode, hit.score)
+    data["why"] = hit.why
+    return data
 
 
-async def _in_time(ask: _Ask) -> list[dict[str, Any]]:
+async def _in_time(ask: _Ask) -> list[ContextRecalledData]:
     async with asyncio.timeout(_PATIENCE_S):
         return await ask()

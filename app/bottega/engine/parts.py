@@ -26,7 +26,8 @@ from bottega.engine.retrieval import (
     part_events,
     tells_a_topic,
 )
-from bottega.events.types import ContextReceived, EventError, EventType, warning
+from bottega.events.data import ContextRecalledData, WarningData
+from bottega.events.types import EventError, EventType
 from bottega.graph.decisions import name_of_node
 from bottega.logger import Logger
 from bottega.memory.episodes.episode import EpisodeFilter
@@ -40,7 +41,7 @@ _MOST_SEARCHES = 200
 """Maximum number of memory searches in a run."""
 _MOST_CALLS = 8  # maximum number of remembered calls of a sub-agent
 
-_Given = list[dict[str, Any]]
+_Given = list[ContextRecalledData]
 """Data of events ``context.recalled``."""
 
 logger = Logger(__name__)
@@ -119,8 +120,8 @@ class RunParts(RunObserver):
 
     async def _texts(self, query: Query, rule: PartRule, task_id: UUID | None) -> list[str]:
         task = self._journal.replay.task(task_id)
-        known = [each for _, each in task.said if isinstance(each, ContextReceived)]
-        texts = [each.content or "" for each in known if each.source.startswith(EPISODE)]
+        known = [each for each in task.contexts() if each["source"].startswith(EPISODE)]
+        texts = [each.get("content") or "" for each in known]
         if texts or task.calls:
             return texts
         found: _Given | None = None
@@ -129,8 +130,8 @@ class RunParts(RunObserver):
         if found is None:
             found = await self.recalled(rule, "" if query.path in self.nodes else _asked(query))
         for data in found:
-            self._tasks.add(query, EventType.CONTEXT_RECALLED, dict(data))
-        return [data["content"] for data in found]
+            self._tasks.add(query, EventType.CONTEXT_RECALLED, data)
+        return [data.get("content") or "" for data in found]
 
     async def recalled_by(self, agent: str, asked: str) -> _Given:
         """Return the memory for a sub-agent that does a task as a child run."""
@@ -152,7 +153,7 @@ class RunParts(RunObserver):
         return await asyncio.shield(self._found[key])
 
     async def _search(self, sources: MemorySources, rule: PartRule, text: str) -> _Given:
-        run, given = self._run, list[dict[str, Any]]()
+        run, given = self._run, _Given()
         owner = {"user": run.user, "session_id": run.session_id}
         scope = scope_of_run(rule.scope, **owner, agent=run.agent, shared=sources.shared)
         try:
@@ -169,7 +170,9 @@ class RunParts(RunObserver):
             logger.warning("memory.unavailable", error=str(error))
             told = f"what '{rule.part}' did in earlier runs could not be read"
             told = f"{told}: {type(error).__name__}: {error}"[:500]
-            self._journal.add(EventType.WARNING, warning("memory_unavailable", told))
+            self._journal.add(
+                EventType.WARNING, WarningData(code="memory_unavailable", message=told)
+            )
         nobody = memory_used(scope, **owner) == NO_USER
         metrics.recalls.labels("given" if given else "nobody" if nobody else "nothing").inc()
         return given

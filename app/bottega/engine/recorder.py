@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import datetime
 from functools import partial
-from typing import Any
 from uuid import UUID
 
 from pydantic_core import to_json
@@ -50,19 +49,29 @@ from bottega.engine.replay import (
     usage_of,
 )
 from bottega.engine.retrieval import FailureMemory, ToolFailure, help_after
-from bottega.engine.waiting import Inbox, ModelCall, OpenInterrupts, RunActivity
+from bottega.engine.waiting import Inbox, ModelCall, OpenInterrupts, RunActivity, served_by
 from bottega.errors import ModelError
-from bottega.events.log import as_stored
-from bottega.events.types import (
-    STATE,
-    Data,
-    EventError,
-    EventType,
-    ToolError,
-    llm_failed,
-    served_by,
-    warning,
+from bottega.events.data import (
+    AgentCompletedData,
+    AgentFailedData,
+    AgentStartedData,
+    AnswerReferenceData,
+    AnswerRejectedData,
+    ContextRecalledData,
+    Failure,
+    LlmCancelledData,
+    LlmFailedData,
+    LlmStartedData,
+    MemoryInjectedData,
+    PublicationData,
+    StoredLlmCompletedData,
+    ToolCallData,
+    ToolErrorData,
+    ToolStartedData,
+    WarningData,
 )
+from bottega.events.log import as_stored
+from bottega.events.types import Data, EventError, EventType
 from bottega.files.inputs import RunFiles
 from bottega.graph.shared_memory import MemoryItem, Publication
 from bottega.subagents.budget import Account, reserved_for
@@ -149,13 +158,13 @@ class MemoryLog:
         published = self._published.pop(query, None)
         if published is None:
             return
-        data: dict[str, Any] = {"version": published.version}
+        data = PublicationData(version=published.version)
         if (node := self.node_of(query)) != name_of(query.agent):
             data["node"] = node
         source = _of_run(node)
         if seq is not None and published.content == output:
             self._answers[source, published.content] = seq
-        data |= self._text(source, published.content)
+        self._add_text(data, source, published.content)
         if published.metadata:
             data["metadata"] = dict(published.metadata)
         written = self._tasks.add(query, EventType.MEMORY_PUBLISHED, data)
@@ -173,15 +182,23 @@ class MemoryLog:
 
     def injected(self, query: Query, items: Sequence[MemoryItem]) -> None:
         for item in items:
-            edge = [self._source(query, item), self.node_of(query)]
-            data = {"edge": edge, "policy": item.policy}
-            self._tasks.add(query, EventType.MEMORY_INJECTED, self._about(query, item) | data)
+            data = MemoryInjectedData(
+                source=item.source_id,
+                version=item.version,
+                edge=[self._source(query, item), self.node_of(query) or ""],
+                policy=item.policy,
+            )
+            self._add_item(data, query, item)
+            self._tasks.add(query, EventType.MEMORY_INJECTED, data)
 
     def recalled(self, query: Query, items: Sequence[tuple[MemoryItem, float | None]]) -> None:
         """Write the memory items that a query recalled, with each item's cosine similarity."""
         for item, score in items:
-            data = {} if score is None else {"score": score}
-            self._tasks.add(query, EventType.CONTEXT_RECALLED, self._about(query, item) | data)
+            data = ContextRecalledData(source=item.source_id, version=item.version)
+            if score is not None:
+                data["score"] = score
+            self._add_item(data, query, item)
+            self._tasks.add(query, EventType.CONTEXT_RECALLED, data)
 
     def node_of(self, query: Query) -> str | None:
         """Return the name of a query's node; in a sub-graph, the full name ``draft/2/write``."""
@@ -193,21 +210,23 @@ class MemoryLog:
             return item.source_id
         return f"{name.rpartition('/')[0]}/{item.source_id}"
 
-    def _about(self, query: Query, item: MemoryItem) -> dict[str, Any]:
-        """Return a memory item's data. If the log has the item's text, only refer to the text."""
-        data: dict[str, Any] = {"source": item.source_id, "version": item.version}
+    def _add_item(self, data: PublicationData, query: Query, item: MemoryItem) -> None:
+        """Add a memory item's metadata and text."""
         if item.metadata:
             data["metadata"] = dict(item.metadata)
-        return data | self._text(_of_run(self._source(query, item)), item.content)
+        self._add_text(data, _of_run(self._source(query, item)), item.content)
 
-    def _text(self, source: str, content: str) -> dict[str, Any]:
-        """Return a text, or a reference to an event with this text from the same node.
+    def _add_text(self, data: PublicationData, source: str, content: str) -> None:
+        """Add a text, or a reference to an event with this text from the same node.
 
-        If only another node's event has the text, return the text. A reference would lose the text
+        If only another node's event has the text, add the text. A reference would lose the text
         when a fork executes the other node again.
         """
         seq = self._answers.get((source, content))
-        return {"content": content} if seq is None else {"answer_seq": seq}
+        if seq is None:
+            data["content"] = content
+        else:
+            data["answer_seq"] = seq
 
 
 def _of_run(name: str | None) -> str:
@@ -222,9 +241,7 @@ def storable_result(result: ToolResult) -> ToolResult:
     return result if stored is said else result.model_copy(update=stored)
 
 
-def heard_in(
-    history: Sequence[StandardMessage], logged: dict[str, ToolResult]
-) -> dict[str, dict[str, str]]:
+def heard_in(history: Sequence[StandardMessage], logged: dict[str, ToolResult]) -> dict[str, str]:
     """Return the field ``results`` of ``llm.started``: tool messages that differ from the log.
 
     Args:
@@ -238,7 +255,7 @@ def heard_in(
             known = logged.pop(result.tool_call_id, result)
             if result is not known and message.content != ToolMessage.answering(known).content:
                 found[result.tool_call_id] = message.content
-    return {"results": found} if found else {}
+    return found
 
 
 _FAILED_ENDS = (EventType.SUBAGENT_FAILED, EventType.SUBAGENT_TIMEOUT)
@@ -248,12 +265,13 @@ class FailedTasks(RunObserver):
     """Observer that collects failures of asynchronous tasks, for searches in memory."""
 
     def __init__(self) -> None:
-        self._failed: dict[str, ToolError] = {}
+        self._failed: dict[str, ToolErrorData] = {}
 
     def event(self, event_type: str, task_id: UUID | None, agent: str | None, data: Data) -> None:
         if event_type in _FAILED_ENDS:
             code, message = EventError.of(data)
-            self._failed[agent or ""] = ToolError(code or "error", message or "")
+            failed = ToolErrorData(type=code or "error", message=message or "")
+            self._failed[agent or ""] = failed
 
     def take(self) -> list[ToolFailure]:
         failed, self._failed = self._failed, {}
@@ -347,7 +365,7 @@ class JournalRecorder(Recorder):
         self.tasks.open[query] = None
         for observer in self._observers:
             observer.query_started(query)
-        self.tasks.add(query, EventType.AGENT_STARTED, {"depth": query.depth})
+        self.tasks.add(query, EventType.AGENT_STARTED, AgentStartedData(depth=query.depth))
 
     def query_ended(self, query: Query, response: AssistantResponse) -> None:
         self.tasks.open.pop(query, None)
@@ -359,14 +377,18 @@ class JournalRecorder(Recorder):
         usage = response.usage.to_dict()
         said, at = self._last_answers.pop(query, (None, 0))
         if not is_answered(query, response):
-            error = {"code": response.error_code or AGENT_FAILED, "message": response.error}
-            self.tasks.add(query, EventType.AGENT_FAILED, {"error": error, "usage": usage})
+            code = response.error_code or AGENT_FAILED
+            error = Failure(code=code, message=response.error or "")
+            failed = AgentFailedData(error=error, usage=usage)
+            self.tasks.add(query, EventType.AGENT_FAILED, failed)
             self.memory.ended(query, None, None)
             return
-        is_told = bool(said) and said == response.content
-        answer = {"answer_seq": at} if is_told else {"output": response.content}
-        told = {"usage": usage, **answer}
-        seq = self.tasks.add(query, EventType.AGENT_COMPLETED, told)
+        completed: AgentCompletedData | AnswerReferenceData
+        if said and said == response.content:
+            completed = AnswerReferenceData(usage=usage, answer_seq=at)
+        else:
+            completed = AgentCompletedData(usage=usage, output=response.content)
+        seq = self.tasks.add(query, EventType.AGENT_COMPLETED, completed)
         if query.parent is None:
             self.answer_seq = seq
         elif query.tool_call is None:  # asynchronous
@@ -426,11 +448,14 @@ class JournalRecorder(Recorder):
                 await asyncio.Future()
             finally:
                 del self._calls[query]
-        about = {"call": query.model_calls, "attempt": self.journal.attempt}
-        memory = {"memory": dict(query.composed)} if query.composed else {}
+        about = LlmStartedData(call=query.model_calls, attempt=self.journal.attempt)
+        if query.composed:
+            about["memory"] = query.composed
         target = getattr(query.agent.provider, "target", None)  # a provider may lack the attribute
         heard = heard_in(query.agent.conversation_history, self._logged.pop(query, {}))
-        started = self._started(query, about | memory | heard, target)
+        if heard:
+            about["results"] = heard
+        started = self._started(query, about, target)
         await self.journal.commit_if_binding()
         await self._fair.enter(self.journal.tenant_id)
         began = monotonic()
@@ -447,21 +472,20 @@ class JournalRecorder(Recorder):
             raise
         del self._calls[query]
         first_ms = message.metadata.get("first_token_ms")
-        seq = self.tasks.add(
-            query,
-            EventType.LLM_COMPLETED,
-            {
-                **about,
-                "try": call.failed_tries + 1,
-                **served_by(call.target),
-                **({} if first_ms is None else {"first_token_ms": first_ms}),
-                "message": data_of(message),
-                # State is stored as text, because the model server needs the order of its keys.
-                **({STATE: to_json(message.state).decode()} if message.state else {}),
-                "usage": message.usage.to_dict(),
-                "duration_ms": round((monotonic() - began) * 1000),
-            },
-        )
+        completed: StoredLlmCompletedData = {
+            "call": query.model_calls,
+            "attempt": self.journal.attempt,
+            "try": call.failed_tries + 1,
+            "message": data_of(message),
+            "usage": message.usage.to_dict(),
+            "duration_ms": round((monotonic() - began) * 1000),
+        }
+        served_by(completed, call.target)
+        if first_ms is not None:
+            completed["first_token_ms"] = first_ms
+        if message.state:
+            completed["server_state"] = to_json(message.state).decode()
+        seq = self.tasks.add(query, EventType.LLM_COMPLETED, completed)
         self._spend(query, message.metadata.get("model", ""), message.usage, first_ms)
         self.count(query.path, usage_of(message))
         self._last_answers[query] = message.content, seq
@@ -471,11 +495,11 @@ class JournalRecorder(Recorder):
 
     def _call_failed(self, query: Query, call: ModelCall, error: BaseException) -> None:
         if isinstance(error, ModelError):
-            data = llm_failed(query.model_calls, self.journal.attempt, error)
-            self.tasks.add(query, EventType.LLM_FAILED, data | call.take_lost())
+            data = _llm_failed(query.model_calls, self.journal.attempt, error)
+            self.tasks.add(query, EventType.LLM_FAILED, call.with_lost(data))
         elif isinstance(error, asyncio.CancelledError) and call.lost is not None:
-            about = {"call": query.model_calls, "attempt": self.journal.attempt}
-            self.tasks.add(query, EventType.LLM_CANCELLED, about | call.take_lost())
+            cancelled = LlmCancelledData(call=query.model_calls, attempt=self.journal.attempt)
+            self.tasks.add(query, EventType.LLM_CANCELLED, call.with_lost(cancelled))
         for observer in self._observers:
             observer.model_call_ended(query, error)
 
@@ -507,10 +531,11 @@ class JournalRecorder(Recorder):
             if path[: len(above)] == above:
                 self.spent_below[above] += usage
 
-    def _started(self, query: Query, about: dict[str, Any], target: ModelTarget | None) -> int:
-        # An asynchronous task's live text is also the task's output so far.
-        output = {"beside": True} if query.task and not query.tool_call else {}
-        return self.tasks.add(query, EventType.LLM_STARTED, about | output | served_by(target))
+    def _started(self, query: Query, about: LlmStartedData, target: ModelTarget | None) -> int:
+        if query.task and not query.tool_call:
+            about["beside"] = True  # the live text is also the task's output so far
+        served_by(about, target)
+        return self.tasks.add(query, EventType.LLM_STARTED, about)
 
     def delta_listener(self, query: Query) -> OnDelta | None:
         listeners = (observer.delta_listener(query) for observer in self._observers)
@@ -526,8 +551,9 @@ class JournalRecorder(Recorder):
         call.goes_on_at = 0.0  # the model call no longer waits
         if call.target != target:
             call.target = target
-            about = {"call": query.model_calls, "attempt": self.journal.attempt}
-            self._started(query, about | {"try": call.failed_tries + 1}, target)
+            about = LlmStartedData(call=query.model_calls, attempt=self.journal.attempt)
+            about["try"] = call.failed_tries + 1
+            self._started(query, about, target)
         for observer in self._observers:
             observer.model_try_began(query, target)
 
@@ -541,8 +567,8 @@ class JournalRecorder(Recorder):
         for observer in self._observers:
             observer.model_try_failed(query, failed)
         retry = failed.number, round(failed.delay_s * 1000)
-        data = llm_failed(query.model_calls, self.journal.attempt, failed.error, retry)
-        self.tasks.add(query, EventType.LLM_FAILED, data | call.take_lost())
+        data = _llm_failed(query.model_calls, self.journal.attempt, failed.error, retry)
+        self.tasks.add(query, EventType.LLM_FAILED, call.with_lost(data))
         self.looks_if_it_waits()
 
     def failing(self, query: Query) -> Failing | None:
@@ -610,9 +636,10 @@ class JournalRecorder(Recorder):
         execute: Callable[[], Awaitable[ToolResult]],
     ) -> ToolResult:
         query, number = call.query, call.query.model_calls
-        about = {"call": number, "tool_call_id": tool_call.id, "name": tool_call.name}
+        about = ToolCallData(call=number, tool_call_id=tool_call.id, name=tool_call.name)
         known = self.known_call(query, tool_call)
-        self.tasks.add(query, EventType.TOOL_STARTED, {**about, "arguments": tool_call.arguments})
+        started: ToolStartedData = {**about, "arguments": tool_call.arguments}
+        self.tasks.add(query, EventType.TOOL_STARTED, started)
         if isinstance(tool, SubAgentWrapper):
             # A sub-agent runs again with replayed calls. The sub-agent's result is not replayed,
             # because the sub-agent must publish again.
@@ -644,7 +671,7 @@ class JournalRecorder(Recorder):
         if query.model_calls >= self.journal.replay.asked:
             failures = self._failed_tasks.take()
             error = tool_error_of(result)
-            if error is not None and error.type != CANCELLED["code"]:
+            if error is not None and error["type"] != CANCELLED["code"]:
                 failures.insert(0, ToolFailure(tool_call.name, error))
         failures = failures[:_MOST_FAILURES]
         given = await self.lessons.failed(query.model_calls, tool_call.id, failures)
@@ -654,12 +681,12 @@ class JournalRecorder(Recorder):
             return result.model_copy(update={"error": f"{result.error or ''}\n\n{text}"})
         return result
 
-    def _tool_ended(self, query: Query, about: dict[str, Any], result: ToolResult) -> None:
+    def _tool_ended(self, query: Query, about: ToolCallData, result: ToolResult) -> None:
         failed = result.status is ToolStatus.ERROR
         data = data_of_result(about, result)
         call = (self.tasks.id_of(query), about["call"], about["tool_call_id"])
         if (answer := self._answers.pop(call, None)) and not failed:
-            data |= {"result": None, "answer_seq": answer}
+            data["result"], data["answer_seq"] = None, answer
         self._logged.setdefault(query, {})[about["tool_call_id"]] = result
         self.tasks.add(query, EventType.TOOL_FAILED if failed else EventType.TOOL_COMPLETED, data)
 
@@ -694,8 +721,24 @@ class JournalRecorder(Recorder):
         self.memory.ended(query, None, None)
 
     def answer_rejected(self, query: Query, code: str, message: str) -> None:
-        data = {"call": query.model_calls, "code": code, "message": message}
+        data = AnswerRejectedData(call=query.model_calls, code=code, message=message)
         self.tasks.add(query, EventType.ANSWER_REJECTED, data)
 
     def warning(self, query: Query, code: str, message: str) -> None:
-        self.tasks.add(query, EventType.WARNING, warning(code, message))
+        self.tasks.add(query, EventType.WARNING, WarningData(code=code, message=message))
+
+
+def _llm_failed(
+    call: int, attempt: int, failure: ModelError, retry: tuple[int, int] | None = None
+) -> LlmFailedData:
+    """Return the data of ``llm.failed``.
+
+    Args:
+        retry: number of the failed try and milliseconds until the next try; ``None``: no try
+            follows.
+    """
+    error = Failure(code=failure.code, message=failure.detail)
+    data = LlmFailedData(call=call, attempt=attempt, error=error)
+    if retry is not None:
+        data["try"], data["retry_in_ms"] = retry
+    return data

@@ -36,28 +36,33 @@ from bottega.agents.messages import (
 )
 from bottega.agents.parts import Part
 from bottega.errors import ModelError
+from bottega.events.data import (
+    AgentCompletedData,
+    ContextRecalledData,
+    MessageDeliveredData,
+    ModelMessage,
+    ModelToolCall,
+    PublicationData,
+    StoredLlmCompletedData,
+    SubagentDequeuedData,
+    SubagentDispatchedData,
+    SubagentEndedData,
+    ToolCallData,
+    ToolEndedData,
+    ToolErrorData,
+    ToolStartedData,
+    is_repeated,
+    shared_metadata,
+)
 from bottega.events.types import (
     FINAL_EVENT,
     FOR_PEOPLE,
     TOOL_ERROR,
-    AgentCompleted,
-    ContextReceived,
+    Data,
     Event,
     EventError,
     EventType,
-    LlmCompleted,
-    MemoryPublished,
-    MessageDelivered,
     RunStatus,
-    SubagentDequeued,
-    SubagentDispatched,
-    SubagentEnded,
-    ToolEnded,
-    ToolError,
-    ToolStarted,
-    call_of,
-    is_repeated,
-    tool_call_of,
 )
 from bottega.graph.shared_memory import Publication
 from bottega.memory.facts import FACTS
@@ -97,6 +102,9 @@ NODE_STATES = {
     EventType.NODE_SKIPPED: "skipped",
 }
 """The status of a graph's node after each kind of event."""
+TOOL_ENDS = (EventType.TOOL_COMPLETED, EventType.TOOL_FAILED)
+CONTEXT = (EventType.MEMORY_INJECTED, EventType.CONTEXT_RECALLED)
+"""Types of events about context and memory that an agent received."""
 AGENT_CHANGES = (EventType.AGENT_STARTED, EventType.AGENT_WAITING, EventType.AGENT_RESUMED)
 
 _LONGEST_TYPE = 100
@@ -127,7 +135,7 @@ Key = tuple[Any, ...]
 """The key of an event: the event's type and subject. The key is equal in all attempts."""
 
 
-def key_of(event_type: str, task_id: UUID | None, data: Mapping[str, Any]) -> Key:
+def key_of(event_type: str, task_id: UUID | None, data: Data) -> Key:
     """Return the key of an event. The key is the same in every attempt."""
     about = _ABOUT_OTHERS.get(event_type, _ABOUT)
     return (event_type, task_id, *(data.get(name) for name in about))
@@ -172,8 +180,8 @@ class ToolCallReplay:
         ended_at: time of the call's end or of the last decision on the call.
     """
 
-    started: ToolStarted | None = None
-    ended: ToolEnded | None = None
+    started: ToolStartedData | None = None
+    ended: ToolEndedData | None = None
     answer: str | None = None
     decisions: dict[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
     ended_at: datetime | None = None
@@ -181,12 +189,9 @@ class ToolCallReplay:
     @property
     def result(self) -> ToolResult | None:
         """The recorded result of a tool; ``None`` for a sub-agent or an unfinished call."""
-        is_own = self.ended is not None and self.ended.answer_seq is None
-        return result_of(self.ended) if is_own and self.ended is not None else None
-
-
-Said = AssistantMessage | ToolEnded | ContextReceived | MessageDelivered
-"""A model's answer, the end of a tool call, context or memory, or a user's message."""
+        if self.ended is None or self.ended.get("answer_seq") is not None:
+            return None
+        return result_of(self.ended)
 
 
 @dataclass(slots=True)
@@ -195,7 +200,8 @@ class TaskReplay:
 
     Attributes:
         parent_id: id of the parent task; ``None``: the parent is the run's agent.
-        said: messages that the task wrote and received, in order, each with its event.
+        said: events with what the task wrote and received, in order: the model's answers (each with
+            its message), the ends of tool calls, context and memory, and users' messages.
         sources: agents whose answers the task received before its first model call; ``None``: no
             model call yet.
         delivered: messages of users or of the parent, by the model call that follows them.
@@ -220,9 +226,9 @@ class TaskReplay:
     tools: defaultdict[tuple[int, str], ToolCallReplay] = field(
         default_factory=lambda: defaultdict(ToolCallReplay)
     )
-    said: list[tuple[Event, Said]] = field(default_factory=list)
+    said: list[tuple[Event, AssistantMessage | None]] = field(default_factory=list)
     sources: frozenset[str] | None = None
-    delivered: defaultdict[int, list[MessageDelivered]] = field(
+    delivered: defaultdict[int, list[MessageDeliveredData]] = field(
         default_factory=lambda: defaultdict(list)
     )
     published: Event | None = None
@@ -239,6 +245,10 @@ class TaskReplay:
     tries: list[Event] = field(default_factory=list)
     status: str | None = None
     began_at: datetime | None = None
+
+    def contexts(self) -> Iterator[ContextRecalledData]:
+        """Yield the context and the memory that the task received, in order."""
+        return (event.data for event, _ in self.said if event.type in CONTEXT)
 
     def use(self, usage: Usage, *, is_paid: bool) -> None:
         self.usage += usage
@@ -304,10 +314,10 @@ class RunReplay:
         self.texts: dict[int, str | None] = dict(texts or {})
         self.clocks = Clocks()
         self.versions: dict[str | None, dict[UUID | None, int]] = {}
-        self.recalled: list[Mapping[str, Any]] = []
-        self.helped: dict[int, dict[str, list[Mapping[str, Any]]]] = {}
+        self.recalled: list[ContextRecalledData] = []
+        self.helped: dict[int, dict[str, list[ContextRecalledData]]] = {}
         self.analysis: str | None = None
-        self.facts: Mapping[str, Any] | None = None
+        self.facts: ContextRecalledData | None = None
         self.asked = 0
         self.asked_people = False
         self.asks: dict[str, tuple[UUID | None, datetime, datetime | None]] = {}
@@ -386,7 +396,8 @@ class RunReplay:
         for task_id, task in self.tasks.items():
             if task_id is None or task.dispatched is None or task.ended is None:
                 continue
-            if (run_id := SubagentDispatched.of(task.dispatched.data).child_run_id) is not None:
+            dispatched: SubagentDispatchedData = task.dispatched.data
+            if (run_id := dispatched.get("child_run_id")) is not None:
                 is_carried = task.ended.seq <= self.carried_seq
                 found[task_id] = UUID(run_id) if is_carried else None
         return found
@@ -423,29 +434,28 @@ def replay_run(
 
 
 def _model_call_started(replay: RunReplay, task: TaskReplay, event: Event) -> None:
-    call = call_of(event.data)
+    call: int = event.data["call"]
     task.calls[call].starts.append(event)
     if task.sources is None:
-        got = (said.source for _, said in task.said if isinstance(said, ContextReceived))
-        task.sources = frozenset(got)
+        task.sources = frozenset(context["source"] for context in task.contexts())
     if event.task_id is None:
         replay.asked = max(replay.asked, call)
 
 
 def _model_call_completed(replay: RunReplay, task: TaskReplay, event: Event) -> None:
-    completed = LlmCompleted.of(event.data)
+    completed: StoredLlmCompletedData = event.data
     answer = answer_of(completed)
-    call = task.calls[completed.call]
+    call = task.calls[completed["call"]]
     call.answer, call.seq = answer, event.seq
     call.is_carried = event.seq <= replay.carried_seq
-    task.mailbox.calls = completed.call
+    task.mailbox.calls = completed["call"]
     task.said.append((event, answer))
     task.use(usage_of(answer), is_paid=not call.is_carried)
     replay.texts[event.seq] = answer.content
 
 
 def _model_call_failed(replay: RunReplay, task: TaskReplay, event: Event) -> None:
-    number = call_of(event.data)
+    number: int = event.data["call"]
     call = task.calls[number]
     if not is_repeated(event.data):
         error = EventError.of(event.data)
@@ -463,61 +473,61 @@ def _model_call_broke_off(replay: RunReplay, task: TaskReplay, event: Event) -> 
     lost, is_paid = Usage.from_dict(usage), event.seq > replay.carried_seq
     task.use(lost, is_paid=is_paid)
     if is_paid:
-        call = task.calls[call_of(event.data)]
+        call = task.calls[event.data["call"]]
         call.lost = lost if call.lost is None else call.lost + lost
 
 
 def _answer_rejected(replay: RunReplay, task: TaskReplay, event: Event) -> None:
-    task.calls[call_of(event.data)].is_rejected = True
+    task.calls[event.data["call"]].is_rejected = True
 
 
 def _tool_started(replay: RunReplay, task: TaskReplay, event: Event) -> None:
     call = task.tools[tool_call_of(event.data)]
-    call.started = call.started or ToolStarted.of(event.data)
+    call.started = call.started or event.data
 
 
 def _tool_ended(replay: RunReplay, task: TaskReplay, event: Event) -> None:
-    ended = ToolEnded.of(event.data)
-    call = task.tools[ended.call, ended.tool_call_id]
-    call.ended, call.answer = ended, replay.texts.get(ended.answer_seq or 0)
+    ended: ToolEndedData = event.data
+    call = task.tools[tool_call_of(ended)]
+    call.ended, call.answer = ended, replay.texts.get(ended.get("answer_seq") or 0)
     call.ended_at = event.at
-    task.said.append((event, ended))
+    task.said.append((event, None))
     if event.type == EventType.TOOL_COMPLETED:
         for task_id in _read_by(replay, event.task_id, ended):
             replay.tasks[task_id].is_received = True
         if call.started is not None and _is_write(ended):
-            written = call.started.arguments
+            written = call.started["arguments"]
             replay.writes.append((event.task_id, written["path"], written["content"]))
 
 
 def _context_received(replay: RunReplay, task: TaskReplay, event: Event) -> None:
-    context = ContextReceived.of(event.data)
-    task.said.append((event, context))
+    task.said.append((event, None))
     if event.type == EventType.MEMORY_INJECTED:
         return
-    if event.task_id is None and context.source.startswith(MEMORY_PREFIXES):
-        if context.call is not None and context.tool_call_id is not None:
-            helped = replay.helped.setdefault(context.call, {})
-            helped.setdefault(context.tool_call_id, []).append(event.data)
+    context: ContextRecalledData = event.data
+    call, tool_call_id = context.get("call"), context.get("tool_call_id")
+    if event.task_id is None and context["source"].startswith(MEMORY_PREFIXES):
+        if call is not None and tool_call_id is not None:
+            replay.helped.setdefault(call, {}).setdefault(tool_call_id, []).append(context)
         else:
-            replay.recalled.append(event.data)
-    elif context.source.startswith(ANALYSIS):
-        replay.analysis = context.content
-    elif context.source == FACTS and event.task_id is None:
-        replay.facts = event.data
+            replay.recalled.append(context)
+    elif context["source"].startswith(ANALYSIS):
+        replay.analysis = context.get("content")
+    elif context["source"] == FACTS and event.task_id is None:
+        replay.facts = context
 
 
 def _message_delivered(replay: RunReplay, task: TaskReplay, event: Event) -> None:
-    message = MessageDelivered.of(event.data)
-    task.said.append((event, message))
-    task.delivered[message.call].append(message)
+    message: MessageDeliveredData = event.data
+    task.said.append((event, None))
+    task.delivered[message["call"]].append(message)
     if event.task_id is None:
         replay.messages_read += event.seq > replay.carried_seq
         replay.reopen()
     else:
-        task.mailbox.unread.pop(message.message_id, None)
-        recorded = task.mailbox.recorded.setdefault(message.call, {})
-        recorded[message.message_id] = str(message.content)
+        task.mailbox.unread.pop(message["message_id"], None)
+        recorded = task.mailbox.recorded.setdefault(message["call"], {})
+        recorded[message["message_id"]] = str(message["content"])
 
 
 def _people_asked(replay: RunReplay, task: TaskReplay, event: Event) -> None:
@@ -554,9 +564,9 @@ def _agent_changed(replay: RunReplay, task: TaskReplay, event: Event) -> None:
 
 def _agent_completed(replay: RunReplay, task: TaskReplay, event: Event) -> None:
     task.status = RunStatus.COMPLETED
-    answer = AgentCompleted.of(event.data)
-    is_reference = answer.answer_seq is not None
-    task.output = replay.texts.get(answer.answer_seq or 0) if is_reference else answer.output
+    answer: AgentCompletedData = event.data
+    at = answer.get("answer_seq")
+    task.output = answer.get("output") if at is None else replay.texts.get(at)
     replay.texts[event.seq] = task.output
     task.tries.append(event)
 
@@ -587,10 +597,10 @@ def _edge_decided(replay: RunReplay, task: TaskReplay, event: Event) -> None:
 
 def _published(replay: RunReplay, task: TaskReplay, event: Event) -> None:
     task.published = event
-    data = event.data
-    replay.texts[event.seq] = data.get("content", replay.texts.get(data.get("answer_seq", 0)))
-    versions = replay.versions.setdefault(event.data.get("node", event.agent), {})
-    versions[event.task_id] = MemoryPublished.of(event.data).version
+    data: PublicationData = event.data
+    replay.texts[event.seq] = data.get("content", replay.texts.get(data.get("answer_seq") or 0))
+    versions = replay.versions.setdefault(data.get("node", event.agent), {})
+    versions[event.task_id] = data["version"]
 
 
 def _task_changed(replay: RunReplay, task: TaskReplay, event: Event) -> None:
@@ -649,15 +659,20 @@ _READERS: Mapping[str, Callable[[RunReplay, TaskReplay, Event], None]] = {
 }
 
 
-def _is_write(completed: ToolEnded) -> bool:
-    result = completed.result
-    return completed.name == "write_file" and isinstance(result, dict) and "written_chars" in result
+def tool_call_of(data: ToolCallData) -> tuple[int, str]:
+    """Return the number of an event's model call and the id of its tool call."""
+    return data["call"], data["tool_call_id"]
 
 
-def _read_by(replay: RunReplay, task_id: UUID | None, completed: ToolEnded) -> list[UUID]:
+def _is_write(completed: ToolEndedData) -> bool:
+    name, result = completed["name"], completed["result"]
+    return name == "write_file" and isinstance(result, dict) and "written_chars" in result
+
+
+def _read_by(replay: RunReplay, task_id: UUID | None, completed: ToolEndedData) -> list[UUID]:
     """Return the caller's tasks whose end is in the result of a call that polls or awaits tasks."""
-    result = completed.result
-    if completed.name not in ("poll_subagent", _AWAIT) or not isinstance(result, dict):
+    result = completed["result"]
+    if completed["name"] not in ("poll_subagent", _AWAIT) or not isinstance(result, dict):
         return []
     views = result.get("tasks")
     views = [each for each in views if isinstance(each, dict)] if isinstance(views, list) else []
@@ -670,7 +685,8 @@ def _read_by(replay: RunReplay, task_id: UUID | None, completed: ToolEnded) -> l
 
 
 def _usage_of_child_run(event: Event) -> AgentUsage | None:
-    usage = SubagentEnded.of(event.data).usage
+    ended: SubagentEndedData = event.data
+    usage = ended.get("usage")
     return None if usage is None else AgentUsage.from_dict(usage)
 
 
@@ -743,10 +759,9 @@ class Clocks:
                     self._look_at(task_id, at)
                 self._look_at_awaits(at)
             case EventType.TOOL_STARTED:
-                started = ToolStarted.of(data)
-                if started.name == _AWAIT:
+                if data["name"] == _AWAIT:
                     key = (event.task_id, *tool_call_of(data))
-                    self._awaits.setdefault(key, _await_of(started.arguments, at))
+                    self._awaits.setdefault(key, _await_of(data["arguments"], at))
                     self._look_at_awaits(at)
             case EventType.TOOL_COMPLETED | EventType.TOOL_FAILED:
                 self._awaits.pop((event.task_id, *tool_call_of(data)), None)
@@ -891,27 +906,27 @@ def restored_task(
         ran: the task's running time in seconds; ``None``: the task never had a slot.
         usage, publications: of a finished task together with its sub-tasks.
     """
-    asked = SubagentDispatched.of(dispatched.data)
-    begun = None if task.dequeued is None else SubagentDequeued.of(task.dequeued.data)
+    asked: SubagentDispatchedData = dispatched.data
+    begun: SubagentDequeuedData | None = None if task.dequeued is None else task.dequeued.data
     params = DispatchParams(
-        prompt=asked.prompt,
-        agent=asked.agent,
-        instructions=asked.instructions,
-        priority=asked.priority,
-        timeout=(asked if begun is None else begun).timeout_ms / 1000,
-        token_budget=asked.token_budget,
-        metadata=asked.metadata,
-        shared_keys=tuple(asked.shared),
-        retries=asked.retries,
-        spread=asked.child_run_id is not None,
+        prompt=asked["prompt"],
+        agent=asked["agent"],
+        instructions=asked["instructions"],
+        priority=asked["priority"],
+        timeout=(asked if begun is None else begun)["timeout_ms"] / 1000,
+        token_budget=asked["token_budget"],
+        metadata=asked["metadata"] or {},
+        shared_keys=tuple(asked.get("share_metadata") or ()),
+        retries=asked.get("retries") or 0,
+        spread=asked.get("child_run_id") is not None,
     )
     remaining = None
     if begun is not None and ran is not None:
-        remaining = begun.timeout_ms / 1000 - ran
-    ended = None if task.ended is None else SubagentEnded.of(task.ended.data)
+        remaining = begun["timeout_ms"] / 1000 - ran
+    ended: SubagentEndedData | None = None if task.ended is None else task.ended.data
     spent = task.usage.tokens
     if ended is not None:
-        spent = Usage.from_dict(ended.token_usage)  # includes agents that the task called
+        spent = Usage.from_dict(ended["token_usage"])  # includes agents that the task called
     return RestoredTask(
         params,
         # If a child run executes the task, the task begins no new attempt.
@@ -919,7 +934,7 @@ def restored_task(
         waited=seconds(dispatched.at, now),
         remaining=remaining,
         outcome=None if task.ended is None else _outcome(task, task.ended),
-        duration_ms=None if ended is None else ended.duration_ms,
+        duration_ms=None if ended is None else ended["duration_ms"],
         spent=spent,
         usage=usage,
         publications=tuple(publications),
@@ -929,13 +944,13 @@ def restored_task(
 
 
 def _outcome(task: TaskReplay, event: Event) -> SubagentOutcome:
-    ended = SubagentEnded.of(event.data)
+    error, output = EventError.of(event.data), event.data.get("output")
     return SubagentOutcome(
         ENDS[EventType(event.type)],
-        output=task.output if ended.output is None else ended.output,
-        error=ended.error.message,
-        error_code=ended.error.code,
-        stop_reason=ended.stop_reason,
+        output=task.output if output is None else output,
+        error=error.message,
+        error_code=error.code,
+        stop_reason=event.data.get("stop_reason"),
     )
 
 
@@ -944,26 +959,27 @@ def _publication(task: TaskReplay) -> Publication | None:
     if task.published is None:
         return None
     said: list[AssistantMessage | ToolMessage] = []
-    for _, each in task.said[task.last_try :]:
-        if isinstance(each, AssistantMessage):
-            said.append(each)
-        elif isinstance(each, ToolEnded) and each.answer_seq is None:
-            said.append(ToolMessage.answering(result_of(each)))
+    for event, answer in task.said[task.last_try :]:
+        if answer is not None:
+            said.append(answer)
+        elif event.type in TOOL_ENDS and event.data.get("answer_seq") is None:
+            said.append(ToolMessage.answering(result_of(event.data)))
     if said and isinstance(said[-1], AssistantMessage) and not said[-1].tool_calls:
         said = said[:-1]  # without the answer
     messages: tuple[StandardMessage, ...] = tuple(said)
     results = [each.tool_results[0] for each in said if isinstance(each, ToolMessage)]
     if (dispatched := task.dispatched) is not None and dispatched.task_id is not None:
-        asked = SubagentDispatched.of(dispatched.data)
-        question = first_message(dispatched.task_id, asked.prompt, asked.shared)
+        asked: SubagentDispatchedData = dispatched.data
+        question = first_message(dispatched.task_id, asked["prompt"], shared_metadata(asked))
         messages = (HumanMessage(content=question), *said)
-    data = MemoryPublished.of(task.published.data)
+    data: PublicationData = task.published.data
+    content = data.get("content")
     return Publication(
         agent_id=task.published.agent or "",
-        content=(task.output or "") if data.content is None else data.content,
-        version=data.version,
+        content=(task.output or "") if content is None else content,
+        version=data["version"],
         timestamp=task.published.at,
-        metadata=data.metadata,
+        metadata=data.get("metadata") or {},
         tool_results=tuple(results),
         messages=messages,
     )
@@ -972,9 +988,9 @@ def _publication(task: TaskReplay) -> Publication | None:
 # Messages as the log has them
 
 
-def data_of(message: AssistantMessage) -> dict[str, Any]:
+def data_of(message: AssistantMessage) -> ModelMessage:
     """Return the field ``message`` of ``llm.completed``. :func:`answer_of` reads this field."""
-    data: dict[str, Any] = {}
+    data = ModelMessage()
     if message.content:
         data["content"] = message.content
     if metadata := {key: message.metadata[key] for key in message.metadata if key not in _SERVED}:
@@ -984,8 +1000,8 @@ def data_of(message: AssistantMessage) -> dict[str, Any]:
     return data
 
 
-def _data_of_call(call: ToolCall) -> dict[str, Any]:
-    data: dict[str, Any] = {"id": call.id, "name": call.name}
+def _data_of_call(call: ToolCall) -> ModelToolCall:
+    data = ModelToolCall(id=call.id, name=call.name)
     if call.arguments:
         data["arguments"] = deepcopy(call.arguments)  # tools and hooks may change the original
     if call.malformed is not None:
@@ -993,44 +1009,55 @@ def _data_of_call(call: ToolCall) -> dict[str, Any]:
     return data
 
 
-def answer_of(completed: LlmCompleted) -> AssistantMessage:
-    state = {} if completed.state is None else {"state": from_json(completed.state)}
-    return AssistantMessage.model_validate(
-        {**completed.message, "usage": Usage.from_dict(completed.usage), **state}
-    )
+def answer_of(completed: StoredLlmCompletedData) -> AssistantMessage:
+    state = completed.get("server_state")
+    usage = Usage.from_dict(completed["usage"])
+    own = {} if state is None else {"state": from_json(state)}
+    return AssistantMessage.model_validate({**completed["message"], "usage": usage, **own})
 
 
-def data_of_result(about: Mapping[str, Any], result: ToolResult) -> dict[str, Any]:
+def data_of_result(about: ToolCallData, result: ToolResult) -> ToolEndedData:
     """Return the data of the event that ends a tool call. ``about``: data about the call."""
     error = tool_error_of(result)
-    failure = None if error is None else error.data
-    said = {"status": result.status, "result": result.result, "error": failure}
-    parts = {"parts": [part.to_dict() for part in result.parts]} if result.parts else {}
-    annotations = {"annotations": result.annotations} if result.annotations else {}
-    return {**about, **said, **parts, **annotations}
+    data = ToolEndedData(
+        call=about["call"],
+        tool_call_id=about["tool_call_id"],
+        name=about["name"],
+        status="success" if error is None else "error",
+        result=result.result,
+        error=error,
+    )
+    if result.parts:
+        data["parts"] = [part.to_dict() for part in result.parts]
+    if result.annotations:
+        data["annotations"] = result.annotations
+    return data
 
 
-def tool_error_of(result: ToolResult) -> ToolError | None:
+def tool_error_of(result: ToolResult) -> ToolErrorData | None:
     """Return the error of a failed call in the form of the log; ``None`` for a success."""
     if result.status is not ToolStatus.ERROR:
         return None
     kind = (result.error_type or TOOL_ERROR)[:_LONGEST_TYPE]
-    return ToolError(kind, result.error or "", result.error_status)
+    error = ToolErrorData(type=kind, message=result.error or "")
+    if result.error_status is not None:
+        error["status"] = result.error_status
+    return error
 
 
-def result_of(ended: ToolEnded, answer: str | None = None) -> ToolResult:
+def result_of(ended: ToolEndedData, answer: str | None = None) -> ToolResult:
     """Return a tool's result. ``answer``: the text to which ``answer_seq`` refers."""
-    error = ended.error
+    error = ended["error"]
     return ToolResult(
-        tool_call_id=ended.tool_call_id,
-        tool_name=ended.name,
-        status=ToolStatus(ended.status),
-        result=ended.result if ended.answer_seq is None else answer,
-        error=None if error is None else error.message,
-        error_type=None if error is None else error.type,
-        error_status=None if error is None else error.status,
-        parts=tuple(map(Part.from_dict, ended.parts)),
-        annotations=dict(ended.annotations),
+        tool_call_id=ended["tool_call_id"],
+        tool_name=ended["name"],
+        status=ToolStatus(ended["status"]),
+        result=ended["result"] if ended.get("answer_seq") is None else answer,
+        error=None if error is None else error["message"],
+        error_type=None if error is None else error["type"],
+        error_status=None if error is None else error.get("status"),
+        parts=tuple(map(Part.from_dict, ended.get("parts", ()))),
+        annotations=dict(ended.get("annotations") or {}),
     )
 
 

@@ -12,7 +12,8 @@ from bottega.agents.parts import estimated_tokens
 from bottega.agents.shared_memory import fence
 from bottega.engine.claim import ClaimedRun
 from bottega.engine.replay import EPISODE
-from bottega.events.types import RunStatus, ToolError, context_recalled
+from bottega.events.data import ContextRecalledData, ToolErrorData, context_recalled
+from bottega.events.types import RunStatus
 from bottega.memory.episodes.episode import IMPORTED, Episode, Outcome, State, Summary
 from bottega.memory.episodes.scope import LearningOptions
 from bottega.memory.episodes.store import EpisodicMemory, Hit
@@ -136,7 +137,7 @@ async def patterns_for(
     assignment: Assignment,
     *,
     but: frozenset[UUID] = frozenset(),
-) -> list[dict[str, Any]]:
+) -> list[ContextRecalledData]:
     """Return the patterns that a run uses or that are withheld from the run, as event data.
 
     Args:
@@ -160,7 +161,7 @@ async def patterns_for(
     return [_pattern_event(each, matcher.names(each.pattern.guide.alternatives)) for each in chosen]
 
 
-def _pattern_event(chosen: Chosen, alternatives: Sequence[str]) -> dict[str, Any]:
+def _pattern_event(chosen: Chosen, alternatives: Sequence[str]) -> ContextRecalledData:
     pattern = chosen.pattern
     recalled = context_recalled(
         f"{SOURCE}{pattern.key}",
@@ -168,51 +169,57 @@ def _pattern_event(chosen: Chosen, alternatives: Sequence[str]) -> dict[str, Any
         version=pattern.version,
         score=round(chosen.score, 4),
     )
-    return recalled | {
-        "arm": chosen.arm,
-        "category": pattern.category,
-        "name": pattern.name[:_LONGEST_NAME],
-        "uses": list(pattern.content.uses),
-        "affects": list(pattern.content.affects),
-    }
+    recalled["arm"] = chosen.arm.value  # type: ignore[typeddict-item]
+    recalled["category"] = pattern.category
+    recalled["name"] = pattern.name[:_LONGEST_NAME]
+    recalled["uses"] = list(pattern.content.uses)
+    recalled["affects"] = list(pattern.content.affects)
+    return recalled
 
 
-def insight_events(found: Sequence[FoundInsight]) -> list[dict[str, Any]]:
+def insight_events(found: Sequence[FoundInsight]) -> list[ContextRecalledData]:
     return [
-        context_recalled(f"{INSIGHT}{each.id}", rendered(each), score=round(each.score, 4))
-        | {"episodes": [str(one.id) for one in each.episodes]}
+        _insight_event(each.id, rendered(each), [one.id for one in each.episodes], each.score)
         for each in found
     ]
 
 
-def pinned_events(pinned: Iterable[Lesson]) -> list[dict[str, Any]]:
+def _insight_event(
+    insight: object, text: str, episodes: Iterable[object], score: float
+) -> ContextRecalledData:
+    recalled = context_recalled(f"{INSIGHT}{insight}", text, score=round(score, 4))
+    recalled["episodes"] = list(map(str, episodes))
+    return recalled
+
+
+def pinned_events(pinned: Iterable[Lesson]) -> list[ContextRecalledData]:
     return [
-        context_recalled(
-            f"{INSIGHT}{each['id']}",
+        _insight_event(
+            each["id"],
             "\n  ".join(
                 (
                     _PINNED if each["pinned"] else _FOR_ALL,
                     " ".join(without_identities(each["text"]).split()),
                 )
             ),
-            score=1.0,
+            [each["episode_id"]],
+            1.0,
         )
-        | {"episodes": [str(each["episode_id"])]}
         for each in pinned
     ]
 
 
-def without_repeated_insights(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def without_repeated_insights(found: Iterable[ContextRecalledData]) -> list[ContextRecalledData]:
     """Return event data without those insights that repeat the sentence of an earlier insight."""
-    kept: dict[str, dict[str, Any]] = {}
+    kept: dict[str, ContextRecalledData] = {}
     for data in found:
         is_insight = data["source"].startswith(INSIGHT)
-        sentence = data["content"].partition("\n")[2]
+        sentence = (data.get("content") or "").partition("\n")[2]
         kept.setdefault(sentence if is_insight else data["source"], data)
     return [*kept.values()]
 
 
-def episode_event(episode: Any, score: float = 0.0, cure: str = "") -> dict[str, Any]:
+def episode_event(episode: Any, score: float = 0.0, cure: str = "") -> ContextRecalledData:
     """Return an episode as event data. The text begins with the ``cure``, a call that worked."""
     text = render_episode(episode, cure)
     text = f"{CURE}{cure}\n{text}" if cure else text
@@ -249,16 +256,17 @@ def render_episode(episode: Any, cure: str = "") -> str:
     return "\n".join([why, *lines] if why else lines)
 
 
-def part_events(found: Iterable[tuple[Hit, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+def part_events(found: Iterable[tuple[Hit, Mapping[str, Any]]]) -> list[ContextRecalledData]:
     """Return what a part did in at most two earlier runs, as event data, within a token limit."""
-    given: list[dict[str, Any]] = []
+    given: list[ContextRecalledData] = []
     left = _PARTS_TOKENS
     for hit, part in found:
         text = render_episode(_as_episode(hit.episode, part))
         if len(given) < _MOST_PARTS and (left := left - estimated_tokens(text)) >= 0:
             source = f"{EPISODE}{hit.episode.id}"
             recalled = context_recalled(source, text, score=round(hit.score, 4))
-            given.append({**recalled, "why": hit.why})
+            recalled["why"] = hit.why
+            given.append(recalled)
     return given
 
 
@@ -315,12 +323,12 @@ class ToolFailure:
     """
 
     tool: str
-    error: ToolError
+    error: ToolErrorData
 
     @property
     def signature(self) -> str:
         error = self.error
-        return failure_signature(error.type, error.message, self.tool, error.status)
+        return failure_signature(error["type"], error["message"], self.tool, error.get("status"))
 
 
 class FailureMemory(Protocol):
@@ -328,14 +336,14 @@ class FailureMemory(Protocol):
 
     async def failed(
         self, call: int, tool_call_id: str, failures: Sequence[ToolFailure]
-    ) -> Sequence[Mapping[str, Any]]:
+    ) -> Sequence[ContextRecalledData]:
         """Return help after a tool call, as event data. ``failures`` may be empty."""
 
-    def take(self, given: Iterable[Mapping[str, Any]]) -> None:
+    def take(self, given: Sequence[ContextRecalledData]) -> None:
         """Add memory to the working memory."""
 
 
-def help_after(given: Sequence[Mapping[str, Any]]) -> str:
+def help_after(given: Sequence[ContextRecalledData]) -> str:
     """Return the text to append to an error: the cure, then the other help between two marks.
 
     A pattern's cure is only the name of a tool. If an episode has a call of this tool that worked,
@@ -344,7 +352,7 @@ def help_after(given: Sequence[Mapping[str, Any]]) -> str:
     Args:
         given: data of events ``context.recalled``; a withheld pattern has no content.
     """
-    shown = [str(data["content"]) for data in given if data["content"]]
+    shown = [text for data in given if (text := data.get("content"))]
     if not shown:
         return ""
     cure = _cure(given, shown)
@@ -363,9 +371,10 @@ def with_cures_once(shown: Sequence[str], told: set[str]) -> Iterator[str]:
             told.add(first)
 
 
-def _cure(given: Sequence[Mapping[str, Any]], shown: Sequence[str]) -> str:
+def _cure(given: Sequence[ContextRecalledData], shown: Sequence[str]) -> str:
     calls = [line for text in shown if (line := text.partition("\n")[0]).startswith(CURE)]
-    named = [CURE + each["uses"][0] for each in given if each["content"] and each.get("uses")]
+    uses = [each.get("uses") for each in given if each.get("content")]
+    named = [CURE + names[0] for names in uses if names]
     for start in named:
         for line in calls:
             if f"{line} ".startswith(f"{start} "):

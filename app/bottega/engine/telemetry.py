@@ -279,7 +279,8 @@ class RunSpans(RunObserver):
         if self._attempt is not None:
             self._attempt.set({spans.RUN_STATUS: str(end.status)})
             failed = end.status is not RunStatus.COMPLETED
-            self._attempt.end((end.error or {}).get("code", str(end.status)) if failed else None)
+            code = str(end.status) if end.error is None else end.error["code"]
+            self._attempt.end(code if failed else None)
 
     def closed(self) -> None:
         for span in (*self._model_calls.values(), *self._agents.values(), self._attempt):

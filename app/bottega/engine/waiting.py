@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID, uuid5
 
 import asyncpg
@@ -25,7 +25,17 @@ from bottega.agents.tools import ToolBase
 from bottega.clock import monotonic
 from bottega.db.failures import persist
 from bottega.engine.journal import Tasks, name_of
-from bottega.events.types import EventType, served_by
+from bottega.events.data import (
+    AttemptData,
+    InterruptCreatedData,
+    InterruptResolvedData,
+    LlmCancelledData,
+    LlmFailedData,
+    MessageDeliveredData,
+    MessageReceivedData,
+    ModelCallData,
+)
+from bottega.events.types import EventType
 from bottega.subagents.handle import SubagentHandle, SubagentStatus, Waiter
 from bottega.subagents.registry import SubagentRegistry
 from bottega.subagents.swarm import QueryScope, TaskOfQuery
@@ -71,7 +81,9 @@ class Inbox:
         if self._known is None or number != self._known + 1 or self._journal.finishing:
             return
         self._known = number
-        self._journal.add(EventType.MESSAGE_RECEIVED, {"message_id": str(message_id)})
+        self._journal.add(
+            EventType.MESSAGE_RECEIVED, MessageReceivedData(message_id=str(message_id))
+        )
         self._new.append((str(message_id), content))
 
     def due(self, query: Query, *, answered: bool) -> Sequence[StandardMessage]:
@@ -81,16 +93,14 @@ class Inbox:
         if query.path or not (self._new or delivered):
             return ()
         call = query.model_calls + 1
-        contents = [each.content for each in delivered.pop(call, ())]
+        contents = [each["content"] for each in delivered.pop(call, ())]
         if not replay.model_call(None, call).is_known:
             while self._new:
                 message_id, content = self._new.popleft()
-                told = {"message_id": message_id, "call": call, "content": content}
-                self._tasks.add(
-                    query,
-                    EventType.MESSAGE_DELIVERED,
-                    told | ({"answered": True} if answered else {}),
-                )
+                data = MessageDeliveredData(message_id=message_id, call=call, content=content)
+                if answered:
+                    data["answered"] = True
+                self._tasks.add(query, EventType.MESSAGE_DELIVERED, data)
                 replay.reopen()
                 self.read += 1
                 contents.append(content)
@@ -119,6 +129,9 @@ class SuspendReason:
     children: int | None = None
 
 
+CallEnd = TypeVar("CallEnd", LlmFailedData, LlmCancelledData)
+
+
 @dataclass(slots=True)
 class ModelCall:
     """A model call that has not ended.
@@ -136,10 +149,19 @@ class ModelCall:
     failing_since: float | None = None
     lost: Usage | None = None
 
-    def take_lost(self) -> dict[str, Any]:
-        """Return event data: the model, and :attr:`lost` if it is not reported yet."""
-        lost, self.lost = self.lost, None
-        return served_by(self.target) | ({} if lost is None else {"usage": lost.to_dict()})
+    def with_lost(self, data: CallEnd) -> CallEnd:
+        """Add the model to an event's data, and :attr:`lost` if it is not reported yet."""
+        served_by(data, self.target)
+        if self.lost is not None:
+            data["usage"] = self.lost.to_dict()
+            self.lost = None
+        return data
+
+
+def served_by(data: ModelCallData, target: ModelTarget | None) -> None:
+    """Add a model call's provider and model to the data of the call's event, if known."""
+    if target is not None:
+        data["provider"], data["model"] = target
 
 
 def _wait_for_models(calls: Collection[ModelCall], now: float) -> tuple[float, float] | None:
@@ -552,7 +574,7 @@ class WaitingTasks:
         if (task := task_of(query)) is not None:
             (pause if waits else resume)(task.swarm.registry, task.handle)
         elif query.path:
-            attempt = {"attempt": self._tasks.journal.attempt}
+            attempt = AttemptData(attempt=self._tasks.journal.attempt)
             kind = EventType.AGENT_WAITING if waits else EventType.AGENT_RESUMED
             self._tasks.add(query, kind, attempt)
 
@@ -645,12 +667,16 @@ class OpenInterrupts:
             return Resolution({})
         self._record_interrupt(query, tool_call, interrupt, interrupt_id)
         decided = await self._wait(query, interrupt_id, kind)
-        about = {"kind": kind, "call": query.model_calls, "tool_call_id": tool_call.id}
-        self._tasks.add(
-            query,
-            EventType.INTERRUPT_RESOLVED,
-            {"interrupt_id": str(interrupt_id), **about, **decided},
+        data = InterruptResolvedData(
+            interrupt_id=str(interrupt_id),
+            kind=kind,
+            call=query.model_calls,
+            tool_call_id=tool_call.id,
+            status=decided["status"],
+            resolution=decided["resolution"],
+            by=decided["by"],
         )
+        self._tasks.add(query, EventType.INTERRUPT_RESOLVED, data)
         self._waits()
         if isinstance(query.task, TaskOfQuery):
             await hold_slot_again(query.task.swarm.registry, query.task.handle)
@@ -669,30 +695,28 @@ class OpenInterrupts:
     def _record_interrupt(
         self, query: Query, tool_call: ToolCall, interrupt: Interrupt, interrupt_id: UUID
     ) -> None:
-        asked = {
-            "kind": interrupt.kind,
-            "call": query.model_calls,
-            "tool_call_id": tool_call.id,
-            "tool": tool_call.name,
-            "arguments": tool_call.arguments,
-            "question": interrupt.question,
-            "schema": interrupt.schema,
-            "reason": interrupt.reason,
-            "server": interrupt.server,
-            "expires_s": interrupt.expires_s,
-        }
-        if interrupt.confirm_above is not None:
-            asked["confirm_above"] = interrupt.confirm_above
-        if interrupt.node is not None:
-            asked |= {"node": interrupt.node, "who": interrupt.who}
-        seq = self._tasks.add(
-            query, EventType.INTERRUPT_CREATED, {"interrupt_id": str(interrupt_id), **asked}
+        data = InterruptCreatedData(
+            interrupt_id=str(interrupt_id),
+            kind=interrupt.kind,
+            call=query.model_calls,
+            tool_call_id=tool_call.id,
+            tool=tool_call.name,
+            arguments=tool_call.arguments,
+            question=interrupt.question,
+            schema=interrupt.schema,
+            reason=interrupt.reason,
+            server=interrupt.server,
+            expires_s=interrupt.expires_s,
         )
+        if interrupt.confirm_above is not None:
+            data["confirm_above"] = interrupt.confirm_above
+        if interrupt.node is not None:
+            data["node"], data["who"] = interrupt.node, interrupt.who
+        seq = self._tasks.add(query, EventType.INTERRUPT_CREATED, data)
         if self._journal.is_new(seq):
-            task_id = self._tasks.id_of(query)
-            self._journal.interrupt(
-                id=interrupt_id, task_id=task_id, agent=name_of(query.agent) or None, **asked
-            )
+            task_id, agent = self._tasks.id_of(query), name_of(query.agent) or None
+            asked = {key: each for key, each in data.items() if key != "interrupt_id"}
+            self._journal.interrupt(id=interrupt_id, task_id=task_id, agent=agent, **asked)
 
     async def _wait(self, query: Query, interrupt_id: UUID, kind: str) -> Decided:
         if interrupt_id not in self._decided:

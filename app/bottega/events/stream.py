@@ -34,11 +34,12 @@ from pydantic_core import from_json
 from bottega import metrics
 from bottega.clock import Clock, monotonic, utcnow
 from bottega.db.failures import is_transient
+from bottega.events.data import LlmStartedData, is_repeated
 from bottega.events.frames import LLM_DELTA, TOOL_PROGRESS, Filter, Frame, of_row, of_text
 from bottega.events.listener import AWAKE_S, WakeupFeed, happens
 from bottega.events.nats import TEXT, TEXT_WANTED, NatsSignals, decoded
 from bottega.events.reader import PAGE, LogReader, NewEvents, Row, RunCursor
-from bottega.events.types import EventType, LlmStarted, is_repeated
+from bottega.events.types import EventType
 from bottega.logger import Logger
 
 MAX_CHARACTERS = 500_000
@@ -137,16 +138,16 @@ class PartialCompletions:
         """Process an event of the log, in order; it may open or close a call."""
         kind, task_id = row["type"], row["task_id"]
         if kind == EventType.LLM_STARTED:
-            started = LlmStarted.of(from_json(row["data"]))
+            started: LlmStartedData = from_json(row["data"])
             self._open[task_id] = PartialCompletion(
                 self._run_id,
                 task_id,
                 row["parent_task_id"],
                 row["agent"],
                 -1 if row["depth"] is None else row["depth"],
-                started.call,
-                started.attempt,
-                started.beside,
+                started["call"],
+                started["attempt"],
+                started.get("beside", False),
             )
         elif kind in _TEXT_ENDS or (
             kind == EventType.LLM_FAILED and not is_repeated(from_json(row["data"]))

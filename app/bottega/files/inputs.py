@@ -21,6 +21,7 @@ from bottega.errors import (
     LimitedError,
     UnavailableError,
 )
+from bottega.events.data import ContentPart
 from bottega.files.store import (
     LARGEST_IN_PROMPT,
     FileOrigin,
@@ -180,7 +181,7 @@ class _Storing:
         index: int,
         content: str | list[dict[str, Any]],
         known: Mapping[str, Mapping[str, Any]],
-    ) -> str | list[dict[str, Any]]:
+    ) -> str | list[ContentPart]:
         if isinstance(content, str):
             return content
         return [

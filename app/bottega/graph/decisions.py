@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Self
 
 from bottega.conditions import Condition, holds, named
+from bottega.events.data import NodeType
 from bottega.graph.publication import as_text
 
-NodeType = Literal["agent", "tool", "human", "graph"]
 NodeStatus = Literal["pending", "running", "waiting", "completed", "failed", "skipped"]
 EdgeKey = tuple[str, str]
 """Source and target of an edge."""

@@ -7,13 +7,14 @@ import ast
 import functools
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
+from typing_extensions import get_original_bases, is_typeddict
 
 SHARED_FIELDS: Mapping[str, str] = {
     "type": "Kind of the object, which distinguishes the variants.",
@@ -171,25 +172,60 @@ class DescribedModel(BaseModel):
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
         shown = handler(schema)
-        members = handler.resolve_ref_schema(shown).get("properties", {})
+        names = {
+            field.serialization_alias or field.alias or name: name
+            for name, field in cls.model_fields.items()
+        }
         texts = _field_texts(cls) if cls.shows is None else _shown_texts(cls.shows, cls)
-        for name, field in cls.model_fields.items():
-            member = members.get(field.serialization_alias or field.alias or name, {})
-            own = (member, *member.get("anyOf", ()))
-            found = (each["description"] for each in own if "description" in each)
-            if text := texts.get(name) or next(found, None) or SHARED_FIELDS.get(name):
-                member["description"] = text
+        _describe(handler.resolve_ref_schema(shown), names, texts)
         return shown
+
+
+TypedDictClass = TypeVar("TypedDictClass", bound=type)
+
+
+def described(cls: TypedDictClass) -> TypedDictClass:
+    """Let the JSON Schema of a ``TypedDict`` take its fields' descriptions from their docstrings.
+
+    See :class:`DescribedModel`.
+    """
+
+    def json_schema(schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        shown = handler(schema)
+        names = {name: name for name in cls.__annotations__}
+        _describe(handler.resolve_ref_schema(shown), names, _field_texts(cls))
+        return shown
+
+    cls.__get_pydantic_json_schema__ = json_schema  # type: ignore[attr-defined]
+    return cls
+
+
+def _describe(shown: JsonSchemaValue, names: Mapping[str, str], texts: Mapping[str, str]) -> None:
+    """Add descriptions to an object's schema. ``names``: a field's name by its name in JSON."""
+    for shown_name, member in shown.get("properties", {}).items():
+        name = names[shown_name]
+        own = (member, *member.get("anyOf", ()))
+        found = (each["description"] for each in own if "description" in each)
+        if text := texts.get(name) or next(found, None) or SHARED_FIELDS.get(name):
+            member["description"] = text
 
 
 @functools.cache
 def _field_texts(model: type) -> Mapping[str, str]:
     """Return the docstrings of a model's fields by field name, including inherited fields."""
     texts: dict[str, str] = {}
-    for base in reversed(model.__mro__):
+    for base in reversed(_lineage(model)):
         if base.__module__.startswith("bottega."):
             texts |= _file_texts(base.__module__).get(base.__name__.partition("[")[0], {})
     return texts
+
+
+def _lineage(model: type) -> Sequence[type]:
+    """Return a class and its base classes. A ``TypedDict`` does not list its bases as others do."""
+    if not is_typeddict(model):
+        return model.__mro__
+    bases = (base for base in get_original_bases(model) if is_typeddict(base))
+    return [model, *(each for base in bases for each in _lineage(base))]
 
 
 def _shown_texts(body: type[BaseModel], answer: type[BaseModel]) -> Mapping[str, str]:

@@ -17,9 +17,10 @@ from pydantic_core import from_json, to_json
 
 from bottega.agents.approval import EXPIRES_S, Approval
 from bottega.agents.messages import ToolCall, ToolResult
-from bottega.agents.parts import Part, PartType, text_of
+from bottega.agents.parts import Part, text_of
 from bottega.agents.tools import ToolBase, error_result, success_result
 from bottega.errors import InvalidInputError, UnavailableError
+from bottega.events.data import PartType
 from bottega.json_schema.arguments import shown_schema
 from bottega.json_schema.patterns import MOST_IN_AGENT, size_of
 from bottega.json_schema.schema import escaped

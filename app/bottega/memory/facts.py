@@ -20,7 +20,7 @@ from bottega.agents.tools import ToolBase, tool
 from bottega.db.pages import PageItems, fetch_rows
 from bottega.db.pool import acting_as
 from bottega.errors import ConflictError, InvalidInputError, NotFoundError, UserErasingError
-from bottega.events.types import context_recalled
+from bottega.events.data import ContextRecalledData, context_recalled
 from bottega.memory.prompts import RunMemory
 from bottega.memory.text.injection import suspicious
 
@@ -167,7 +167,7 @@ class UserFacts:
         self._run_id = run_id
         self.shown: Sequence[str] = ()
 
-    async def recalled(self) -> dict[str, Any] | None:
+    async def recalled(self) -> ContextRecalledData | None:
         """Return the confirmed facts as data of a ``context.recalled`` event; ``None``: no facts.
 
         The text has a numbered line for each fact, newest first. If the facts have more than
@@ -183,7 +183,11 @@ class UserFacts:
                 break
             lines.append(line)
         ids = [str(row["id"]) for row in rows[: len(lines) - 1]]
-        return context_recalled(FACTS, "\n".join(lines)) | {"facts": ids} if ids else None
+        if not ids:
+            return None
+        data = context_recalled(FACTS, "\n".join(lines))
+        data["facts"] = ids
+        return data
 
     async def store(self, text: str, *, confirmed: bool) -> bool:
         """Store a fact of this run, as :func:`add` does; return true if the fact is confirmed."""

@@ -15,7 +15,6 @@ from uuid import UUID
 from sqlalchemy import ARRAY, Integer, Select, Text, any_, bindparam, func, select, text, tuple_
 from sqlalchemy.dialects.postgresql import distinct_on
 
-from bottega.agents.messages import ToolStatus
 from bottega.agents.query import task_id_at
 from bottega.db.pool import AsyncConnection
 from bottega.db.tables import run_events, runs
@@ -26,6 +25,7 @@ from bottega.engine.replay import (
     AGENT_CHANGES,
     ENDS,
     NODE_STATES,
+    TOOL_ENDS,
     RunReplay,
     TaskReplay,
     replay_run,
@@ -55,7 +55,7 @@ _OF_TASKS = (
 )
 """Types of events that change the status of a task."""
 _OF_NODES = (*_OF_TASKS, *NODE_STATES, EventType.EDGE_DECIDED)
-_OF_ELEMENTS = (EventType.TOOL_STARTED, EventType.TOOL_COMPLETED, EventType.TOOL_FAILED)
+_OF_ELEMENTS = (EventType.TOOL_STARTED, *TOOL_ENDS)
 """Types of events that change the status of a tool node's element. The events may be long."""
 _STATES_OF_TASKS = {
     "queued": "pending",
@@ -367,7 +367,7 @@ def _status_of(replay: RunReplay, task: TaskReplay) -> str:
     """Return a task's status or, for a tool node's element, the status of the last tool call."""
     ended = next((call.ended for call in reversed(task.tools.values())), None)
     if task.status is None and ended is not None:
-        return "completed" if ended.status == ToolStatus.SUCCESS else "failed"
+        return "completed" if ended["status"] == "success" else "failed"
     status = _STATES_OF_TASKS.get(task.status or "", task.status)
     return status if status not in (None, "running", "waiting") else _unended(replay, status)
 

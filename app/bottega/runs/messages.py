@@ -19,67 +19,64 @@ from bottega.agents.subagent import question_of
 from bottega.db.pages import PAGE_BYTES, PageItems, fetch_page
 from bottega.db.pool import AsyncConnection
 from bottega.db.tables import run_events, tasks
-from bottega.engine.replay import RunReplay, Said, replay_run, result_of
+from bottega.engine.replay import CONTEXT, TOOL_ENDS, RunReplay, replay_run, result_of
 from bottega.errors import NotFoundError
-from bottega.events.log import STEP_EVENTS
-from bottega.events.types import (
-    FINAL_EVENT,
-    ContextReceived,
-    Event,
-    EventType,
-    SubagentDispatched,
-    ToolEnded,
+from bottega.events.data import (
+    ContentPart,
+    ContextRecalledData,
+    MessageDeliveredData,
+    SubagentDispatchedData,
+    shared_metadata,
 )
+from bottega.events.log import STEP_EVENTS
+from bottega.events.types import FINAL_EVENT, Event, EventType
 from bottega.llm.dialects.wire import tool_outputs
 from bottega.runs import read
 from bottega.subagents.child import first_message
 
 SAID = (
     EventType.LLM_COMPLETED,
-    EventType.TOOL_COMPLETED,
-    EventType.TOOL_FAILED,
+    *TOOL_ENDS,
     EventType.MESSAGE_DELIVERED,
 )
 """Types of events that contain a message of the model, a tool or a user."""
 _ENDS = (EventType.AGENT_COMPLETED, EventType.AGENT_FAILED, *FINAL_EVENT.values())
-GIVEN = (EventType.MEMORY_INJECTED, EventType.CONTEXT_RECALLED)
-"""Types of events about shared context and memory."""
-_TOLD = (*SAID, *GIVEN)
+_TOLD = (*SAID, *CONTEXT)
 
 
 def message_of(
-    said: Said, event: Event, replay: RunReplay, heard: str | None = None
+    event: Event, answer: AssistantMessage | None, replay: RunReplay, heard: str | None = None
 ) -> dict[str, Any]:
     """Return a model's answer, a tool's result, context, or a user's text as a message. Pure.
 
     Args:
-        event: the event that contains ``said``.
+        answer: the model's answer, if the event has one.
         heard: the text that the model read as the tool's result, if the event has a different text.
     """
-    match said:
-        case AssistantMessage():
-            calls = [call.model_dump() for call in said.tool_calls]
-            usage = event.data["usage"]
-            return {
-                "role": "assistant",
-                "content": said.content,
-                "tool_calls": calls,
-                "usage": usage,
-            }
-        case ToolEnded():
-            result = result_of(said, replay.texts.get(said.answer_seq or 0))
-            read = _read_as(result, heard)
-            content = {"content": tool_outputs(read)[0].text, "parts": _parts_of(read)}
-            about = {"tool_call_id": result.tool_call_id, "name": result.tool_name}
-            return {"role": "tool", "status": result.status, **content, **about}
-        case ContextReceived():
-            is_reference = said.answer_seq is not None
-            text = replay.texts.get(said.answer_seq or 0) if is_reference else said.content
-            source = {"source": said.source, "version": said.version}
-            return {"role": "system", "content": text, **source}
-        case _:
-            message = _shown({"content": said.content})
-            return {**message, "role": "user", "message_id": said.message_id}
+    if answer is not None:
+        calls = [call.model_dump() for call in answer.tool_calls]
+        usage = event.data["usage"]
+        return {
+            "role": "assistant",
+            "content": answer.content,
+            "tool_calls": calls,
+            "usage": usage,
+        }
+    at = event.data.get("answer_seq")
+    if event.type in TOOL_ENDS:
+        result = result_of(event.data, replay.texts.get(at or 0))
+        read = _read_as(result, heard)
+        content = {"content": tool_outputs(read)[0].text, "parts": _parts_of(read)}
+        about = {"tool_call_id": result.tool_call_id, "name": result.tool_name}
+        return {"role": "tool", "status": result.status, **content, **about}
+    if event.type in CONTEXT:
+        context: ContextRecalledData = event.data
+        text = context.get("content") if at is None else replay.texts.get(at)
+        source = {"source": context["source"], "version": context["version"]}
+        return {"role": "system", "content": text, **source}
+    delivered: MessageDeliveredData = event.data
+    message = _shown({"content": delivered["content"]})
+    return {**message, "role": "user", "message_id": delivered["message_id"]}
 
 
 async def page(
@@ -224,12 +221,12 @@ def _listed(
     references = zip(rows, events, strict=True)
     texts = {event.data.get("answer_seq") or 0: row["output"] for row, event in references}
     replay = replay_run(sorted(events, key=lambda event: event.seq), texts=texts)
-    said = {event.seq: each for task in replay.tasks.values() for event, each in task.said}
+    answers = {event.seq: each for task in replay.tasks.values() for event, each in task.said}
     for event in events:
         if event.type == first:
             messages = [dict(message) for message in question]
         else:
-            messages = [message_of(said[event.seq], event, replay, heard[event.seq])]
+            messages = [message_of(event, answers[event.seq], replay, heard[event.seq])]
         about = {"seq": event.seq, "at": event.at}
         parts = [
             {"agent": event.agent, **message, **about, "part": part}
@@ -327,7 +324,7 @@ def _heard() -> ColumnElement[Any]:
         .correlate(run_events)
         .scalar_subquery()
     )
-    return case((own.type.in_((EventType.TOOL_COMPLETED, EventType.TOOL_FAILED)), following))
+    return case((own.type.in_(TOOL_ENDS), following))
 
 
 def events_of(
@@ -376,7 +373,7 @@ def _read_as(result: ToolResult, heard: str | None) -> ToolMessage:
     return ToolMessage.of(Part("text", text=heard), *result.parts, tool_results=(result,))
 
 
-def _parts_of(message: ToolMessage) -> list[dict[str, Any]]:
+def _parts_of(message: ToolMessage) -> list[ContentPart]:
     return [part.to_dict() for part in message.parts]
 
 
@@ -396,8 +393,9 @@ async def _asked(
         run_events.c.type == EventType.SUBAGENT_DISPATCHED,
     )
     if data := await connection.scalar(dispatched.limit(1)):
-        task = SubagentDispatched.of(data)
-        return [{"role": "user", "content": first_message(task_id, task.prompt, task.shared)}]
+        task: SubagentDispatchedData = data
+        text = first_message(task_id, task["prompt"], shared_metadata(task))
+        return [{"role": "user", "content": text}]
     calls = events_of(run["tenant_id"], run["id"], parent)
     answers = select(
         run_events.c.data["call"].as_integer(), run_events.c.data["message"]["tool_calls"]

@@ -14,7 +14,7 @@ from bottega.definitions import store
 from bottega.definitions.agents import overridden
 from bottega.definitions.graphs import to_graph
 from bottega.definitions.pinned import draft_of
-from bottega.engine.replay import ANALYSIS, MEMORY_PREFIXES, TaskReplay, replay_run
+from bottega.engine.replay import ANALYSIS, CONTEXT, MEMORY_PREFIXES, TaskReplay, replay_run
 from bottega.errors import NotFoundError
 from bottega.events.types import Event, EventType
 from bottega.graph.publication import MemoryItem, PropagationPolicy
@@ -60,7 +60,7 @@ async def prompt(
             limit=limit,
         )
 
-    opening = await page(messages.GIVEN, None, MOST_CONTEXT)
+    opening = await page(CONTEXT, None, MOST_CONTEXT)
     task = await _begun(connection, run, task_id)
     starts = _starts(run_id, call, task)
     first, last = starts[0], starts[-1]

@@ -65,7 +65,7 @@ from bottega.db.tables import (
     webhooks,
 )
 from bottega.errors import InvalidInputError, NotFoundError, no_run
-from bottega.events.types import ContextReceived, EventType, RunStatus
+from bottega.events.types import EventType, RunStatus
 from bottega.memory.episodes.scope import OFF
 from bottega.memory.patterns.adherence import SOURCE
 from bottega.subagents.handle import SubagentStatus
@@ -851,8 +851,8 @@ async def context(
     )
     found = []
     for row in await connection.execute(query):
-        received = ContextReceived.of(row.data)
-        content = row.output if received.content is None else received.content
+        content = row.data.get("content")
+        content = row.output if content is None else content
         found.append({**row.data, "seq": row.seq, "task_id": row.task_id, "content": content})
     return found
 

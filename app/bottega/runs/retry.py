@@ -21,22 +21,11 @@ from bottega.db.pool import AsyncConnection
 from bottega.db.tables import runs
 from bottega.definitions.graphs import to_graph
 from bottega.engine.journal import CANCELLED, EPISODE_NOT_STORED, row_change
-from bottega.engine.replay import ENDS, NODE_STATES, answer_of, replay_run
+from bottega.engine.replay import ENDS, NODE_STATES, TOOL_ENDS, answer_of, replay_run, tool_call_of
 from bottega.errors import ConflictError, ForbiddenError
 from bottega.events import log
-from bottega.events.types import (
-    UNFINISHED,
-    ContextReceived,
-    Event,
-    EventError,
-    EventType,
-    LlmCompleted,
-    RunStatus,
-    call_of,
-    is_repeated,
-    tool_call_of,
-    tool_name_of,
-)
+from bottega.events.data import LlmCompletedData, is_repeated
+from bottega.events.types import UNFINISHED, Event, EventError, EventType, RunStatus
 from bottega.files.inputs import files_of
 from bottega.files.store import touch
 from bottega.graph.decisions import GraphRules, name_of_node
@@ -51,7 +40,6 @@ Parents = Mapping[UUID | None, UUID | None]
 
 _ENDS = (EventType.AGENT_COMPLETED, EventType.AGENT_FAILED, EventType.MEMORY_PUBLISHED)
 _GOOD_ENDS = (EventType.AGENT_COMPLETED, EventType.SUBAGENT_COMPLETED)
-_TOOL_ENDS = (EventType.TOOL_COMPLETED, EventType.TOOL_FAILED)
 _TRIES = (EventType.LLM_STARTED, EventType.LLM_FAILED, EventType.LLM_CANCELLED)
 _ASKS = (EventType.INTERRUPT_CREATED, EventType.INTERRUPT_RESOLVED)
 _TEXTS = (EventType.MEMORY_PUBLISHED, EventType.MEMORY_INJECTED, EventType.CONTEXT_RECALLED)
@@ -282,11 +270,11 @@ def carry_over(
     if nodes is not None:
         good = _without_failed_nodes(good, nodes)
     answered = {
-        (event.task_id, call_of(event.data))
+        (event.task_id, event.data["call"])
         for event in good
         if event.type == EventType.LLM_COMPLETED or _is_final_failure(event)
     }
-    ended = {_call_of(event) for event in good if event.type in _TOOL_ENDS}
+    ended = {_call_of(event) for event in good if event.type in TOOL_ENDS}
     delivered = {
         event.data["message_id"] for event in good if event.type == EventType.MESSAGE_DELIVERED
     }
@@ -302,7 +290,7 @@ def carry_over(
         and not (
             event.type == EventType.MESSAGE_RECEIVED and event.data["message_id"] not in delivered
         )
-        and not (event.type in _TRIES and (event.task_id, call_of(event.data)) not in answered)
+        and not (event.type in _TRIES and (event.task_id, event.data["call"]) not in answered)
     ]
     numbers = {event.seq: new for new, event in enumerate(kept, start=2)}
     is_dangling = any(_names_dropped(event, numbers) for event in kept)
@@ -324,10 +312,11 @@ def until(events: Sequence[Event], seq: int) -> list[Event]:
     for index, event in enumerate(events):
         began.setdefault(event.task_id, index)
         if event.type == EventType.LLM_COMPLETED:
-            completed = LlmCompleted.of(event.data)
-            calls = {(event.task_id, completed.call, call["id"]) for call in completed.tool_calls}
+            completed: LlmCompletedData = event.data
+            made = completed["message"].get("tool_calls", ())
+            calls = {(event.task_id, completed["call"], call["id"]) for call in made}
             blocks[event.task_id] = index, calls
-        elif event.type in _TOOL_ENDS and event.task_id in blocks:
+        elif event.type in TOOL_ENDS and event.task_id in blocks:
             blocks[event.task_id][1].discard(_call_of(event))
     broken = {task: index for task, (index, calls) in blocks.items() if calls}
     never = len(events)
@@ -479,7 +468,7 @@ class _Log:
                 self.beside.add(event.task_id)
             elif event.type in ENDS or event.type in _ENDS[:2]:
                 self.ended[event.task_id] = index
-            elif event.type in _TOOL_ENDS and _is_look(event):
+            elif event.type in TOOL_ENDS and _is_look(event):
                 for task in _ends_reported(event):
                     self._reported.setdefault(task, []).append((event.task_id, index))
 
@@ -496,7 +485,7 @@ class _Log:
         if end is None or self._events[end].type in _GOOD_ENDS:
             return False
         is_invalid = _code(self._events[end]) == OUTPUT_INVALID
-        return is_invalid or ending_of(answer_of(LlmCompleted.of(event.data))) is not None
+        return is_invalid or ending_of(answer_of(event.data)) is not None
 
     def built_upon(self, task: UUID | None, index: int) -> bool:
         """Check if a parent task of a failed task used the failure or succeeded after the failure.
@@ -544,15 +533,15 @@ def _is_of_attempt(event: Event) -> bool:
 
 def _is_look(event: Event) -> bool:
     """Check if an event is about a call of a tool that reads tasks' statuses (``_LOOKS``)."""
-    is_call = event.type == EventType.TOOL_STARTED or event.type in _TOOL_ENDS
-    return is_call and tool_name_of(event.data) in _LOOKS
+    is_call = event.type == EventType.TOOL_STARTED or event.type in TOOL_ENDS
+    return is_call and event.data["name"] in _LOOKS
 
 
 def _follows_call(event: Event) -> bool:
     """Check if an event is a tool call's end, or memory that was recalled after the call failed."""
     if event.type == EventType.CONTEXT_RECALLED:
-        return ContextReceived.of(event.data).tool_call_id is not None
-    return event.type in _TOOL_ENDS
+        return event.data.get("tool_call_id") is not None
+    return event.type in TOOL_ENDS
 
 
 def _asked(events: Sequence[Event], task_root: UUID) -> dict[UUID | None, tuple[Any, ...]]:
@@ -560,11 +549,12 @@ def _asked(events: Sequence[Event], task_root: UUID) -> dict[UUID | None, tuple[
     asked: dict[UUID | None, tuple[Any, ...]] = {}
     for event in events:
         if event.type == EventType.LLM_COMPLETED:
-            completed = LlmCompleted.of(event.data)
-            for index, call in enumerate(completed.tool_calls):
-                for place in places_of(completed.call, index, ToolCall.model_validate(call)):
+            completed: LlmCompletedData = event.data
+            number = completed["call"]
+            for index, call in enumerate(completed["message"].get("tool_calls", ())):
+                for place in places_of(number, index, ToolCall.model_validate(call)):
                     task_id = task_id_at(event.task_id or task_root, (place,))
-                    asked[task_id] = (event.task_id, completed.call, call["id"])
+                    asked[task_id] = (event.task_id, number, call["id"])
     return asked
 
 

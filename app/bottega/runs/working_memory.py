@@ -19,7 +19,7 @@ from bottega.db.pool import AsyncConnection
 from bottega.db.tables import run_events
 from bottega.definitions import store
 from bottega.engine.replay import MEMORY_PREFIXES, replay_run
-from bottega.events.types import ContextReceived, EventType
+from bottega.events.types import EventType
 from bottega.memory.prompts import RECALL
 from bottega.memory.text.summaries import summary_of
 from bottega.memory.working_memory import (
@@ -243,15 +243,14 @@ async def working_memory(
     texts = {row.seq: row.text for row in rows}
     results = [replace(result, text=texts.get(result.seq)) for result in results]
     root = replay_run(await messages.read_events(connection, run, *_about_memory(run))).task(None)
-    said = (each for _, each in root.said if isinstance(each, ContextReceived))
     retrieved = [
-        Retrieved(each.source, each.content)
-        for each in said
-        if each.content and each.source.startswith(MEMORY_PREFIXES)
+        Retrieved(each["source"], text)
+        for each in root.contexts()
+        if (text := each.get("content")) and each["source"].startswith(MEMORY_PREFIXES)
     ]
     starts = [start for call in root.calls.values() for start in call.starts]
     prompt = starts[-1].data.get("memory") if starts else None
-    plans = [call.started.arguments for call in root.tools.values() if call.started is not None]
+    plans = [call.started["arguments"] for call in root.tools.values() if call.started is not None]
     plan = plan_of(plans[-1]) if plans else None
     return fold_working(run, definition, results, spent, tasks, retrieved, prompt, plan or ())
 

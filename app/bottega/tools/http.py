@@ -25,10 +25,11 @@ from pydantic import (
 
 from bottega.agents.approval import Approval
 from bottega.agents.messages import ToolCall, ToolResult
-from bottega.agents.parts import Part, PartType
+from bottega.agents.parts import Part
 from bottega.agents.threads import run_in_thread
 from bottega.agents.tools import ToolBase, error_result, success_result
 from bottega.errors import InvalidInputError, UnavailableError
+from bottega.events.data import PartType
 from bottega.json_schema.arguments import ArgumentSchema, argument_schema
 from bottega.json_schema.described import DescribedModel
 from bottega.json_schema.output import output_schema

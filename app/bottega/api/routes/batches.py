@@ -17,12 +17,7 @@ from bottega.api.errors import headers, problem_response, problems
 from bottega.api.routes import stream
 from bottega.api.schemas.base import Answer, Body, Metadata, Name, Page
 from bottega.api.schemas.parts import MOST_BODY_BYTES, WebhookUrl
-from bottega.api.schemas.runs import (
-    AgentUsage,
-    CostBudget,
-    Event,
-    Failure,
-)
+from bottega.api.schemas.runs import CostBudget, Event
 from bottega.api.shared.deps import (
     Actor,
     PrincipalDep,
@@ -36,6 +31,7 @@ from bottega.api.shared.new_runs import check_webhook
 from bottega.api.shared.pages import LINK, PageQuery, escaped_lines
 from bottega.container import Service
 from bottega.errors import InvalidInputError
+from bottega.events.data import AgentUsage, Failure
 from bottega.files.store import Owner
 from bottega.json_schema.values import WHOLE
 from bottega.runs import submit

@@ -15,7 +15,6 @@ from bottega.api.routes.batches import BatchBudget
 from bottega.api.routes.providers import known_providers, possible_names
 from bottega.api.schemas.agents import AnyCheck, JudgeCheck
 from bottega.api.schemas.base import NAME_PATTERN, Answer, Body, Name, VersionNumber
-from bottega.api.schemas.runs import Cost
 from bottega.api.shared.deps import PrincipalDep, ReviewTenant, ServiceDep, Tenant, Transaction
 from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.schemas import check_schemas
@@ -23,6 +22,7 @@ from bottega.container import Service
 from bottega.db.pool import AsyncConnection
 from bottega.definitions.agents import checked
 from bottega.errors import InvalidInputError
+from bottega.events.data import Cost
 from bottega.json_schema.values import WHOLE
 from bottega.runs import evals
 from bottega.runs.pins import UsedModel

@@ -31,7 +31,7 @@ from bottega.api.schemas.base import (
 )
 from bottega.api.schemas.params import ClientToolDefinition, OutputSchemaField, ToolDefinition
 from bottega.api.schemas.parts import ShownCall
-from bottega.api.schemas.runs import CostBudget, Failure
+from bottega.api.schemas.runs import CostBudget
 from bottega.api.shared.definitions import (
     Caller,
     DefinitionName,
@@ -68,7 +68,7 @@ from bottega.definitions.store import AGENTS, GRAPHS
 from bottega.dry_run import LONGEST_S, NO_MEMORY
 from bottega.dry_run import command as dry_run_command
 from bottega.errors import UnavailableError
-from bottega.graph.decisions import NodeType
+from bottega.events.data import Failure, NodeType
 from bottega.json_schema.values import WHOLE
 from bottega.memory.episodes.scope import MemoryMode
 from bottega.runs.graphs import published_graph

@@ -6,15 +6,15 @@ from uuid import UUID
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import Field
 
-from bottega.agents.approval import Kind
 from bottega.api.auth import acts_for
 from bottega.api.errors import headers, problems
 from bottega.api.schemas.base import Page, PlaceInTime
-from bottega.api.schemas.interrupts import InterruptItem, InterruptStatus, NewDecision
+from bottega.api.schemas.interrupts import InterruptItem, NewDecision
 from bottega.api.schemas.runs import SessionName
 from bottega.api.shared.deps import PeopleTenant, PrincipalDep, ReviewTenant, Transaction
 from bottega.api.shared.pages import LINK, PageQuery, QueriedUser
 from bottega.api.shared.run_control import decide
+from bottega.events.data import InterruptStatus, Kind
 from bottega.runs import interrupts
 
 router = APIRouter(prefix="/v1/interrupts", tags=["runs"])

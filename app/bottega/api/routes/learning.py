@@ -22,7 +22,6 @@ from bottega.api.schemas.episodes import (
     NewEpisode,
     NewFeedback,
 )
-from bottega.api.schemas.parts import ShortenedPrompt
 from bottega.api.schemas.patterns import StateName
 from bottega.api.schemas.runs import LearningStatus
 from bottega.api.shared.deps import (
@@ -38,6 +37,7 @@ from bottega.api.shared.deps import (
 from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.pages import LINK, PageQuery
 from bottega.errors import ConflictError
+from bottega.events.data import ShortenedPrompt
 from bottega.events.types import UNFINISHED
 from bottega.json_schema.values import WHOLE
 from bottega.memory.episodes.episode import Episode

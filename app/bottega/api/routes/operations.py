@@ -15,7 +15,7 @@ from bottega.api.auth import acts_for
 from bottega.api.errors import headers, problem_response, problems, storage_full
 from bottega.api.routes.providers import default_model
 from bottega.api.schemas.base import Answer, Page, PlaceInTime
-from bottega.api.schemas.runs import Failure, SessionName, UsageSum
+from bottega.api.schemas.runs import SessionName, UsageSum
 from bottega.api.server.addresses import sent
 from bottega.api.server.documents import CONSOLE, wants_page
 from bottega.api.shared.deps import (
@@ -40,6 +40,7 @@ from bottega.db.migrate import require_current
 from bottega.engine import workers
 from bottega.engine.workers import any_alive
 from bottega.errors import BottegaError
+from bottega.events.data import Failure
 from bottega.events.types import WaitReason
 from bottega.metrics import CONTENT_TYPE
 from bottega.runs import read

@@ -27,11 +27,8 @@ from bottega.api.schemas.runs import (
     RunGraph,
     RunSummary,
     SessionName,
-    Status,
     Task,
     TaskProgress,
-    TaskStatus,
-    Usage,
 )
 from bottega.api.server.addresses import sent
 from bottega.api.shared import idempotency
@@ -66,6 +63,7 @@ from bottega.container import Service
 from bottega.db.failures import is_transient
 from bottega.db.pool import AsyncConnection, acting_as
 from bottega.errors import ForbiddenError
+from bottega.events.data import Status, TaskStatus, Usage
 from bottega.events.types import WaitReason
 from bottega.files.store import owner_of_run
 from bottega.runs import forks, graphs, messages, prompts, read

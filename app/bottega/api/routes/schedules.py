@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 from bottega.api.auth import Principal, acts_for
 from bottega.api.errors import headers, problems
 from bottega.api.schemas.base import NAME_PATTERN, Answer, Body, Name, Page
-from bottega.api.schemas.runs import Failure, NewRun
+from bottega.api.schemas.runs import NewRun
 from bottega.api.shared.deps import Actor, DefineTenant, PrincipalDep, ServiceDep, Transaction
 from bottega.api.shared.idempotency import OnceDep
 from bottega.api.shared.new_runs import check_webhook
@@ -25,6 +25,7 @@ from bottega.container import Service
 from bottega.db.pages import PageItems
 from bottega.db.pool import AsyncConnection
 from bottega.errors import InvalidInputError
+from bottega.events.data import Failure
 from bottega.files.inputs import StoredInput, stored_input
 from bottega.files.store import Owner
 from bottega.tenants import audit

@@ -19,9 +19,14 @@ from pydantic import (
 )
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
+from typing_extensions import is_typeddict
 
-from bottega.json_schema.described import DescribedModel
+from bottega.events import data
+from bottega.json_schema.described import DescribedModel, described
 from bottega.json_schema.values import WHOLE
+
+for _each in filter(is_typeddict, vars(data).values()):
+    described(_each)
 
 MAX_VALUES = 100_000
 _SHORT = 1000  # number of characters

@@ -8,7 +8,8 @@ from pydantic import ConfigDict, Field, JsonValue, StringConstraints, model_vali
 from pydantic_core import PydanticCustomError, to_json
 
 from bottega.api.schemas.base import Answer, Body, OwnUser, PlaceInTime, UserName
-from bottega.api.schemas.runs import Failure, SessionName
+from bottega.api.schemas.runs import SessionName
+from bottega.events.data import Failure
 from bottega.json_schema.values import WHOLE
 from bottega.runs.read import OutcomeSource, OutcomeValue
 

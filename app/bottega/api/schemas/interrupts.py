@@ -6,10 +6,8 @@ from uuid import UUID
 
 from pydantic import ConfigDict, Field, JsonValue, StringConstraints
 
-from bottega.agents.approval import Kind
 from bottega.api.schemas.base import Answer, Body, OwnUser
-
-InterruptStatus = Literal["pending", "resolved", "expired", "cancelled"]
+from bottega.events.data import Answerers, InterruptStatus, Kind
 
 
 class InterruptItem(Answer):
@@ -49,7 +47,7 @@ class InterruptItem(Answer):
     """The MCP server that asks the question; null: the agent itself asks."""
     node: str | None
     """The node of a graph that asks the question; null: a tool call asks."""
-    who: Literal["run", "approve", "user"] | None
+    who: Answerers | None
     """People who may answer a node's question: with the scope `run` or `approve`, with `approve`
     only, or only the run's user."""
     created_at: datetime

@@ -1,14 +1,14 @@
 """Bodies of requests and responses about a run's messages and prompts."""
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
 from bottega.api.schemas.base import Answer, Body, OwnUser
-from bottega.api.schemas.parts import Content, ContentPart, ModelToolCall, ShortenedPrompt
-from bottega.api.schemas.runs import Usage
+from bottega.api.schemas.parts import Content, ShownPart
+from bottega.events.data import ModelToolCall, ShortenedPrompt, Usage
 
 
 class NewMessage(Body):
@@ -33,14 +33,19 @@ class MessageSent(Answer):
     message_id: UUID
 
 
+_ModelCall = Annotated[
+    ModelToolCall, AfterValidator(lambda call: {"arguments": {}, "malformed": None, **call})
+]
+
+
 class _Said(Answer):
     role: Literal["system", "user", "assistant", "tool"]
     """Author of the message; `system`: the run's input, or another agent (`source`)."""
     content: str
     """Text of the message; if the message has `parts`, the text of its text parts."""
-    parts: list[ContentPart] = Field(default_factory=list)
+    parts: list[ShownPart] = Field(default_factory=list)
     """The whole content, if the message is more than text."""
-    tool_calls: list[ModelToolCall] = Field(default_factory=list)
+    tool_calls: list[_ModelCall] = Field(default_factory=list)
     """Tool calls of the model's answer."""
     usage: Usage | None = None
     """Tokens of a model's answer."""

@@ -22,6 +22,7 @@ from pydantic_core import PydanticCustomError
 
 from bottega.api.schemas.base import Answer, Body
 from bottega.errors import InvalidInputError
+from bottega.events.data import ContentPart
 from bottega.json_schema.values import WHOLE
 from bottega.tools.egress import checked_url
 from bottega.tools.http import LONGEST_URL
@@ -138,25 +139,6 @@ Content = Annotated[
 """Content of a message: a text, or parts."""
 
 
-class ContentPart(SetFields, Answer):
-    """A part of a message's content."""
-
-    type: Literal["text", "image", "audio", "document", "file"]
-    """Kind of the part; `file`: the media type decides."""
-    text: str | None = None
-    """Text of a part that is text."""
-    url: str | None = None
-    """URL of content that this server does not store."""
-    file: str | None = None
-    """Id of a file."""
-    media_type: str | None = None
-    """Media type, such as `image/png`."""
-    name: str | None = None
-    """File name, which the model reads."""
-    size_tokens: int | None = None
-    """Estimate of the part's tokens in a prompt."""
-
-
 CallId = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 
 
@@ -200,6 +182,13 @@ class InputMessage(SetFields, Body):
         return self
 
 
+ShownPart = Annotated[
+    ContentPart,
+    AfterValidator(lambda part: {key: each for key, each in part.items() if each is not None}),
+]
+"""A part without fields that are null, so that clients can send a shown message again."""
+
+
 class ShownCall(Answer):
     """A tool call in a message of the role `assistant`."""
 
@@ -215,7 +204,7 @@ class ShownMessage(SetFields, Answer):
 
     role: Literal["system", "user", "assistant", "tool"]
     """Author of the message; `tool`: the answer to a tool call."""
-    content: str | list[ContentPart]
+    content: str | list[ShownPart]
     """A text, or parts; a file replaces `data`."""
     tool_calls: list[ShownCall] | None = None
     """Tool calls of the message."""
@@ -323,26 +312,3 @@ class ShownDemands(Answer):
     goals: list[str] = Field(default_factory=list)
     constraints: list[str] = Field(default_factory=list)
     success_criteria: list[str] = Field(default_factory=list)
-
-
-class ModelToolCall(Answer):
-    """A tool call that a model requested."""
-
-    id: str
-    """Id that the model gave the call."""
-    name: str
-    """Name of the tool."""
-    arguments: dict[str, Any] = Field(default_factory=dict)
-    malformed: str | None = None
-    """Arguments as the model sent them, if they are not a JSON object."""
-
-
-class ShortenedPrompt(Answer):
-    """Size of a prompt that was shortened by the working memory."""
-
-    tokens: int
-    """Estimated number of tokens of the shortened prompt."""
-    shrunk: int
-    """Number of tool results for which the prompt has only a summary and a reference."""
-    left: int
-    """Number of messages that the prompt leaves out; the agent can recall them."""

@@ -2,7 +2,7 @@
 
 from datetime import datetime
 from decimal import Decimal
-from typing import Annotated, Any, Generic, Literal, Self, TypeVar
+from typing import Annotated, Any, Generic, Literal, NotRequired, Self, TypeVar
 from uuid import UUID
 
 from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model_validator
@@ -33,8 +33,22 @@ from bottega.api.schemas.parts import (
     Text,
     WebhookUrl,
 )
+from bottega.events.data import (
+    AgentUsage,
+    Cause,
+    Cost,
+    Failure,
+    ForkOf,
+    Keywords,
+    NodeType,
+    OrNull,
+    Status,
+    TaskStatus,
+    Usage,
+)
 from bottega.events.types import WaitReason
-from bottega.graph.decisions import NodeStatus, NodeType
+from bottega.graph.decisions import NodeStatus
+from bottega.json_schema.described import described
 from bottega.json_schema.values import WHOLE
 from bottega.memory.episodes.scope import MemoryMode
 from bottega.runs.read import JudgeKind, MemoryDraw
@@ -62,74 +76,32 @@ class CostBudget(Body):
     """Currency of the amount; only US dollars."""
 
 
-class Cost(Answer):
-    """The price of model calls, based on the provider's own prices or on public price lists."""
-
-    amount: Annotated[str, Field(examples=["0.00195"], pattern=r"^\d+(\.\d+)?$")]
-    """A decimal number."""
-    currency: Literal["USD"]
-    """Currency of the amount; only US dollars."""
-    complete: bool
-    """False: the amount leaves out some tokens, because their model has no known price."""
-
-
-class Usage(Answer):
-    """Tokens of model calls and their cost."""
-
-    input: int
-    """Number of input tokens, including tokens from the server's cache."""
-    output: int
-    """Number of output tokens, including reasoning."""
-    cached: int
-    """Number of input tokens that the model's server had in its cache."""
-    reasoning: int
-    """Number of output tokens that were reasoning."""
-    estimated: bool
-    """True: the server did not report all tokens; missing tokens are estimates at 4 bytes each."""
-    cost: Cost
-
-
-class AgentUsage(Usage):
-    """Tokens and calls of an agent, including its sub-agents."""
-
-    model_calls: int
-    """Number of model calls, including failed calls."""
-    tool_calls: int
-    """Number of tool calls."""
-
-
+@described
 class UsageSum(Usage):
     """Spending of one group of runs. Only the field that `by` selects names the group."""
 
-    agent: str | None = None
+    agent: NotRequired[OrNull[str]]
     """Name of the agent; null: the sum is by another field."""
-    model: str | None = None
+    model: NotRequired[OrNull[str]]
     """Name of the model; null: the sum is by another field."""
-    session: str | None = None
+    session: NotRequired[OrNull[str]]
     """Id of the session; null: runs without a session."""
-    day: Annotated[str | None, Field(examples=["2026-11-02"])] = None
+    day: NotRequired[Annotated[str | None, Keywords(default=None, examples=["2026-11-02"])]]
     """Day, in UTC."""
-    key: str | None = None
+    key: NotRequired[OrNull[str]]
     """The caller that started the runs: `key:` with the key's prefix, `local`, or `schedule:` with
     the schedule's name."""
-    user: str | None = None
+    user: NotRequired[OrNull[str]]
     """Name of the end user; null: runs without a user."""
-    batch: str | None = None
+    batch: NotRequired[OrNull[str]]
     """Id of the batch; null: runs outside of batches."""
-    metadata: str | None = None
+    metadata: NotRequired[OrNull[str]]
     """Value of the metadata key that `by` names; null: runs without this key."""
     runs: int
     """Number of runs."""
 
 
-Status = Literal["queued", "running", "waiting", "completed", "failed", "timeout", "cancelled"]
-TaskStatus = Literal[
-    "queued", "running", "streaming", "waiting", "completed", "failed", "timeout", "cancelled"
-]
 LearningStatus = Literal["pending", "done", "failed"]
-Cause = Literal[
-    "start", "crash", "lost", "drain", "model", "children", "time", "interrupt", "message"
-]
 SessionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")]
 _USER = (
     "Your own name for your end user, whose memory and files the run uses. In a session, it must "
@@ -246,15 +218,6 @@ class Attempt(Answer):
     ended_at: datetime | None
 
 
-class Failure(Answer):
-    """An error: a stable code, and a text for people."""
-
-    code: str
-    """Stable code of the error."""
-    message: str
-    """Description of the error, for people."""
-
-
 class Webhook(Answer):
     """The delivery of the run's webhook."""
 
@@ -292,25 +255,6 @@ class Waiting(Answer):
     """Time at which the wait began."""
     until: datetime | None
     """Latest time at which the run continues; null: no time limit."""
-
-
-class ForkOfNode(Answer):
-    """The run that a fork repeats from a node."""
-
-    run_id: UUID
-    node: str
-    """First node that is executed again; all nodes after it are executed again, too."""
-
-
-class ForkOfEvent(Answer):
-    """The run that a fork repeats from an event."""
-
-    run_id: UUID
-    seq: int
-    """Number of the last event that the fork took over; the fork repeats all later work."""
-
-
-ForkOf = ForkOfNode | ForkOfEvent
 
 
 class TakenOver(Answer):

@@ -15,6 +15,7 @@ from bottega.clock import Clock
 from bottega.db.pages import PageItems, fetch_rows
 from bottega.db.pool import acting_as
 from bottega.errors import NotFoundError
+from bottega.events.data import Why
 from bottega.logger import Logger
 from bottega.memory.episodes import search
 from bottega.memory.episodes.embedders import EmbeddedQuery, Embedders
@@ -62,7 +63,7 @@ class Hit:
         return {name: value for name, value in self.why.items() if name != "floor"}
 
     @property
-    def why(self) -> dict[str, Any]:
+    def why(self) -> Why:
         """Common words of the episode and the query, the cosine of their vectors, and the floor."""
         cosine, floor = self.parts.cosine, self.floor
         return {

@@ -15,17 +15,18 @@ from pydantic_core import to_json
 from bottega.agents.messages import Usage
 from bottega.agents.output import LONGEST_JUDGED
 from bottega.agents.tools import WITHIN_RUN
+from bottega.events.data import (
+    LlmCompletedData,
+    ToolEndedData,
+    ToolErrorData,
+    ToolStartedData,
+    is_repeated,
+)
 from bottega.events.types import (
-    AgentCompleted,
     Data,
     EventError,
     EventType,
-    LlmCompleted,
     RunStatus,
-    ToolEnded,
-    ToolError,
-    ToolStarted,
-    is_repeated,
 )
 from bottega.graph.publication import as_text
 from bottega.memory.episodes.episode import (
@@ -182,24 +183,24 @@ class EpisodeRecorder:
         self._asked_people: dict[str, tuple[str, Mapping[str, Any]]] = {}  # tool and arguments
         self.decided: list[tuple[str, str]] = []  # reason, and ``denied`` or ``edited``
 
-    def observe(
-        self, event_type: str, task_id: UUID | None, agent: str | None, data: Mapping[str, Any]
-    ) -> None:
+    def observe(self, event_type: str, task_id: UUID | None, agent: str | None, data: Data) -> None:
         self._is_silent = task_id is not None and agent in self.about.silent
         match event_type:
             case EventType.LLM_COMPLETED:
                 self._model_calls += 1
-                completed = LlmCompleted.of(data)
-                self._usage += Usage.from_dict(completed.usage)
-                self._last_texts[task_id] = self._short(completed.message.get("content") or "")
+                completed: LlmCompletedData = data
+                self._usage += Usage.from_dict(completed["usage"])
+                text = completed["message"].get("content") or ""
+                self._last_texts[task_id] = self._short(text)
             case EventType.TOOL_STARTED:
-                started = ToolStarted.of(data)
-                self._asked[task_id, started.call, started.tool_call_id] = started.arguments
+                started: ToolStartedData = data
+                call = task_id, started["call"], started["tool_call_id"]
+                self._asked[call] = started["arguments"]
                 self._following.tool_started(task_id, started)
             case EventType.TOOL_COMPLETED | EventType.TOOL_FAILED:
-                ended, failed = ToolEnded.of(data), event_type == EventType.TOOL_FAILED
-                self._following.tool_ended(task_id, ended, failed=failed)
-                self._tool_ended(agent, task_id, ended, failed=failed)
+                failed = event_type == EventType.TOOL_FAILED
+                self._following.tool_ended(task_id, data, failed=failed)
+                self._tool_ended(agent, task_id, data, failed=failed)
             case EventType.LLM_FAILED:
                 self._retries += is_repeated(data)
                 self._failed(agent, task_id, data, None)
@@ -217,7 +218,7 @@ class EpisodeRecorder:
         self._following.task(event_type, task_id, agent, data)
         if event_type == EventType.AGENT_COMPLETED:
             self._tasks.setdefault(task_id, True)
-            said, output = self._last_texts.pop(task_id, ""), AgentCompleted.of(data).output
+            said, output = self._last_texts.pop(task_id, ""), data.get("output")
             self._step(agent, task_id, answer=said if output is None else self._short(output))
         elif event_type in FAILED_TASK:
             if self._tasks.get(task_id) is not False:
@@ -242,14 +243,15 @@ class EpisodeRecorder:
         self, agent: str | None, task_id: UUID | None, data: Data, name: str | None
     ) -> None:
         error = EventError.of(data)
-        signature = self._erred(ToolError(error.code or "error", error.message or ""), name)
+        failure = ToolErrorData(type=error.code or "error", message=error.message or "")
+        signature = self._erred(failure, name)
         self._step(agent, task_id, error=error._asdict(), signature=signature)
 
     def _tool_ended(
-        self, agent: str | None, task_id: UUID | None, ended: ToolEnded, *, failed: bool
+        self, agent: str | None, task_id: UUID | None, ended: ToolEndedData, *, failed: bool
     ) -> None:
-        name = ended.name
-        arguments = self._asked.pop((task_id, ended.call, ended.tool_call_id), {})
+        name, error = ended["name"], ended["error"]
+        arguments = self._asked.pop((task_id, ended["call"], ended["tool_call_id"]), {})
         if name in self._of_memory:
             plan = plan_of(arguments) if name == SET_PLAN and not failed else None
             if plan and len(self._plans) <= 10:
@@ -259,16 +261,16 @@ class EpisodeRecorder:
         step = {
             "tool": name,
             "arguments": self._short(to_json(arguments, serialize_unknown=True).decode()),
-            "status": ended.status,
+            "status": ended["status"],
         }
         if name in self.about.sent_tools:
             step["defined_by"] = "request"
         text = ""
-        if ended.error is not None:
-            text = ended.error.message
-            step |= {"error": self._short(text), "signature": self._erred(ended.error, name)}
-        elif ended.result is not None:
-            text = as_text(ended.result)
+        if error is not None:
+            text = error["message"]
+            step |= {"error": self._short(text), "signature": self._erred(error, name)}
+        elif ended["result"] is not None:
+            text = as_text(ended["result"])
             step["result"] = self._short(text)
         if name in self._outside and self._suspicion is None:
             self._suspicion = suspicious(text)
@@ -284,15 +286,15 @@ class EpisodeRecorder:
         else:
             self._last.append(step)
 
-    def _erred(self, error: ToolError, name: str | None) -> str:
-        message = self._clean(error.message)
-        signature = failure_signature(error.type, message, name, error.status)
+    def _erred(self, error: ToolErrorData, name: str | None) -> str:
+        message = self._clean(error["message"])
+        signature = failure_signature(error["type"], message, name, error.get("status"))
         if self._is_silent:
             return signature
         if len(self._signatures) < 19:  # at most 20, together with the signature of the run itself
             self._signatures[signature] = None
         if len(self._errors) < 10:
-            self._errors[f"{name or error.type}: {cut(message, _STEP_BYTES)}"] = None
+            self._errors[f"{name or error['type']}: {cut(message, _STEP_BYTES)}"] = None
         return signature
 
     def _short(self, text: str) -> str:

@@ -5,18 +5,13 @@ be compared.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from bottega.events.types import (
-    Data,
-    EventError,
-    EventType,
-    PatternReceived,
-    ToolEnded,
-    ToolStarted,
-)
+from bottega.events.data import ContextRecalledData, ToolEndedData, ToolStartedData
+from bottega.events.types import Data, EventError, EventType
 from bottega.memory.patterns.pattern import OF_RUN
 
 SOURCE = "pattern:"
@@ -32,18 +27,22 @@ class _Shown:
     """A pattern that was given to the run or withheld from the run, and what was observed."""
 
     id: str
-    of: PatternReceived
+    data: ContextRecalledData
     at: int  # number of calls that began before the pattern was shown
-    reached: int = 0  # index in ``of.uses`` of the tool or agent that must begin next
+    reached: int = 0  # index in ``uses`` of the tool or agent that must begin next
     good: bool | None = None
+
+    @property
+    def uses(self) -> Sequence[str]:
+        return self.data.get("uses") or ()
 
     def to_json(self) -> dict[str, Any]:
         return {
             "id": self.id,
-            "version": self.of.version,
-            "arm": self.of.arm,
-            "category": self.of.category,
-            "followed": self.reached == len(self.of.uses) if self.of.uses else None,
+            "version": self.data["version"],
+            "arm": self.data.get("arm"),
+            "category": self.data.get("category") or "",
+            "followed": self.reached == len(self.uses) if self.uses else None,
             "good": self.good,
         }
 
@@ -66,18 +65,18 @@ class Adherence:
         self._asked: Counter[str] = Counter()
         self._tasks: set[UUID] = set()
 
-    def tool_started(self, task_id: UUID | None, started: ToolStarted) -> None:
+    def tool_started(self, task_id: UUID | None, started: ToolStartedData) -> None:
         if self._shown:
-            self._asked[started.name] += 1
-            self._begin((task_id, started.call, started.tool_call_id), started.name)
+            self._asked[started["name"]] += 1
+            self._begin((task_id, started["call"], started["tool_call_id"]), started["name"])
 
-    def tool_ended(self, task_id: UUID | None, ended: ToolEnded, *, failed: bool) -> None:
+    def tool_ended(self, task_id: UUID | None, ended: ToolEndedData, *, failed: bool) -> None:
         if self._shown:
-            key = (task_id, ended.call, ended.tool_call_id)
-            if ended.error is not None and ended.error.type == _CANCELLED:
+            key = (task_id, ended["call"], ended["tool_call_id"])
+            if ended["error"] is not None and ended["error"]["type"] == _CANCELLED:
                 self._open.pop(key, None)
             else:
-                self._end(key, ended.name, well=not failed)
+                self._end(key, ended["name"], well=not failed)
 
     def task(self, event_type: str, task_id: UUID, agent: str | None, data: Data) -> None:
         """Process an event about a task itself, not about a tool call of the task."""
@@ -112,19 +111,19 @@ class Adherence:
         """
         return [shown.to_json() for shown in self._shown.values()]
 
-    def recalled(self, data: Data) -> None:
-        source = str(data["source"])
+    def recalled(self, data: ContextRecalledData) -> None:
+        source = data["source"]
         if not source.startswith(SOURCE) or len(self._shown) == MOST:
             return
-        shown = _Shown(source.removeprefix(SOURCE), PatternReceived.of(data), self._begun)
-        if shown.of.arm is not None:
-            self._shown.setdefault((shown.id, shown.of.version), shown)
+        if data.get("arm") is not None:
+            shown = _Shown(source.removeprefix(SOURCE), data, self._begun)
+            self._shown.setdefault((shown.id, data["version"]), shown)
 
     def _begin(self, key: Any, name: str) -> None:
         self._begun += 1
         self._open[key] = self._begun
         for shown in self._shown.values():
-            uses = shown.of.uses
+            uses = shown.uses
             if shown.reached < len(uses) and uses[shown.reached] == name:
                 shown.reached += 1
 
@@ -133,8 +132,8 @@ class Adherence:
         for shown in self._shown.values():
             if (
                 shown.good is None
-                and shown.of.category not in OF_RUN
-                and name in shown.of.affects
+                and shown.data.get("category") not in OF_RUN
+                and name in (shown.data.get("affects") or ())
                 and began > shown.at
             ):
                 shown.good = well

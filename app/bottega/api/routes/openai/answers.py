@@ -30,7 +30,7 @@ from bottega.definitions.store import AGENTS
 from bottega.engine.replay import replay_run
 from bottega.errors import BottegaError, ModelError
 from bottega.events.frames import LLM_DELTA, Filter
-from bottega.events.types import UNFINISHED, Event, EventType, LlmCompleted, RunStatus
+from bottega.events.types import UNFINISHED, Event, EventType, RunStatus
 from bottega.runs import interrupts, messages
 
 _SPENDING = (EventType.LLM_COMPLETED, EventType.LLM_FAILED, EventType.LLM_CANCELLED)
@@ -264,7 +264,7 @@ async def pieces(follower: RunFollower) -> AsyncIterator[str | RoundAnswer | Non
             continue
         data = from_json(frame.body)["data"]
         if frame.type == EventType.LLM_COMPLETED:
-            spoken.observe(AssistantMessage.model_validate(LlmCompleted.of(data).message))
+            spoken.observe(AssistantMessage.model_validate(data["message"]))
             text = spoken.certain()
         else:
             text = spoken.certain(live.observe(**data))

@@ -1,45 +1,166 @@
-"""Schemas of all types of stored events, from which the OpenAPI and AsyncAPI documents are made.
+"""Data of all types of events, as the log stores them and as clients read them. Pure.
 
-A field with a default may be absent in an event.
+Each type of event has one class, and :data:`DATA` has all of these classes. The engine writes
+objects of a class. Readers use the stored object as it is, so nothing is copied or parsed. The API
+makes the OpenAPI and AsyncAPI documents from the same classes. A ``NotRequired`` field may be
+absent in an event. Later versions may add fields to an event.
 """
 
 from collections.abc import Mapping
-from datetime import datetime
-from typing import Annotated, Any, Literal
-from uuid import UUID
+from typing import Annotated, Any, Literal, NotRequired, TypeVar
 
-from pydantic import ConfigDict, Field, create_model
-from pydantic.json_schema import models_json_schema
+from typing_extensions import TypedDict  # Pydantic needs it before Python 3.12
 
-from bottega.agents.approval import Kind
-from bottega.api.schemas.base import Answer
-from bottega.api.schemas.interrupts import InterruptStatus
-from bottega.api.schemas.parts import ContentPart, ModelToolCall, ShortenedPrompt
-from bottega.api.schemas.runs import (
-    AgentUsage,
-    Cause,
-    Event,
-    Failure,
-    ForkOf,
-    Status,
-    TaskStatus,
-    Usage,
-)
 from bottega.events.types import EventType, WaitReason
-from bottega.graph.decisions import NodeType
 
-AnswerSeq = Annotated[int | None, Field(description="`seq` of the event that holds the text.")]
-Attempts = Annotated[int, Field(description="The run's attempt, from 1.")]
-Call = Annotated[int, Field(description="Number of the agent's model call, from 1.")]
+T = TypeVar("T")
 
 
-class EventData(Answer):
-    """The data of an event; later versions may add fields that are not listed here."""
+class Keywords:
+    """Keywords of a field's JSON Schema in the documents. Pydantic calls the method."""
 
-    model_config = ConfigDict(populate_by_name=True)
+    def __init__(self, **keywords: Any) -> None:
+        self._keywords = keywords
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        return {**handler(schema), **self._keywords}
 
 
-class RunQueuedData(EventData):
+JsonObject = Mapping[str, Any]
+Id = Annotated[str, Keywords(format="uuid")]
+Time = Annotated[str, Keywords(format="date-time")]
+OrNull = Annotated[T | None, Keywords(default=None)]
+"""Type of an optional field. Null means the same as an absent field."""
+
+AnswerSeq = Annotated[
+    int | None, Keywords(default=None, description="`seq` of the event that holds the text.")
+]
+Attempts = Annotated[int, Keywords(description="The run's attempt, from 1.")]
+Call = Annotated[int, Keywords(description="Number of the agent's model call, from 1.")]
+
+Status = Literal["queued", "running", "waiting", "completed", "failed", "timeout", "cancelled"]
+TaskStatus = Literal[
+    "queued", "running", "streaming", "waiting", "completed", "failed", "timeout", "cancelled"
+]
+Cause = Literal[
+    "start", "crash", "lost", "drain", "model", "children", "time", "interrupt", "message"
+]
+PartType = Literal["text", "image", "audio", "document", "file"]
+NodeType = Literal["agent", "tool", "human", "graph"]
+Kind = Literal["approval", "question", "client_tool"]
+InterruptStatus = Literal["pending", "resolved", "expired", "cancelled"]
+Answerers = Literal["run", "approve", "user"]
+Why = dict[Literal["words", "cosine", "floor"], list[str] | float | None]
+OutcomeName = Literal["UNKNOWN", "SUCCESS", "PARTIAL", "FAILURE", "CANCELLED"]
+
+
+class Cost(TypedDict):
+    """The price of model calls, based on the provider's own prices or on public price lists."""
+
+    amount: Annotated[str, Keywords(examples=["0.00195"], pattern=r"^\d+(\.\d+)?$")]
+    """A decimal number."""
+    currency: Literal["USD"]
+    """Currency of the amount; only US dollars."""
+    complete: bool
+    """False: the amount leaves out some tokens, because their model has no known price."""
+
+
+class Usage(TypedDict):
+    """Tokens of model calls and their cost."""
+
+    input: int
+    """Number of input tokens, including tokens from the server's cache."""
+    output: int
+    """Number of output tokens, including reasoning."""
+    cached: int
+    """Number of input tokens that the model's server had in its cache."""
+    reasoning: int
+    """Number of output tokens that were reasoning."""
+    estimated: bool
+    """True: the server did not report all tokens; missing tokens are estimates at 4 bytes each."""
+    cost: Cost
+
+
+class AgentUsage(Usage):
+    """Tokens and calls of an agent, including its sub-agents."""
+
+    model_calls: int
+    """Number of model calls, including failed calls."""
+    tool_calls: int
+    """Number of tool calls."""
+
+
+class Failure(TypedDict):
+    """An error: a stable code, and a text for people."""
+
+    code: str
+    """Stable code of the error."""
+    message: str
+    """Description of the error, for people."""
+
+
+class ForkOfNode(TypedDict):
+    """The run that a fork repeats from a node."""
+
+    run_id: Id
+    node: str
+    """First node that is executed again; all nodes after it are executed again, too."""
+
+
+class ForkOfEvent(TypedDict):
+    """The run that a fork repeats from an event."""
+
+    run_id: Id
+    seq: int
+    """Number of the last event that the fork took over; the fork repeats all later work."""
+
+
+ForkOf = ForkOfNode | ForkOfEvent
+
+
+class ContentPart(TypedDict):
+    """A part of a message's content."""
+
+    type: PartType
+    """Kind of the part; `file`: the media type decides."""
+    text: NotRequired[OrNull[str]]
+    """Text of a part that is text."""
+    url: NotRequired[OrNull[str]]
+    """URL of content that this server does not store."""
+    file: NotRequired[OrNull[str]]
+    """Id of a file."""
+    media_type: NotRequired[OrNull[str]]
+    """Media type, such as `image/png`."""
+    name: NotRequired[OrNull[str]]
+    """File name, which the model reads."""
+    size_tokens: NotRequired[OrNull[int]]
+    """Estimate of the part's tokens in a prompt."""
+
+
+class ModelToolCall(TypedDict):
+    """A tool call that a model requested."""
+
+    id: str
+    """Id that the model gave the call."""
+    name: str
+    """Name of the tool."""
+    arguments: NotRequired[JsonObject]
+    malformed: NotRequired[OrNull[str]]
+    """Arguments as the model sent them, if they are not a JSON object."""
+
+
+class ShortenedPrompt(TypedDict):
+    """Size of a prompt that was shortened by the working memory."""
+
+    tokens: int
+    """Estimated number of tokens of the shortened prompt."""
+    shrunk: int
+    """Number of tool results for which the prompt has only a summary and a reference."""
+    left: int
+    """Number of messages that the prompt leaves out; the agent can recall them."""
+
+
+class RunQueuedData(TypedDict):
     """Data of an accepted run."""
 
     mode: Literal["orchestrated", "dag"]
@@ -48,16 +169,16 @@ class RunQueuedData(EventData):
     graph: str | None
     session_id: str | None
     priority: int
-    retry_of: UUID | None
+    retry_of: Id | None
     """Id of the run that this run repeats; null: this run repeats no run."""
-    fork_of: ForkOf | None = None
+    fork_of: NotRequired[OrNull[ForkOf]]
     """Run of which this run repeats a part, and the `node` or `seq` at which the repeated part
     begins; null: the run is not a fork."""
-    parent_run_id: UUID | None = None
+    parent_run_id: NotRequired[OrNull[Id]]
     """Id of the parent run of a child run; null: the run is not a child run."""
 
 
-class BatchStartedData(EventData):
+class BatchStartedData(TypedDict):
     """Data of an accepted batch."""
 
     agent: str | None
@@ -66,59 +187,73 @@ class BatchStartedData(EventData):
     """Number of items in the batch."""
 
 
-class BatchItemData(EventData):
+class BatchItemData(TypedDict):
     """Data of an item of a batch, when the item has ended."""
 
     index: int
     """Index of the item in the batch, from 0."""
     key: str | None
     """Key of the item; null: the item has no key."""
-    run_id: UUID | None
+    run_id: Id | None
     """Id of the item's run; null: the item never began."""
     status: Status
 
 
-class RunClaimedData(EventData):
+class RunClaimedData(TypedDict):
     """Data of a run that a worker claimed."""
 
     attempt: Attempts
     cause: Cause
     """Reason for the claim; `start`: the run is claimed for the first time."""
-    reason: WaitReason | None = None
+    reason: NotRequired[OrNull[WaitReason]]
     """Reason for which the run waited before; missing: the run did not wait."""
 
 
-class RunWaitingData(EventData):
+class RunWaitingData(TypedDict):
     """Data of a run that waits."""
 
     reason: WaitReason
     """Reason for which the run waits."""
-    since: datetime
+    since: Time
     """Time at which the run began to wait."""
-    until: datetime | None
+    until: Time | None
     """Latest time at which the run continues; null: no time limit."""
-    interrupts: list[UUID] | None = None
+    interrupts: NotRequired[OrNull[list[Id]]]
     """Ids of the interrupts that people must decide; missing: the run does not wait for people."""
 
 
-class RunEndedData(EventData):
+class RunEndedData(TypedDict):
     """Data of a run's end."""
 
     stop_reason: str | None
     usage: AgentUsage | None
     """Usage of the run; null: the run ended without a worker."""
-    answer_seq: AnswerSeq = None
-    output_json: Any = None
+    answer_seq: NotRequired[AnswerSeq]
+    output_json: NotRequired[Annotated[Any, Keywords(default=None)]]
     """The parsed answer, if the answer has a schema."""
-    error: Failure | None = None
+    error: NotRequired[OrNull[Failure]]
     """Reason why the run did not complete; null: the run completed."""
 
 
-class AgentData(EventData):
-    """Data of an event about a query to an agent."""
+# A class body cannot name a field ``try`` or ``from``, so base classes have these fields.
+_TaskTry = TypedDict(
+    "_TaskTry",
+    {
+        "try": NotRequired[
+            Annotated[
+                int | None,
+                Keywords(
+                    default=None,
+                    description="Number of the asynchronous task's try, from the second try on.",
+                ),
+            ]
+        ]
+    },
+)
 
-    try_: Annotated[int | None, Field(alias="try")] = None
-    """Number of the asynchronous task's try, from the second try on."""
+
+class AgentData(_TaskTry):
+    """Data of an event about a query to an agent."""
 
 
 class AgentStartedData(AgentData):
@@ -128,7 +263,7 @@ class AgentStartedData(AgentData):
     """Depth of the query's task; 0: the run's own agent."""
 
 
-class AttemptData(EventData):
+class AttemptData(TypedDict):
     """Data of an agent or task that waits, continues, or was restored in a resumed run."""
 
     attempt: int
@@ -141,9 +276,16 @@ class AgentCompletedData(AgentData):
 
     output: str
     """Text of the accepted answer."""
-    answer_seq: AnswerSeq = None
+    answer_seq: NotRequired[AnswerSeq]
     usage: AgentUsage
     """Usage of the agent and its sub-agents."""
+
+
+class AnswerReferenceData(AgentData):
+    """Data of ``agent.completed`` in the log if it refers to the text. Clients get the text."""
+
+    answer_seq: int
+    usage: AgentUsage
 
 
 class AgentFailedData(AgentData):
@@ -151,80 +293,123 @@ class AgentFailedData(AgentData):
 
     error: Failure
     """Reason why there is no answer."""
-    usage: AgentUsage | None = None
+    usage: NotRequired[OrNull[AgentUsage]]
     """Usage of the agent and its sub-agents; null: unknown."""
 
 
-class ModelCallData(EventData):
+class ModelCallData(TypedDict):
     """Data of a model call."""
 
     call: Call
     attempt: Attempts
-    provider: str | None = None
-    model: str | None = None
+    provider: NotRequired[OrNull[str]]
+    model: NotRequired[OrNull[str]]
     """Name of the model; null: an older version wrote the log."""
 
 
-class LlmStartedData(ModelCallData):
+_ModelTry = TypedDict(
+    "_ModelTry",
+    {
+        "try": NotRequired[
+            Annotated[
+                int | None,
+                Keywords(
+                    default=None,
+                    description="Number of the try with this model; null: the first try.",
+                ),
+            ]
+        ]
+    },
+)
+
+
+class LlmStartedData(ModelCallData, _ModelTry):
     """Data of a model call that begins, or continues with another model."""
 
-    try_: Annotated[int | None, Field(alias="try")] = None
-    """Number of the try with this model; null: the first try."""
-    beside: bool = False
+    beside: NotRequired[Annotated[bool, Keywords(default=False)]]
     """True: the call belongs to an asynchronous task."""
-    memory: ShortenedPrompt | None = None
+    memory: NotRequired[OrNull[ShortenedPrompt]]
     """Shortening of the prompt; null: the prompt was not shortened."""
-    results: dict[str, str] | None = None
+    results: NotRequired[OrNull[dict[str, str]]]
     """Answers of tools, by tool call, that the model reads instead of the text in the tool's event:
     with help from earlier runs, with a person's edit, or with a hook's change."""
 
 
-class ModelMessage(Answer):
+class ModelMessage(TypedDict):
     """A model's answer."""
 
-    content: str = ""
+    content: NotRequired[Annotated[str, Keywords(default="")]]
     """Text of the answer."""
-    tool_calls: list[ModelToolCall] = Field(default_factory=list)
+    tool_calls: NotRequired[list[ModelToolCall]]
     """Tool calls that the model asks for."""
-    metadata: dict[str, Any] = Field(default_factory=dict)
+    metadata: NotRequired[JsonObject]
     """Further data from the model's server."""
 
 
-class LlmCompletedData(ModelCallData):
+_ModelTries = TypedDict(
+    "_ModelTries",
+    {
+        "try": NotRequired[
+            Annotated[int | None, Keywords(default=None, description="Number of tries.")]
+        ]
+    },
+)
+
+
+class LlmCompletedData(ModelCallData, _ModelTries):
     """Data of a model's answer."""
 
-    try_: Annotated[int | None, Field(alias="try")] = None
-    """Number of tries."""
     message: ModelMessage
     """The model's answer."""
     usage: Usage
     """Tokens and cost of the call."""
-    duration_ms: int | None = None
-    first_token_ms: int | None = None
+    duration_ms: NotRequired[OrNull[int]]
+    first_token_ms: NotRequired[OrNull[int]]
     """Milliseconds from the last try's request to the first piece of the answer."""
 
 
-class LlmFailedData(ModelCallData):
+class StoredLlmCompletedData(LlmCompletedData):
+    """Data of a model's answer in the log; clients do not see the additional field."""
+
+    server_state: NotRequired[str]
+    """State of the model's server as JSON text, because the server needs the order of its keys."""
+
+
+_FailedTry = TypedDict(
+    "_FailedTry",
+    {
+        "try": NotRequired[
+            Annotated[
+                int | None,
+                Keywords(
+                    default=None,
+                    description="Number of the failed try; only if another try follows.",
+                ),
+            ]
+        ]
+    },
+)
+
+
+class LlmFailedData(ModelCallData, _FailedTry):
     """Data of one failed try of a model call, or of a model call that failed after all tries."""
 
-    try_: Annotated[int | None, Field(alias="try")] = None
-    """Number of the failed try; only if another try follows."""
     error: Failure
     """Reason why the try failed."""
-    retry_in_ms: int | None = None
+    retry_in_ms: NotRequired[OrNull[int]]
     """Milliseconds until the next try; null: no try follows."""
-    usage: Usage | None = None
+    usage: NotRequired[OrNull[Usage]]
     """Tokens that the server reported before the failure; null: none."""
 
 
 class LlmCancelledData(ModelCallData):
     """Data of a model call that was cancelled."""
 
-    usage: Usage | None = None
+    usage: NotRequired[OrNull[Usage]]
     """Tokens that the server reported before the cancellation; null: none."""
 
 
-class AnswerRejectedData(EventData):
+class AnswerRejectedData(TypedDict):
     """Data of an answer that was rejected: the model must answer again, or the agent fails."""
 
     call: Call
@@ -233,10 +418,10 @@ class AnswerRejectedData(EventData):
     """Text that the model reads about its answer."""
 
 
-class MessageReceivedData(EventData):
+class MessageReceivedData(TypedDict):
     """Data of a user's message that was stored."""
 
-    message_id: UUID
+    message_id: Id
 
 
 class MessageDeliveredData(MessageReceivedData):
@@ -246,14 +431,14 @@ class MessageDeliveredData(MessageReceivedData):
     """Number of the model call that follows the message."""
     content: str | list[ContentPart]
     """The message: a text, or parts."""
-    answered: bool = False
+    answered: NotRequired[Annotated[bool, Keywords(default=False)]]
     """True: the agent had already given its last answer when it got the message."""
 
 
-class InterruptData(EventData):
+class InterruptData(TypedDict):
     """Data of a tool call on which people decide."""
 
-    interrupt_id: UUID
+    interrupt_id: Id
     kind: Kind
     """`approval`, `question` or `client_tool`."""
     call: Call
@@ -265,18 +450,18 @@ class InterruptCreatedData(InterruptData):
 
     tool: str
     """Name of the called tool."""
-    arguments: dict[str, Any]
+    arguments: JsonObject
     question: str | None
-    answer_schema: Annotated[dict[str, Any] | None, Field(alias="schema")]
+    schema: JsonObject | None
     """JSON Schema of an answer, or of edited arguments."""
     reason: str | None
-    confirm_above: dict[str, float] | None = None
+    confirm_above: NotRequired[OrNull[Mapping[str, float]]]
     """Maximum values by argument; a person must confirm a larger value; null: no maximum values."""
-    server: str | None = None
+    server: NotRequired[OrNull[str]]
     """The MCP server that asks the question; null: the agent itself asks."""
-    node: str | None = None
+    node: NotRequired[OrNull[str]]
     """The node of the graph that asks the question; null: a tool call asks."""
-    who: Literal["run", "approve", "user"] | None = None
+    who: NotRequired[OrNull[Answerers]]
     """People who may answer a node's question; null: a tool call asks."""
     expires_s: float
     """Seconds until the call is denied if nobody decides."""
@@ -287,22 +472,22 @@ class InterruptResolvedData(InterruptData):
 
     status: InterruptStatus
     """`resolved`: people decided; `expired`: nobody decided in time; `cancelled`: the run ended."""
-    resolution: dict[str, Any] | None
-    by: dict[str, Any] | None
+    resolution: JsonObject | None
+    by: JsonObject | None
     """`key_id` and `name` of the key that decided."""
 
 
-class PublicationData(EventData):
+class PublicationData(TypedDict):
     """Data of a publication."""
 
     version: int
     """Number of the agent's publication, from 1."""
-    answer_seq: AnswerSeq = None
-    content: str | None = None
+    answer_seq: NotRequired[AnswerSeq]
+    content: NotRequired[OrNull[str]]
     """Published text, if it differs from the answer."""
-    metadata: dict[str, Any] | None = None
+    metadata: NotRequired[OrNull[JsonObject]]
     """Metadata that hooks and tools set."""
-    node: str | None = None
+    node: NotRequired[OrNull[str]]
     """Name of the publishing node, if it differs from the agent's name."""
 
 
@@ -321,31 +506,31 @@ class ContextRecalledData(PublicationData):
 
     source: str
     """Origin: an agent's name, `facts`, or `episode:`, `pattern:` or `insight:` with an id."""
-    score: float = 0.0
+    score: NotRequired[Annotated[float, Keywords(default=0.0)]]
     """Similarity to the query, from -1 to 1."""
-    call: int | None = None
+    call: NotRequired[OrNull[int]]
     """Number of the model call that got the memory; null: the first call."""
-    tool_call_id: str | None = None
+    tool_call_id: NotRequired[OrNull[str]]
     """The failed tool call for which the memory is help; null: none."""
-    arm: Literal["used", "trial", "withheld", "control"] | None = None
+    arm: NotRequired[OrNull[Literal["used", "trial", "withheld", "control"]]]
     """Arm of the experiment, only for a pattern."""
-    category: str | None = None
+    category: NotRequired[OrNull[str]]
     """Category of the pattern; null: the memory is not a pattern."""
-    name: str | None = None
+    name: NotRequired[OrNull[str]]
     """Name of the pattern; null: the memory is not a pattern."""
-    uses: list[str] | None = None
+    uses: NotRequired[OrNull[list[str]]]
     """Tools and agents that the pattern names; null: the memory is not a pattern."""
-    affects: list[str] | None = None
+    affects: NotRequired[OrNull[list[str]]]
     """Tools and agents whose next call shows the effect; null: the memory is not a pattern."""
-    episodes: list[str] | None = None
+    episodes: NotRequired[OrNull[list[str]]]
     """Ids of the episodes from which an insight was learned; null: the memory is not an insight."""
-    facts: list[str] | None = None
+    facts: NotRequired[OrNull[list[str]]]
     """Ids of the facts about the user, in the order of their numbers; null: no facts."""
-    why: dict[Literal["words", "cosine", "floor"], list[str] | float | None] | None = None
+    why: NotRequired[OrNull[Why]]
     """Why the memory was found: common words, cosine, and the minimum cosine that counts."""
 
 
-class SubagentDispatchedData(EventData):
+class SubagentDispatchedData(TypedDict):
     """Data of an accepted asynchronous task."""
 
     call: int
@@ -360,15 +545,15 @@ class SubagentDispatchedData(EventData):
     priority: int
     timeout_ms: int
     token_budget: int | None
-    metadata: dict[str, Any] | None
+    metadata: JsonObject | None
     """Notes that the parent's model made about the task."""
-    share_metadata: list[str] | None = None
+    share_metadata: NotRequired[OrNull[list[str]]]
     """Keys of `metadata` whose values the task itself reads."""
-    retries: int | None = None
+    retries: NotRequired[OrNull[int]]
     """Number of retries after a failure; null: no retries."""
-    queue_position: int | None = None
+    queue_position: NotRequired[OrNull[int]]
     """Position in the queue when the task was accepted; null: the task starts at once."""
-    child_run_id: UUID | None = None
+    child_run_id: NotRequired[OrNull[Id]]
     """Id of the child run that executes the task; null: this run executes it."""
 
 
@@ -380,11 +565,14 @@ class SubagentDequeuedData(AttemptData):
     timeout_ms: int
 
 
-class SubagentStatusData(AttemptData):
+_OldStatus = TypedDict(
+    "_OldStatus", {"from": Annotated[TaskStatus, Keywords(description="The previous status.")]}
+)
+
+
+class SubagentStatusData(AttemptData, _OldStatus):
     """Data of a task whose status changed."""
 
-    from_: Annotated[TaskStatus, Field(alias="from")]
-    """The previous status."""
     to: TaskStatus
     """The new status."""
 
@@ -395,7 +583,7 @@ class SubagentRetriedData(AttemptData):
     reason: str | None
 
 
-class SubagentMessageData(EventData):
+class SubagentMessageData(TypedDict):
     """Data of a message from a task's parent."""
 
     message_id: str
@@ -404,7 +592,7 @@ class SubagentMessageData(EventData):
     """Text for the task."""
 
 
-class SubagentBackpressureData(EventData):
+class SubagentBackpressureData(TypedDict):
     """Data of a task that was refused."""
 
     call: int
@@ -412,11 +600,11 @@ class SubagentBackpressureData(EventData):
     code: str
     message: str
     """Text that the model reads about the refusal."""
-    size: float | None = None
+    size: NotRequired[OrNull[float]]
     """The used part of the limit; null: the limit is not a number."""
-    limit: float | None = None
+    limit: NotRequired[OrNull[float]]
     """Value of the limit; null: the limit is not a number."""
-    retry_after_ms: float | None = None
+    retry_after_ms: NotRequired[OrNull[float]]
 
 
 class SubagentCircuitData(AttemptData):
@@ -427,28 +615,28 @@ class SubagentCircuitData(AttemptData):
     retry_after_ms: int
 
 
-class TaskFailure(Answer):
+class TaskFailure(TypedDict):
     """Error of an asynchronous task."""
 
     code: str | None
     message: str | None
 
 
-class SubagentEndedData(EventData):
+class SubagentEndedData(TypedDict):
     """Data of a task's end."""
 
     duration_ms: int | None
     token_usage: Usage
     """Usage of the task itself, without its sub-agents."""
-    usage: AgentUsage | None = None  # the usage of the child run that did the task
+    usage: NotRequired[OrNull[AgentUsage]]  # the usage of the child run that did the task
 
 
 class SubagentCompletedData(SubagentEndedData):
     """Data of a task that completed."""
 
-    stop_reason: str | None = None
-    answer_seq: AnswerSeq = None
-    output: str | None = None
+    stop_reason: NotRequired[OrNull[str]]
+    answer_seq: NotRequired[AnswerSeq]
+    output: NotRequired[OrNull[str]]
     """Text of the answer; null: the event `answer_seq` has it."""
 
 
@@ -459,7 +647,7 @@ class SubagentStoppedData(SubagentEndedData):
     """Reason why there is no answer."""
 
 
-class NodeData(EventData):
+class NodeData(TypedDict):
     """Data of a node of a graph; the event's `agent` is null unless the node is an agent."""
 
     node: str
@@ -476,7 +664,7 @@ class NodeStartedData(NodeData):
 class NodeCompletedData(NodeData):
     """Data of a node that has an answer."""
 
-    usage: AgentUsage | None = None
+    usage: NotRequired[OrNull[AgentUsage]]
     """Usage of the node's child runs; null: the node has no child runs."""
 
 
@@ -485,7 +673,7 @@ class NodeFailedData(NodeData):
 
     error: Failure
     """Reason why the node failed."""
-    stopped_by: str | None = None
+    stopped_by: NotRequired[OrNull[str]]
     """Name of the outer node whose `timeout_s` ended this node; null: the node itself failed."""
 
 
@@ -496,7 +684,7 @@ class NodeSkippedData(NodeData):
     """Reason why the node is skipped, with the name of the node that decided it."""
 
 
-class EdgeDecidedData(EventData):
+class EdgeDecidedData(TypedDict):
     """Data of the decision whether an edge of the graph is taken."""
 
     source: str
@@ -508,22 +696,22 @@ class EdgeDecidedData(EventData):
     reason: str
 
 
-class EpisodeStoredData(EventData):
+class EpisodeStoredData(TypedDict):
     """Data of the episode that was stored about a run."""
 
-    episode_id: UUID
+    episode_id: Id
     """Id of the run's episode."""
-    outcome: Literal["UNKNOWN", "SUCCESS", "PARTIAL", "FAILURE", "CANCELLED"]
+    outcome: OutcomeName
 
 
-class WarningData(EventData):
+class WarningData(TypedDict):
     """Data of a warning that a person should read."""
 
     code: str
     message: str
 
 
-class ToolCallData(EventData):
+class ToolCallData(TypedDict):
     """Data of a tool call."""
 
     call: Call
@@ -535,10 +723,10 @@ class ToolCallData(EventData):
 class ToolStartedData(ToolCallData):
     """Data of a tool call that begins."""
 
-    arguments: dict[str, Any]
+    arguments: JsonObject
 
 
-class ToolErrorData(EventData):
+class ToolErrorData(TypedDict):
     """An error of a tool call."""
 
     type: str
@@ -546,7 +734,7 @@ class ToolErrorData(EventData):
     error, or the class of an exception. `tool_error`: the error has no code of its own; read
     `message`."""
     message: str
-    status: int | None = None
+    status: NotRequired[OrNull[int]]
     """HTTP status; null: no HTTP status."""
 
 
@@ -559,15 +747,15 @@ class ToolEndedData(ToolCallData):
     """Result that the model reads: a text or any JSON value."""
     error: ToolErrorData | None
     """Error; only `tool.failed` has it."""
-    answer_seq: AnswerSeq = None
-    output: str | None = None  # text of a sub-agent's answer
-    parts: list[ContentPart] = Field(default_factory=list)
+    answer_seq: NotRequired[AnswerSeq]
+    output: NotRequired[OrNull[str]]  # text of a sub-agent's answer
+    parts: NotRequired[list[ContentPart]]
     """Images and files, as references."""
-    annotations: dict[str, Any] | None = None
+    annotations: NotRequired[OrNull[JsonObject]]
     """Metadata for the agent's publication."""
 
 
-DATA: Mapping[EventType, type[EventData]] = {
+DATA: Mapping[EventType, Any] = {
     EventType.RUN_QUEUED: RunQueuedData,
     EventType.RUN_STARTED: RunClaimedData,
     EventType.RUN_RESUMED: RunClaimedData,
@@ -621,49 +809,22 @@ DATA: Mapping[EventType, type[EventData]] = {
     EventType.EPISODE_STORED: EpisodeStoredData,
     EventType.WARNING: WarningData,
 }
-"""Schema of an event's ``data`` by event type; docs/reference/events.md explains the fields."""
+"""Class of an event's data by event type; docs/reference/events.md explains the fields."""
 
 
-class OtherEvent(Event):
-    """An event of a type that this version does not know."""
+def shared_metadata(dispatched: SubagentDispatchedData) -> dict[str, Any]:
+    """Return the metadata that a task's agent can read."""
+    metadata = dispatched["metadata"] or {}
+    return {key: metadata[key] for key in dispatched.get("share_metadata") or ()}
 
 
-def _event(kind: EventType) -> type[Event]:
-    words = kind.value.replace(".", "_").split("_")
-    fields: dict[str, Any] = {"type": (Literal[kind.value], ...), "data": (DATA[kind], ...)}
-    return create_model(
-        "".join(map(str.capitalize, words)) + "Event",
-        __base__=Event,
-        __doc__=f"An event of the type `{kind}`.",
-        **fields,
-    )
+def is_repeated(failed: LlmFailedData) -> bool:
+    """Return true if the model call will be tried again after this event ``llm.failed``."""
+    return "try" in failed
 
 
-EVENTS: Mapping[EventType, type[Event]] = {kind: _event(kind) for kind in EventType}
-"""Schema of an event by event type."""
-
-
-def type_events(schemas: dict[str, Any]) -> None:
-    """Replace, in place, the schema ``Event`` with one schema for each type of event.
-
-    ``KnownEvent`` is the union of all types that this version knows. An event of a plugin, or of a
-    different version of Bottega, is an ``OtherEvent``.
-    """
-    ref = "#/components/schemas/{model}"
-    models: tuple[type[Event], ...] = (*EVENTS.values(), OtherEvent)
-    _, made = models_json_schema([(each, "serialization") for each in models], ref_template=ref)
-    for name, schema in made["$defs"].items():
-        schemas.setdefault(name, schema)
-    refs = {str(kind): ref.format(model=model.__name__) for kind, model in EVENTS.items()}
-    schemas["KnownEvent"] = {
-        "title": "KnownEvent",
-        "description": "An event of a type that this version knows.",
-        "oneOf": [{"$ref": each} for each in refs.values()],
-        "discriminator": {"propertyName": "type", "mapping": refs},
-    }
-    either = ("KnownEvent", "OtherEvent")
-    schemas["Event"] = {
-        "title": "Event",
-        "description": Event.__doc__,
-        "anyOf": [{"$ref": ref.format(model=each)} for each in either],
-    }
+def context_recalled(
+    source: str, content: str, *, version: int = 1, score: float = 0.0
+) -> ContextRecalledData:
+    """Return the data of ``context.recalled`` for memory of earlier runs."""
+    return ContextRecalledData(source=source, version=version, score=score, content=content)
