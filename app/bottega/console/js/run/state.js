@@ -7,6 +7,20 @@
 
 import { HELD_BACK } from "../en.js";
 
+/** @typedef {import("../api.js").Schemas["KnownEvent"]} KnownEvent */
+/**
+ * Events of an area, such as "llm".
+ *
+ * @template {string} Area
+ * @typedef {Extract<KnownEvent, { type: `${Area}.${string}` }>} EventOf
+ */
+/**
+ * A piece of live text.
+ *
+ * @typedef {{ type: "llm.delta" | "subagent.output_chunk", seq: null, at: string, task_id: string | null,
+ *   agent: string | null, data: { call: number, attempt: number, offset: number, text: string } }} LiveText
+ */
+
 /** The status of a run by its last event. */
 export const FINAL = { "run.completed": "completed", "run.failed": "failed", "run.timeout": "timeout",
   "run.cancelled": "cancelled" };
@@ -15,6 +29,20 @@ const PARTS_OF_CALL = new Set(["model", "retry", "held"]);
 const ENDED = new Set(["completed", "failed", "timeout", "cancelled"]);
 
 export const isFinal = (status) => ENDED.has(status);
+
+/**
+ * @param {KnownEvent | LiveText} event
+ * @returns {event is LiveText}
+ */
+const isLive = (event) => event.type === "llm.delta" || event.type === "subagent.output_chunk";
+
+/**
+ * @template {string} Area
+ * @param {KnownEvent} event
+ * @param {Area} area
+ * @returns {event is EventOf<Area>}
+ */
+const isOf = (event, area) => event.type.startsWith(`${area}.`);
 
 export class RunState {
   constructor() {
@@ -36,9 +64,13 @@ export class RunState {
     this.now = 0;
   }
 
-  /** Apply the next event of the log, or a piece of live text (`seq` is null). */
+  /**
+   * Apply the next event of the log, or a piece of live text (`seq` is null).
+   *
+   * @param {KnownEvent | LiveText} event
+   */
   apply(event) {
-    if (event.type === "llm.delta" || event.type === "subagent.output_chunk") {
+    if (isLive(event)) {
       this.#delta(event);
       return;
     }
@@ -47,10 +79,10 @@ export class RunState {
     this.events.push(event);
     const at = Date.parse(event.at);
     this.now = Math.max(this.now, at);
-    if (event.type.startsWith("run.")) this.#run(event, at);
-    else if (event.type.startsWith("message.")) this.#message(event.type, event.data);
+    if (isOf(event, "run")) this.#run(event, at);
+    else if (isOf(event, "message")) this.#message(event);
     else if (event.type === "warning") this.warnings.push(event);
-    else if (event.type.startsWith("node.")) this.#node(event, at);
+    else if (isOf(event, "node")) this.#node(event, at);
     else if (event.type === "edge.decided") this.decisions.push(event.data);
     else if (event.agent != null || event.task_id != null) this.#task(event, at);
   }
@@ -82,6 +114,7 @@ export class RunState {
     return rows;
   }
 
+  /** @param {EventOf<"run">} event */
   #run({ type, data }, at) {
     if (type === "run.queued") this.queuedAt = at;
     else if (type === "run.started" || type === "run.resumed") {
@@ -115,6 +148,7 @@ export class RunState {
     }
   }
 
+  /** @param {KnownEvent} event */
   #find(event) {
     const key = event.task_id ?? `@${event.agent}`;
     let task = this.tasks.get(key);
@@ -132,23 +166,25 @@ export class RunState {
     return task;
   }
 
+  /** @param {KnownEvent} event */
   #task(event, at) {
     const task = this.#find(event);
-    const { type, data } = event;
-    const [area, what] = type.split(".");
-    if (area === "agent") this.#agent(task, what, data, at);
-    else if (area === "llm") this.#model(task, what, data, at);
-    else if (area === "tool") this.#tool(task, what, data, at, event.seq);
-    else if (area === "subagent") this.#dispatched(task, what, data, at);
-    else if (area === "interrupt") this.#interrupt(task, what, data, at);
-    else if (type === "memory.injected") {
+    if (isOf(event, "agent")) this.#agent(event, task, at);
+    else if (isOf(event, "llm")) this.#model(event, task, at);
+    else if (isOf(event, "tool")) this.#tool(event, task, at);
+    else if (isOf(event, "subagent")) this.#dispatched(event, task, at);
+    else if (isOf(event, "interrupt")) this.#interrupt(event, task, at);
+    else if (event.type === "memory.injected") {
+      const { data } = event;
       const flow = { seq: event.seq, at, source: data.edge?.[0] ?? data.source, target: task.node ?? task.agent,
         version: data.version, data };
       this.flows.push(flow);
       task.received.push(flow);
-    } else if (type === "memory.published") {
+    } else if (event.type === "memory.published") {
+      const { data } = event;
       this.published.push({ agent: data.node ?? task.agent, version: data.version, at, data });
-    } else if (type === "context.recalled") {
+    } else if (event.type === "context.recalled") {
+      const { data } = event;
       const item = { seq: event.seq, at, source: data.source, target: task.agent, version: data.version, data,
         isRecalled: true };
       this.recalled.push(item);
@@ -156,32 +192,38 @@ export class RunState {
     }
   }
 
-  /** A node of a graph that decides; one that is no agent is shown as a task of its name. */
+  /**
+   * A node of a graph that decides; one that is no agent is shown as a task of its name.
+   *
+   * @param {EventOf<"node">} event
+   */
   #node(event, at) {
     const { type, data } = event;
     const status = type === "node.started" ? "running" : type.slice("node.".length);
-    this.nodes.set(data.node, { status, reason: data.reason ?? null });
+    this.nodes.set(data.node, { status, reason: type === "node.skipped" ? data.reason : null });
     if (event.task_id == null) return;
     const task = this.#find(event);
     task.node = data.node;
     task.startedAt ??= at;
     if (event.agent != null) return;
     task.agent = data.node;
-    task.error = data.error ?? null;
+    task.error = type === "node.failed" ? data.error : null;
     if (status !== "running") this.#end(task, status, at);
   }
 
-  #agent(task, what, data, at) {
-    if (what === "started") {
+  /** @param {EventOf<"agent">} event */
+  #agent({ type, data }, task, at) {
+    if (type === "agent.started") {
       task.startedAt ??= at;
       if (task.status === "queued") task.status = "running";
-    } else if (what === "waiting" || what === "resumed") {
-      task.status = what === "waiting" ? "waiting" : "running";
+    } else if (type === "agent.waiting" || type === "agent.resumed") {
+      task.status = type === "agent.waiting" ? "waiting" : "running";
     } else {
-      task.output = data.output ?? task.output;
+      const isAnswered = type === "agent.completed";
+      if (isAnswered) task.output = data.output;
       task.usage = data.usage ?? task.usage;
-      task.error = data.error ?? null;
-      if (!task.isAsync) this.#end(task, what === "completed" ? "completed" : "failed", at);
+      task.error = type === "agent.failed" ? data.error : null;
+      if (!task.isAsync) this.#end(task, isAnswered ? "completed" : "failed", at);
     }
   }
 
@@ -192,9 +234,10 @@ export class RunState {
     for (const span of task.spans) span.to ??= at;
   }
 
-  #model(task, what, data, at) {
+  /** @param {EventOf<"llm">} event */
+  #model({ type, data }, task, at) {
     let call = task.calls.find((each) => each.call === data.call);
-    if (what === "started") {
+    if (type === "llm.started") {
       for (const span of task.spans) if (PARTS_OF_CALL.has(span.kind)) span.to ??= at;
       if (!call) task.calls.push((call = { call: data.call, at }));
       Object.assign(call, { model: data.model, provider: data.provider, attempt: data.attempt, memory: data.memory });
@@ -206,58 +249,61 @@ export class RunState {
     const span = task.spans.findLast((each) => each.kind === "model");
     if (span) span.to ??= at;
     if (!call) return;
-    if (what === "completed") {
+    if (type === "llm.completed") {
       Object.assign(call, { message: data.message, usage: data.usage, ms: data.duration_ms, tries: data.try });
       task.tokens += data.usage.input + data.usage.output;
       task.cost.amount += Number(data.usage.cost.amount);
       task.cost.complete &&= data.usage.cost.complete;
       task.live = null;
-    } else if (what === "failed") {
+    } else if (type === "llm.failed") {
       call.error = data.error;
       const isHeld = data.error.code in HELD_BACK; // the try was not sent
       const about = { label: `${data.provider ?? "default"}/${data.model}`, error: data.error };
       if (span) Object.assign(span, isHeld ? { kind: "held", ...about } : { error: data.error });
       if (data.retry_in_ms == null) task.live = null;
       else task.spans.push({ kind: isHeld ? "held" : "retry", from: at, to: null, ...about });
-    } else if (what === "cancelled") task.live = null;
+    } else if (type === "llm.cancelled") task.live = null;
   }
 
-  #tool(task, what, data, at, seq) {
+  /** @param {EventOf<"tool">} event */
+  #tool({ type, data, seq }, task, at) {
     const same = (each) => each.call === data.call && each.id === data.tool_call_id;
     let tool = task.tools.findLast(same);
-    if (what === "started") {
+    if (type === "tool.started") {
       if (tool?.status !== "asked") task.tools.push((tool = { call: data.call, id: data.tool_call_id }));
       Object.assign(tool, { name: data.name, arguments: data.arguments, status: "running", from: at, to: null, seq });
       task.spans.push({ kind: "tool", from: at, to: null, label: data.name, id: `${data.call}:${data.tool_call_id}` });
       return;
     }
     if (!tool) return;
-    const status = data.error?.type === "denied" ? "denied" : what;
+    const status = data.error?.type === "denied" ? "denied" : type.slice("tool.".length);
     Object.assign(tool, { status, to: at, result: data.result, error: data.error, answerSeq: data.answer_seq });
     const span = task.spans.findLast((each) => each.id === `${data.call}:${data.tool_call_id}`);
     if (span) Object.assign(span, { to: at, error: status === "failed" ? data.error : null });
   }
 
-  #dispatched(task, what, data, at) {
-    if (what === "backpressure") return;
+  /** @param {EventOf<"subagent">} event */
+  #dispatched({ type, data }, task, at) {
+    if (type === "subagent.backpressure") return;
     task.isAsync = true;
-    if (what === "dispatched") {
+    if (type === "subagent.dispatched") {
       Object.assign(task, { queuedAt: at, status: "queued", prompt: data.prompt });
       task.title = data.metadata?.title ?? "";
-    } else if (what === "dequeued") {
+    } else if (type === "subagent.dequeued") {
       task.startedAt = at;
       task.status = "running";
-    } else if (what === "status_changed") task.status = data.to;
-    else if (what === "resumed") task.status = "queued";
-    else if (ENDED.has(what)) {
-      task.usage = data.token_usage ?? task.usage;
-      task.error = data.error ?? null;
-      this.#end(task, what, at);
+    } else if (type === "subagent.status_changed") task.status = data.to;
+    else if (type === "subagent.resumed") task.status = "queued";
+    else if ("token_usage" in data) {
+      task.usage = data.token_usage;
+      task.error = "error" in data ? data.error : null;
+      this.#end(task, type.slice("subagent.".length), at);
     }
   }
 
-  #interrupt(task, what, data, at) {
-    if (what === "created") {
+  /** @param {EventOf<"interrupt">} event */
+  #interrupt({ type, data }, task, at) {
+    if (type === "interrupt.created") {
       this.interrupts.set(data.interrupt_id,
         { ...data, id: data.interrupt_id, task: task.key, agent: task.agent, status: "pending", at });
       task.spans.push({ kind: "person", from: at, to: null, label: data.tool, id: data.interrupt_id });
@@ -271,13 +317,17 @@ export class RunState {
     if (this.status === "waiting" && !waits) this.status = "queued";
   }
 
-  #message(type, { message_id: id, content }) {
+  /** @param {EventOf<"message">} event */
+  #message({ type, data }) {
+    const id = data.message_id;
     const known = this.messages.find((each) => each.id === id);
     const delivered = type === "message.delivered";
+    const content = type === "message.delivered" ? data.content : undefined;
     if (!known) this.messages.push({ id, content, delivered });
     else if (delivered) Object.assign(known, { content, delivered: true });
   }
 
+  /** @param {LiveText} event */
   #delta(event) {
     const task = this.tasks.get(event.task_id ?? `@${event.agent}`);
     const { call, attempt, offset, text } = event.data;
