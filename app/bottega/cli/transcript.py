@@ -12,8 +12,8 @@ from rich.console import Console
 
 from bottega.cli.client import Event
 from bottega.cli.terminal import one_line
-from bottega.events.data import SubagentDispatchedData, SubagentEndedData
-from bottega.events.types import EventError
+from bottega.events import data as events
+from bottega.events.types import Data, EventError
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,8 @@ class ActivityView:
         if work is not None and kind in _ENDS:
             return _end(work, event)
         if work is not None and kind == "llm.completed":
-            work.spent += Spent.of(data["usage"])
+            completed: events.LlmCompletedData = data
+            work.spent += Spent.of(completed["usage"])
         agent = work.agent if work else event["agent"] or "the run"
         return _line(kind, data, agent) or _notice(kind, data, agent)
 
@@ -122,7 +123,8 @@ class ActivityView:
     def _node(self, event: Event) -> str | None:
         kind, data = event["type"], event["data"]
         if kind == "node.skipped":
-            return f"{data['node']} is skipped: {data['reason']}"
+            skipped: events.NodeSkippedData = data
+            return f"{skipped['node']} is skipped: {skipped['reason']}"
         if kind == "node.started":
             self._add(event, data["node"])
         if event["agent"] is not None:
@@ -134,7 +136,7 @@ class ActivityView:
     def _dispatch(self, event: Event) -> str | None:
         if event["task_id"] in self.work:
             return None
-        task: SubagentDispatchedData = event["data"]
+        task: events.SubagentDispatchedData = event["data"]
         work = self._add(event, _name(task), is_task=True)
         parent = self.work.get(event["parent_task_id"])
         who = parent.agent if parent else "somebody"
@@ -149,7 +151,7 @@ class ActivityView:
         return work
 
 
-def _name(task: SubagentDispatchedData) -> str:
+def _name(task: events.SubagentDispatchedData) -> str:
     """Return the task's agent, or the title from its metadata, or the beginning of its prompt."""
     if task["agent"] not in (None, "subagent"):
         return str(task["agent"])
@@ -157,22 +159,29 @@ def _name(task: SubagentDispatchedData) -> str:
     return str(metadata.get("title") or (text if len(text) <= 48 else f"{text[:47]}…"))
 
 
-def _line(kind: str, data: dict[str, Any], agent: str) -> str | None:
+def _line(kind: str, data: Data, agent: str) -> str | None:
     match kind:
         case "subagent.dequeued":
-            return f"{agent} starts after {data['waited_ms'] / 1000:.1f} s in the queue"
+            dequeued: events.SubagentDequeuedData = data
+            return f"{agent} starts after {dequeued['waited_ms'] / 1000:.1f} s in the queue"
         case "subagent.resumed":
             return f"{agent} is queued again"
         case "memory.injected":
-            return f"{agent} receives the answer of {data['source']}"
+            injected: events.MemoryInjectedData = data
+            return f"{agent} receives the answer of {injected['source']}"
         case "memory.published":
-            return f"{agent} publishes version {data['version']}"
+            published: events.PublicationData = data
+            return f"{agent} publishes version {published['version']}"
         case "llm.failed":
             return f"{agent}: {EventError.of(data).message}"
         case "tool.started":
-            return f"{agent} calls {data['name']}{_short(data['arguments'])}"
+            started: events.ToolStartedData = data
+            return f"{agent} calls {started['name']}{_short(started['arguments'])}"
         case "tool.failed":
-            return f"{data['name']} failed: {data['error']['message'] or data['error']['type']}"
+            ended: events.ToolEndedData = data
+            error = ended["error"]
+            reason = "" if error is None else error["message"] or error["type"]
+            return f"{ended['name']} failed: {reason}"
     return None
 
 
@@ -180,21 +189,26 @@ AWAITED = {"children": "its child runs", "model": "its model", "time": "its next
 """Reasons for waits, in words, except waits for people, which interrupts describe."""
 
 
-def _notice(kind: str, data: dict[str, Any], agent: str) -> str | None:
+def _notice(kind: str, data: Data, agent: str) -> str | None:
     match kind:
         case "warning":
-            return f"warning: {data['message']}"
+            warning: events.WarningData = data
+            return f"warning: {warning['message']}"
         case "subagent.backpressure":
-            return f"{agent} is refused a task: {data['message']}"
+            refusal: events.SubagentBackpressureData = data
+            return f"{agent} is refused a task: {refusal['message']}"
         case "subagent.circuit_opened":
-            again = f"again in {data['retry_after_ms'] / 1000:g} s"
-            return f"tasks like {agent} are refused after {data['failures']} failures; {again}"
+            opened: events.SubagentCircuitData = data
+            again = f"again in {opened['retry_after_ms'] / 1000:g} s"
+            return f"tasks like {agent} are refused after {opened['failures']} failures; {again}"
         case "run.waiting" if data["reason"] in AWAITED:
             return f"{agent} waits for {AWAITED[data['reason']]}, without a worker"
         case "interrupt.created":
-            return f"{agent} waits for people: {data['kind']}, {data['tool']}"
+            created: events.InterruptCreatedData = data
+            return f"{agent} waits for people: {created['kind']}, {created['tool']}"
         case "interrupt.resolved":
-            return f"{agent}: a call that waited for people is {data['status']}"
+            resolved: events.InterruptResolvedData = data
+            return f"{agent}: a call that waited for people is {resolved['status']}"
     return None
 
 
@@ -206,7 +220,7 @@ def _end(work: AgentWork, event: Event) -> str | None:
     end = _ENDS[event["type"]]
     seconds = (datetime.fromisoformat(event["at"]) - work.started).total_seconds()
     if of_task:
-        ended: SubagentEndedData = event["data"]
+        ended: events.SubagentEndedData = event["data"]
         seconds, work.spent = (ended["duration_ms"] or 0) / 1000, Spent.of(ended["token_usage"])
         if reason := EventError.of(ended).message:
             end = f"{end}: {reason}"
