@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bottega.agents.messages import AgentUsage
+from bottega.events.data import OutcomeValue
 from bottega.memory.patterns.evidence import Tally
 from bottega.runs.evals import MOST_FAILURES, EvalRun, compare, report, target_report
-from bottega.runs.read import OutcomeValue
 
 OUTCOMES: Sequence[OutcomeValue] = ("SUCCESS", "PARTIAL", "FAILURE", "CANCELLED", "UNKNOWN")
 TARGETS = [("clerk", 2), ("clerk", 1), ("other", 7)]

@@ -47,11 +47,12 @@ Cause = Literal[
 ]
 PartType = Literal["text", "image", "audio", "document", "file"]
 NodeType = Literal["agent", "tool", "human", "graph"]
+Mode = Literal["orchestrated", "dag"]
 Kind = Literal["approval", "question", "client_tool"]
 InterruptStatus = Literal["pending", "resolved", "expired", "cancelled"]
 Answerers = Literal["run", "approve", "user"]
 Why = dict[Literal["words", "cosine", "floor"], list[str] | float | None]
-OutcomeName = Literal["UNKNOWN", "SUCCESS", "PARTIAL", "FAILURE", "CANCELLED"]
+OutcomeValue = Literal["UNKNOWN", "SUCCESS", "PARTIAL", "FAILURE", "CANCELLED"]
 
 
 class Cost(TypedDict):
@@ -163,7 +164,7 @@ class ShortenedPrompt(TypedDict):
 class RunQueuedData(TypedDict):
     """Data of an accepted run."""
 
-    mode: Literal["orchestrated", "dag"]
+    mode: Mode
     agent: str | None
     """The agent with which the run begins; null: the mode is `dag`."""
     graph: str | None
@@ -236,20 +237,11 @@ class RunEndedData(TypedDict):
 
 
 # A class body cannot name a field ``try`` or ``from``, so base classes have these fields.
-_TaskTry = TypedDict(
-    "_TaskTry",
-    {
-        "try": NotRequired[
-            Annotated[
-                int | None,
-                Keywords(
-                    default=None,
-                    description="Number of the asynchronous task's try, from the second try on.",
-                ),
-            ]
-        ]
-    },
-)
+TaskTryNumber = Annotated[
+    OrNull[int],
+    Keywords(description="Number of the asynchronous task's try, from the second try on."),
+]
+_TaskTry = TypedDict("_TaskTry", {"try": NotRequired[TaskTryNumber]})
 
 
 class AgentData(_TaskTry):
@@ -307,20 +299,10 @@ class ModelCallData(TypedDict):
     """Name of the model; null: an older version wrote the log."""
 
 
-_ModelTry = TypedDict(
-    "_ModelTry",
-    {
-        "try": NotRequired[
-            Annotated[
-                int | None,
-                Keywords(
-                    default=None,
-                    description="Number of the try with this model; null: the first try.",
-                ),
-            ]
-        ]
-    },
-)
+ModelTryNumber = Annotated[
+    OrNull[int], Keywords(description="Number of the try with this model; null: the first try.")
+]
+_ModelTry = TypedDict("_ModelTry", {"try": NotRequired[ModelTryNumber]})
 
 
 class LlmStartedData(ModelCallData, _ModelTry):
@@ -346,14 +328,8 @@ class ModelMessage(TypedDict):
     """Further data from the model's server."""
 
 
-_ModelTries = TypedDict(
-    "_ModelTries",
-    {
-        "try": NotRequired[
-            Annotated[int | None, Keywords(default=None, description="Number of tries.")]
-        ]
-    },
-)
+ModelTriesNumber = Annotated[OrNull[int], Keywords(description="Number of tries.")]
+_ModelTries = TypedDict("_ModelTries", {"try": NotRequired[ModelTriesNumber]})
 
 
 class LlmCompletedData(ModelCallData, _ModelTries):
@@ -375,20 +351,10 @@ class StoredLlmCompletedData(LlmCompletedData):
     """State of the model's server as JSON text, because the server needs the order of its keys."""
 
 
-_FailedTry = TypedDict(
-    "_FailedTry",
-    {
-        "try": NotRequired[
-            Annotated[
-                int | None,
-                Keywords(
-                    default=None,
-                    description="Number of the failed try; only if another try follows.",
-                ),
-            ]
-        ]
-    },
-)
+FailedTryNumber = Annotated[
+    OrNull[int], Keywords(description="Number of the failed try; only if another try follows.")
+]
+_FailedTry = TypedDict("_FailedTry", {"try": NotRequired[FailedTryNumber]})
 
 
 class LlmFailedData(ModelCallData, _FailedTry):
@@ -701,7 +667,7 @@ class EpisodeStoredData(TypedDict):
 
     episode_id: Id
     """Id of the run's episode."""
-    outcome: OutcomeName
+    outcome: OutcomeValue
 
 
 class WarningData(TypedDict):

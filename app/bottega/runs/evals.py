@@ -20,9 +20,10 @@ from sqlalchemy import Text, Uuid, bindparam, text
 from bottega.agents.messages import AgentUsage
 from bottega.db.pool import AsyncConnection
 from bottega.errors import BottegaError, ConflictError, InvalidInputError, NotFoundError
+from bottega.events.data import OutcomeValue
 from bottega.memory.patterns.evidence import Tally, binomial_p
 from bottega.runs.pins import PinCache
-from bottega.runs.read import JUDGEMENT, OutcomeValue
+from bottega.runs.read import JUDGEMENT
 from bottega.runs.submit import OnceKey, RunRequest, checked_values, store_items, submit
 from bottega.tenants.limits import StoredLimits
 

@@ -65,6 +65,7 @@ from bottega.db.tables import (
     webhooks,
 )
 from bottega.errors import InvalidInputError, NotFoundError, no_run
+from bottega.events.data import OutcomeValue
 from bottega.events.types import EventType, RunStatus
 from bottega.memory.episodes.scope import OFF
 from bottega.memory.patterns.adherence import SOURCE
@@ -168,7 +169,6 @@ async def feedback(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -
     return row
 
 
-OutcomeValue = Literal["UNKNOWN", "SUCCESS", "PARTIAL", "FAILURE", "CANCELLED"]
 OutcomeSource = Literal["feedback", "eval", "check"]
 JudgeKind = Literal["feedback", "judge", "check", "status"]
 MemoryDraw = Literal["with", "without"]

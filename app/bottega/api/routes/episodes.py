@@ -32,6 +32,7 @@ from bottega.container import Service
 from bottega.db.pages import PageItems
 from bottega.db.quota import require_room
 from bottega.errors import InvalidInputError
+from bottega.events.data import OutcomeValue
 from bottega.graph.publication import as_text
 from bottega.memory.episodes import episode as memory
 from bottega.memory.episodes.episode import EpisodeFilter, Outcome
@@ -39,7 +40,7 @@ from bottega.memory.episodes.scope import EVERYTHING, Scope, scope_of_search
 from bottega.memory.episodes.search import load
 from bottega.memory.text.signature import failure_signature
 from bottega.memory.text.summaries import summary_of
-from bottega.runs.read import OutcomeValue
+from bottega.objects import ALL_PARTS
 from bottega.runs.sessions import hold_owner
 from bottega.tenants import audit, erase
 
@@ -224,7 +225,7 @@ async def create(
             await audit.note(tx, tenant, principal.actor, "episode.import", str(stored))
             response.headers["Location"] = f"/v1/episodes/{stored}"
             kept = (await load(driver, EVERYTHING, [stored]))[stored]
-            bodies = {part: getattr(episode, part) for part in ("trace", "input", "output")}
+            bodies = {part: getattr(episode, part) for part in ALL_PARTS}
             return to_response(replace(kept, **bodies))
 
         return await once(tx, response, Episode, store)

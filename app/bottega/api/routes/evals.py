@@ -22,11 +22,10 @@ from bottega.container import Service
 from bottega.db.pool import AsyncConnection
 from bottega.definitions.agents import checked
 from bottega.errors import InvalidInputError
-from bottega.events.data import Cost
+from bottega.events.data import Cost, OutcomeValue
 from bottega.json_schema.values import WHOLE
 from bottega.runs import evals
 from bottega.runs.pins import UsedModel
-from bottega.runs.read import OutcomeValue
 from bottega.runs.submit import RunRequest
 
 router = APIRouter(prefix="/v1/evals", tags=["evals"])

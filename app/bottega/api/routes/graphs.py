@@ -30,7 +30,7 @@ from bottega.api.schemas.base import (
     VersionNumber,
 )
 from bottega.api.schemas.params import ClientToolDefinition, OutputSchemaField, ToolDefinition
-from bottega.api.schemas.parts import ShownCall
+from bottega.api.schemas.parts import Role, ShownCall
 from bottega.api.schemas.runs import CostBudget
 from bottega.api.shared.definitions import (
     Caller,
@@ -68,7 +68,7 @@ from bottega.definitions.store import AGENTS, GRAPHS
 from bottega.dry_run import LONGEST_S, NO_MEMORY
 from bottega.dry_run import command as dry_run_command
 from bottega.errors import UnavailableError
-from bottega.events.data import Failure, NodeType
+from bottega.events.data import Answerers, Failure, Mode, NodeType
 from bottega.json_schema.values import WHOLE
 from bottega.memory.episodes.scope import MemoryMode
 from bottega.runs.graphs import published_graph
@@ -252,7 +252,7 @@ class Node(Part):
         default=None, alias="schema", exclude_if=lambda value: value is None
     )
     """JSON Schema of the person's answer. The answer becomes the node's parsed output."""
-    who: Literal["run", "approve", "user"] | None = _Absent
+    who: Answerers | None = _Absent
     """`run` (also null): keys with the scope `run` or `approve` may answer; `approve`: only keys
     with the scope `approve`; `user`: only the run's end user."""
     expires_s: ExpiresS | None = _Absent
@@ -465,7 +465,7 @@ class DryRunReceived(Answer):
 class DryRunMessage(Answer):
     """A message in the form of Chat Completions."""
 
-    role: Literal["system", "user", "assistant", "tool"]
+    role: Role
     """Author of the message; `tool`: the answer to a tool call."""
     content: Annotated[str, Field(description=_CONTENT)]
     tool_calls: list[ShownCall]
@@ -509,7 +509,7 @@ class DryRun(Answer):
     graph: str
     version: int
     """Version of the graph."""
-    mode: Literal["orchestrated", "dag"]
+    mode: Mode
     agent: str | None
     levels: list[list[str]]
     """The graph's agents by level; an agent reads only answers of earlier levels."""

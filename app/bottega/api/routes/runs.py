@@ -63,14 +63,13 @@ from bottega.container import Service
 from bottega.db.failures import is_transient
 from bottega.db.pool import AsyncConnection, acting_as
 from bottega.errors import ForbiddenError
-from bottega.events.data import Status, TaskStatus, Usage
+from bottega.events.data import OutcomeValue, Status, TaskStatus, Usage
 from bottega.events.types import WaitReason
 from bottega.files.store import owner_of_run
 from bottega.runs import forks, graphs, messages, prompts, read
 from bottega.runs.control import request_cancel, request_task_cancel
 from bottega.runs.diff import compare, differences, node_differences, totals
 from bottega.runs.forks import Fork
-from bottega.runs.read import OutcomeValue
 from bottega.runs.retry import retry as repeat
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])

@@ -1,7 +1,7 @@
 """Routes of the secrets that sign a tenant's webhooks, and of webhook deliveries."""
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response
@@ -10,6 +10,7 @@ from pydantic import Field
 from bottega.api.auth import acts_for
 from bottega.api.errors import headers, problems
 from bottega.api.schemas.base import Answer, Page
+from bottega.api.schemas.runs import DeliveryStatus
 from bottega.api.shared.deps import (
     Actor,
     AdminTenant,
@@ -89,8 +90,6 @@ async def get(tx: Transaction, tenant: AdminTenant, service: ServiceDep) -> Any:
 
 
 deliveries_router = APIRouter(prefix="/v1/webhook-deliveries", tags=["webhooks"])
-
-DeliveryStatus = Literal["pending", "delivered", "failed"]
 
 
 class Delivery(Answer):

@@ -32,10 +32,11 @@ from bottega.api.schemas.params import (
     short_schema,
 )
 from bottega.definitions.agents import TASK_TOOLS
+from bottega.events.data import OutcomeValue
 from bottega.json_schema.values import WHOLE
 from bottega.memory.episodes.scope import MemoryMode, MemoryScope
 from bottega.memory.facts import FACT_TOOLS, FactsMode
-from bottega.runs.read import OutcomeSource, OutcomeValue
+from bottega.runs.read import OutcomeSource
 from bottega.tools.mcp import McpToolDefinition
 from bottega.tools.people import ApprovalField
 

@@ -9,9 +9,10 @@ from pydantic_core import PydanticCustomError, to_json
 
 from bottega.api.schemas.base import Answer, Body, OwnUser, PlaceInTime, UserName
 from bottega.api.schemas.runs import SessionName
-from bottega.events.data import Failure
+from bottega.events.data import Failure, OutcomeValue
 from bottega.json_schema.values import WHOLE
-from bottega.runs.read import OutcomeSource, OutcomeValue
+from bottega.memory.episodes.search import By
+from bottega.runs.read import OutcomeSource
 
 _FIELDS = ("outcome", "score", "comment")
 
@@ -278,7 +279,7 @@ class EpisodeSearch(EpisodeReader):
     """Failure with which to compare; only in the mode `failures`."""
     k: Annotated[int, Field(ge=1, le=100), WHOLE] = 5
     """Maximum number of episodes."""
-    by: Literal["task", "result", "whole"] = "task"
+    by: By = "task"
     """Part of an episode whose meaning is compared with the query."""
     domain: Label | None = None
     """Domain of the current task; episodes of this domain score a little higher."""

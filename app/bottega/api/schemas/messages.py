@@ -7,7 +7,7 @@ from uuid import UUID
 from pydantic import AfterValidator, ConfigDict, Field
 
 from bottega.api.schemas.base import Answer, Body, OwnUser
-from bottega.api.schemas.parts import Content, ShownPart
+from bottega.api.schemas.parts import Content, Role, ShownPart
 from bottega.events.data import ModelToolCall, ShortenedPrompt, Usage
 
 
@@ -39,7 +39,7 @@ _ModelCall = Annotated[
 
 
 class _Said(Answer):
-    role: Literal["system", "user", "assistant", "tool"]
+    role: Role
     """Author of the message; `system`: the run's input, or another agent (`source`)."""
     content: str
     """Text of the message; if the message has `parts`, the text of its text parts."""

@@ -139,6 +139,7 @@ Content = Annotated[
 """Content of a message: a text, or parts."""
 
 
+Role = Literal["system", "user", "assistant", "tool"]
 CallId = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 
 
@@ -158,7 +159,7 @@ _CALLS = "Tool calls of the message; the next messages must answer them in the s
 class InputMessage(SetFields, Body):
     """A message of a run's input."""
 
-    role: Literal["system", "user", "assistant", "tool"]
+    role: Role
     """Author of the message; `tool`: the answer to a tool call."""
     content: Content = ""
     """Content of the message; you may omit it if the message calls tools."""
@@ -202,7 +203,7 @@ class ShownCall(Answer):
 class ShownMessage(SetFields, Answer):
     """A message of a run's input in its stored form: a file replaces `data`."""
 
-    role: Literal["system", "user", "assistant", "tool"]
+    role: Role
     """Author of the message; `tool`: the answer to a tool call."""
     content: str | list[ShownPart]
     """A text, or parts; a file replaces `data`."""

@@ -40,6 +40,7 @@ from bottega.events.data import (
     Failure,
     ForkOf,
     Keywords,
+    Mode,
     NodeType,
     OrNull,
     Status,
@@ -124,7 +125,7 @@ class NewRun(Demands):
         },
     )
 
-    mode: Literal["orchestrated", "dag"] = "orchestrated"
+    mode: Mode = "orchestrated"
     """`orchestrated`: `agent` calls other agents as needed. `dag`: all agents of `graph` run; each
     agent starts when all agents on which it depends have answered."""
     agent: Name | None = None
@@ -218,12 +219,15 @@ class Attempt(Answer):
     ended_at: datetime | None
 
 
+DeliveryStatus = Literal["pending", "delivered", "failed"]
+
+
 class Webhook(Answer):
     """The delivery of the run's webhook."""
 
     url: str
     """URL of the receiver, without its query string, which may contain a secret."""
-    status: Literal["pending", "delivered", "failed"]
+    status: DeliveryStatus
     """Status of the delivery; after `failed` there is no further try."""
     tries: int
     answer: int | None
