@@ -34,7 +34,7 @@ from bottega.api.schemas.messages import MessageSent, SendMessage
 from bottega.api.schemas.runs import Event
 from bottega.api.server.documents import LateDocument
 from bottega.api.shared.deps import NoBody, required_scopes
-from bottega.events.data import DATA
+from bottega.events.data import DATA, LiveText, ToolReport
 from bottega.events.frames import LLM_DELTA
 from bottega.events.types import EventType
 from bottega.json_schema.described import SHARED_PARAMETERS
@@ -494,17 +494,6 @@ router = APIRouter(tags=["operations"])
 _REF = "#/components/schemas/{model}"
 
 
-class LiveText(Answer):
-    """Text that arrived from a model since the last frame."""
-
-    call: int
-    attempt: int
-    offset: int
-    """Position in the call's text, in characters; the new text replaces all text after it."""
-    text: str
-    """The new text."""
-
-
 class Delta(Event):
     """Live text; not stored."""
 
@@ -521,20 +510,6 @@ class OutputChunk(Delta):
     """
 
     type: Literal["subagent.output_chunk"]  # type: ignore[assignment]
-
-
-class ToolReport(Answer):
-    """Progress of a call of an MCP tool, in units that the MCP server chooses."""
-
-    tool_call_id: str
-    name: str
-    """Name of the tool."""
-    progress: float
-    """Progress so far, in units that the MCP server chooses."""
-    total: float | None
-    """Value of `progress` at the end of the call; null: unknown."""
-    message: str | None
-    """Current action of the tool; null: the server sent no message."""
 
 
 class ToolProgress(Event):

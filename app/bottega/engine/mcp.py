@@ -28,6 +28,7 @@ from bottega.engine.journal import Journal, Tasks, name_of
 from bottega.engine.live_text import LiveText
 from bottega.engine.waiting import MOST_OF_CALL
 from bottega.errors import InvalidInputError
+from bottega.events.data import ToolReport
 from bottega.events.log import storable
 from bottega.json_schema.output import output_schema
 from bottega.logger import Logger
@@ -67,14 +68,14 @@ class CallProgress:
     parent_task_id: UUID | None
     agent: str
     call: int
-    tool_call_id: str | None
+    tool_call_id: str
     name: str
     clean: Callable[[str], str]
     started: float
     has_rows: bool = False
     _due_at: float = 0.0
     _number: int = 0
-    _newest: dict[str, Any] | None = None
+    _newest: ToolReport | None = None
     _written: str | None = None
 
     def report(self, progress: float, total: float | None, message: str | None) -> None:
@@ -82,13 +83,13 @@ class CallProgress:
         if not math.isfinite(progress):
             return
         said = None if message is None else self.clean(storable(message))[:LONGEST_MESSAGE]
-        self._newest = {
-            "tool_call_id": self.tool_call_id,
-            "name": self.name,
-            "progress": progress,
-            "total": total if total is not None and math.isfinite(total) else None,
-            "message": said,
-        }
+        self._newest = ToolReport(
+            tool_call_id=self.tool_call_id,
+            name=self.name,
+            progress=progress,
+            total=total if total is not None and math.isfinite(total) else None,
+            message=said,
+        )
 
     def take(self, now: float) -> tuple[int, str] | None:
         """Return the number and text of the newest report; ``None``: no report is due now."""

@@ -721,6 +721,31 @@ class ToolEndedData(ToolCallData):
     """Metadata for the agent's publication."""
 
 
+class LiveText(TypedDict):
+    """Text that arrived from a model since the last frame."""
+
+    call: int
+    attempt: int
+    offset: int
+    """Position in the call's text, in characters; the new text replaces all text after it."""
+    text: str
+    """The new text."""
+
+
+class ToolReport(TypedDict):
+    """Progress of a call of an MCP tool, in units that the MCP server chooses."""
+
+    tool_call_id: str
+    name: str
+    """Name of the tool."""
+    progress: float
+    """Progress so far, in units that the MCP server chooses."""
+    total: float | None
+    """Value of `progress` at the end of the call; null: unknown."""
+    message: str | None
+    """Current action of the tool; null: the server sent no message."""
+
+
 DATA: Mapping[EventType, Any] = {
     EventType.RUN_QUEUED: RunQueuedData,
     EventType.RUN_STARTED: RunClaimedData,

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from pydantic_core import from_json, to_json
 
+from bottega.events.data import LiveText, ToolReport
 from bottega.events.types import FINAL_EVENT_TYPES, STATE, EventType, public_data
 
 LLM_DELTA = "llm.delta"
@@ -108,7 +109,7 @@ def of_text(
     agent: str | None,
     depth: int,
     at: datetime,
-    data: Mapping[str, Any],
+    data: LiveText | ToolReport,
 ) -> Frame:
     """Return a frame of live text or of a tool's progress. The log does not store these."""
     envelope = {

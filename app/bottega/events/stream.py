@@ -34,7 +34,7 @@ from pydantic_core import from_json
 from bottega import metrics
 from bottega.clock import Clock, monotonic, utcnow
 from bottega.db.failures import is_transient
-from bottega.events.data import LlmStartedData, is_repeated
+from bottega.events.data import LiveText, LlmStartedData, is_repeated
 from bottega.events.frames import LLM_DELTA, TOOL_PROGRESS, Filter, Frame, of_row, of_text
 from bottega.events.listener import AWAKE_S, WakeupFeed, happens
 from bottega.events.nats import TEXT, TEXT_WANTED, NatsSignals, decoded
@@ -93,12 +93,9 @@ class PartialCompletion:
         end = len(self.text)
         known = self._frames.get(kind)
         if known is None or known[:2] != (offset, end):
-            data = {
-                "call": self.call,
-                "attempt": self.attempt,
-                "offset": offset,
-                "text": self.text[offset:],
-            }
+            data = LiveText(
+                call=self.call, attempt=self.attempt, offset=offset, text=self.text[offset:]
+            )
             frame = of_text(
                 kind,
                 self.run_id,
