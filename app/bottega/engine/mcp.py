@@ -68,7 +68,7 @@ class CallProgress:
     parent_task_id: UUID | None
     agent: str
     call: int
-    tool_call_id: str
+    tool_call_id: str | None
     name: str
     clean: Callable[[str], str]
     started: float
@@ -84,7 +84,7 @@ class CallProgress:
             return
         said = None if message is None else self.clean(storable(message))[:LONGEST_MESSAGE]
         self._newest = ToolReport(
-            tool_call_id=self.tool_call_id,
+            tool_call_id=self.tool_call_id or "",
             name=self.name,
             progress=progress,
             total=total if total is not None and math.isfinite(total) else None,
