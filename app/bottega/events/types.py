@@ -1,4 +1,4 @@
-"""Types of the events in a run's log, and the envelope of an event. Pure.
+"""Types of the events in a run's log. Pure.
 
 :mod:`bottega.events.data` has the classes of events' data.
 """
@@ -129,19 +129,6 @@ class Event:
     @property
     def is_final(self) -> bool:
         return self.type in FINAL_EVENT_TYPES
-
-    def envelope(self) -> dict[str, Any]:
-        """Return the event in the form of the API."""
-        return {
-            "seq": self.seq,
-            "type": self.type,
-            "run_id": self.run_id,
-            "task_id": self.task_id,
-            "agent": self.agent,
-            "parent_task_id": self.parent_task_id,
-            "at": self.at,
-            "data": public_data(self.data),
-        }
 
 
 def public_data(data: Data) -> Data:

@@ -30,7 +30,6 @@ from bottega.api.shared.deps import PrincipalDep, ReviewTenant, ServiceDep
 from bottega.api.shared.pages import PageQuery, escaped_lines
 from bottega.clock import Clock, utcnow
 from bottega.container import Service
-from bottega.db.pages import PageItems
 from bottega.errors import NotFoundError
 from bottega.events import log
 from bottega.events.frames import LLM_DELTA, OUTPUT_CHUNK, TOOL_PROGRESS, Filter, Frame
@@ -234,8 +233,7 @@ async def events(
         limit=query.limit,
         descending=query.descending,
     )
-    items = PageItems((event.envelope() for event in found), more=found.more)
-    return query.page(request, response, items, lambda event: event["seq"])
+    return query.page(request, response, found, lambda event: event.seq)
 
 
 def event_stream(

@@ -47,7 +47,7 @@ from bottega.events.data import (
     TaskStatus,
     Usage,
 )
-from bottega.events.types import WaitReason
+from bottega.events.types import WaitReason, public_data
 from bottega.graph.decisions import NodeStatus
 from bottega.json_schema.described import described
 from bottega.json_schema.values import WHOLE
@@ -505,7 +505,7 @@ class Event(Answer):
     """Name of the event's agent; null: the event belongs to the whole run."""
     parent_task_id: UUID | None
     at: datetime
-    data: dict[str, Any]
+    data: Annotated[dict[str, Any], AfterValidator(public_data)]
     """Data of the event; the fields depend on the event's type."""
 
 
