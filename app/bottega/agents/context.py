@@ -45,23 +45,29 @@ class CancelScope:
 
     An ``async`` tool is cancelled like any task. Nothing can cancel a thread, so a tool that works
     in a thread for a long time should check this flag and stop.
+
+    Attributes:
+        is_cancelled: true when no one waits for the call's result any more.
     """
 
     def __init__(self) -> None:
-        self._over = threading.Event()
-
-    @property
-    def is_cancelled(self) -> bool:
-        """True when no one waits for the call's result any more."""
-        return self._over.is_set()
+        self.is_cancelled = False
+        self._waits: list[threading.Event] = []
 
     def wait(self, seconds: float) -> bool:
         """Block a tool's thread until the call is over (return true) or ``seconds`` have passed."""
-        return self._over.wait(seconds)
+        over = threading.Event()
+        self._waits.append(over)
+        try:
+            return self.is_cancelled or over.wait(seconds)
+        finally:
+            self._waits.remove(over)
 
     def cancel(self) -> None:
         """Set the flag, because the call is over. The query continues."""
-        self._over.set()
+        self.is_cancelled = True
+        for over in tuple(self._waits):
+            over.set()
 
 
 @dataclass(frozen=True, slots=True)
