@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 
 from bottega.agents.history import check_history, with_distinct_ids, without_calls
@@ -79,7 +78,6 @@ class QueryLoop:
         self._toolbox: dict[str, ToolBase] = {}
         self._schemas: tuple[ToolSchema, ...] = ()
         self._messages: Sequence[StandardMessage] = ()
-        self._options = options_of(query)
 
     @cached_property
     def _output(self) -> OutputCheck:
@@ -283,13 +281,10 @@ class QueryLoop:
             ModelError: the provider failed.
             BottegaError: an internal error.
         """
-        options = self._options
-        if failing := self.query.recorder.failing(self.query):
-            options = replace(options, failing=failing)
-        if options.params is not None and not self._keeps_tool_choice():
-            options = replace(options, params=options.params.without_tool_choice())
-        if permit is not None:
-            options = replace(options, permit=permit, max_output_tokens=permit.most)
+        params = self.agent.params
+        if params is not None and not self._keeps_tool_choice():
+            params = params.without_tool_choice()
+        options = options_of(self.query, params, permit)
         on_delta = delta_listener(self.query)
         try:
             message: object = await self.provider.invoke(

@@ -405,18 +405,21 @@ Invoke = Callable[[Permit | None], Awaitable[AssistantMessage]]
 """Function that makes a model call with a reservation of tokens, or with ``None``."""
 
 
-def options_of(query: Query) -> ModelOptions:
-    """Return the options of a query's model calls; the callbacks report to the query's recorder."""
+def options_of(query: Query, params: ModelParams | None, permit: Permit | None) -> ModelOptions:
+    """Return the options of a query's next model call; callbacks report to the recorder."""
     agent, recorder = query.agent, query.recorder
     return ModelOptions(
         on_try=partial(recorder.model_try_began, query),
         on_failed_try=partial(recorder.model_try_failed, query),
         on_lost=partial(recorder.answer_lost, query),
+        failing=recorder.failing(query),
         on_warning=partial(recorder.warning, query),
-        asked=next(each for each in query.messages if isinstance(each, HumanMessage)),
-        params=agent.params,
+        max_output_tokens=None if permit is None else permit.most,
+        params=params,
         output_schema=None if agent.output is None else agent.output.schema,
+        asked=next(each for each in query.messages if isinstance(each, HumanMessage)),
         files=recorder.files,
+        permit=permit,
     )
 
 
