@@ -2,29 +2,23 @@
 
 from bisect import bisect_left
 from collections import Counter
+from itertools import accumulate
 
 BUCKETS = (100, 1_000, 10_000, 60_000, 300_000)
 """Upper bounds of a histogram's buckets. ``count`` and ``sum`` also include larger values."""
 
 
 class Totals:
-    """Sums of the tasks' metrics in memory; subclasses may send metrics to a monitoring system.
-
-    Attributes:
-        values: counters by ``name`` or ``name{key=value}``. A histogram has the counters
-            ``name.count``, ``name.sum`` and ``name.le_{bound}`` (number of values up to the bound).
-    """
+    """Sums of the tasks' metrics in memory; subclasses may send metrics to a monitoring system."""
 
     def __init__(self) -> None:
-        self.values: Counter[str] = Counter()
+        self._counters: Counter[tuple[str, *tuple[tuple[str, str], ...]]] = Counter()
+        self._histograms: dict[str, list[int]] = {}  # number of values per bucket, not summed up
         self._gauges: dict[str, float] = {}
 
     def count(self, name: str, value: int = 1, **attributes: str) -> None:
         """Add to a counter."""
-        if attributes:
-            labels = ",".join(f"{key}={attributes[key]}" for key in sorted(attributes))
-            name = f"{name}{{{labels}}}"
-        self.values[name] += value
+        self._counters[(name, *attributes.items())] += value
 
     def gauge(self, name: str, value: float) -> None:
         """Set a gauge."""
@@ -32,11 +26,22 @@ class Totals:
 
     def observe(self, name: str, value: float) -> None:
         """Add a measurement to a histogram."""
-        self.values[f"{name}.count"] += 1
-        self.values[f"{name}.sum"] += round(value)
-        for bound in BUCKETS[bisect_left(BUCKETS, value) :]:
-            self.values[f"{name}.le_{bound}"] += 1
+        numbers = self._histograms.setdefault(name, [0] * (len(BUCKETS) + 1))
+        numbers[bisect_left(BUCKETS, value)] += 1
+        self._counters[f"{name}.sum",] += round(value)
 
     def snapshot(self) -> dict[str, float]:
-        """Return all values, including the current gauges."""
-        return {**self.values, **self._gauges}
+        """Return all values, including the current gauges.
+
+        The keys of counters are ``name`` or ``name{key=value}``. A histogram has the keys
+        ``name.count``, ``name.sum`` and ``name.le_{bound}`` (number of values up to the bound).
+        """
+        values: dict[str, float] = {}
+        for (name, *attributes), value in self._counters.items():
+            labels = ",".join(f"{key}={text}" for key, text in sorted(attributes))
+            values[f"{name}{{{labels}}}" if labels else name] = value
+        for name, numbers in self._histograms.items():
+            values[f"{name}.count"] = sum(numbers)
+            for bound, number in zip(BUCKETS, accumulate(numbers[:-1]), strict=True):
+                values[f"{name}.le_{bound}"] = number
+        return values | self._gauges
