@@ -6,7 +6,7 @@ Plugins check dispatches, messages, and calls of synchronous sub-agents.
 import asyncio
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -175,8 +175,12 @@ class SendArguments(Arguments):
     message: str = Field(min_length=1, max_length=10_000)
 
 
+@cache
 def schema_of(model: type[BaseModel]) -> dict[str, Any]:
-    """Return a class's JSON Schema, without titles and the class's docstring, which cost tokens."""
+    """Return a class's JSON Schema, without titles and the class's docstring, which cost tokens.
+
+    All tools share the schema, so that no run makes it again; nobody may change it.
+    """
     schema = model.model_json_schema()
     for field in schema["properties"].values():
         field.pop("title", None)
@@ -188,20 +192,24 @@ def schema_of(model: type[BaseModel]) -> dict[str, Any]:
 NOT_FOUND = "not_found"
 
 
-def distinct(ids: Iterable[str]) -> list[str]:
+TaskTexts = Mapping[str, UUID | None]
+"""Ids of tasks by the model's texts; ``None``: the text is no UUID."""
+
+
+def distinct(texts: Iterable[str]) -> TaskTexts:
     """Return the ids without duplicates; two spellings of a UUID are the same id."""
-    return list({as_id(each) or each: each for each in ids}.values())
+    ids = {as_id(each) or each: each for each in texts}
+    return {text: task if isinstance(task, UUID) else None for task, text in ids.items()}
 
 
-def find(scope: QueryScope, task_id: str) -> SubagentHandle | None:
+def find(scope: QueryScope, task_id: UUID | None) -> SubagentHandle | None:
     """Return the task with this id if it is a descendant of the calling query."""
-    known = as_id(task_id)
-    return None if known is None else scope.swarm.registry.get(known, scope)
+    return None if task_id is None else scope.swarm.registry.get(task_id, scope)
 
 
 async def report(
     scope: QueryScope,
-    ids: Sequence[str],
+    ids: TaskTexts,
     longest_partial: int,
     *,
     news: bool = False,
@@ -216,15 +224,20 @@ async def report(
     now = scope.swarm.registry.scheduler.now()
     views: dict[str, dict[str, Any] | None] = {}
     if longest_partial and (remote := scope.swarm.options.remote) is not None:
-        found = [handle for each in ids if (handle := find(scope, each)) is not None]
+        found = [handle for task in ids.values() if (handle := find(scope, task)) is not None]
         await remote.read_texts([each for each in found if each.spread])
-    for each in ids:
-        handle = find(scope, each)
+    for each, task in ids.items():
+        handle = find(scope, task)
         views[each] = None if handle is None else _view(scope, handle, now, longest_partial, news)
         if handle is not None and reads:
             _note_read(scope, handle, longest_partial)
-    if scope.swarm.options.lookup is not None and None in views.values():
-        await _look_up(scope, views, news=news, reads=reads)
+    gone = {task: each for each, task in ids.items() if task and views[each] is None}
+    if gone and (lookup := scope.swarm.options.lookup) is not None:
+        for task, view in (await lookup(list(gone), scope.task_id)).items():
+            sent_before = news and scope.dispatched.get(task, False)
+            views[gone[task]] = _shortened(scope, task, view, sent_before=sent_before)
+            if reads and task in scope.dispatched:
+                scope.dispatched[task] = True
     tasks = [
         view or {"task_id": each, "status": NOT_FOUND, "error": "no task of yours has this id"}
         for each, view in views.items()
@@ -235,7 +248,7 @@ async def report(
     return {"tasks": tasks, "summary": {"total": len(tasks), **counts}}
 
 
-def own_tasks(scope: QueryScope) -> tuple[list[str], str | None]:
+def own_tasks(scope: QueryScope) -> tuple[TaskTexts, str | None]:
     """Return ids of at most ``MOST_TASKS`` tasks of the caller, and a text about all other tasks.
 
     The function chooses tasks whose outcome the caller has not read, then the latest tasks. The ids
@@ -250,7 +263,7 @@ def own_tasks(scope: QueryScope) -> tuple[list[str], str | None]:
 
     ordered = sorted(places, key=first_then_latest)
     chosen, others = ordered[:MOST_TASKS], ordered[MOST_TASKS:]
-    ids = [str(each) for each in sorted(chosen, key=places.__getitem__)]
+    ids = {str(each): each for each in sorted(chosen, key=places.__getitem__)}
     if not others:
         return ids, None
     under_way = sum(each in children and not children[each].status.is_final for each in others)
@@ -258,21 +271,6 @@ def own_tasks(scope: QueryScope) -> tuple[list[str], str | None]:
         f"{len(others)} more of your tasks are not listed ({under_way} under way, "
         f"{len(others) - under_way} over): name their ids"
     )
-
-
-async def _look_up(
-    scope: QueryScope, views: dict[str, dict[str, Any] | None], *, news: bool, reads: bool
-) -> None:
-    assert scope.swarm.options.lookup is not None
-    gone = {task: each for each, view in views.items() if view is None and (task := as_id(each))}
-    if not gone:
-        return
-    for task, view in (await scope.swarm.options.lookup(list(gone), scope.task_id)).items():
-        views[gone[task]] = _shortened(
-            scope, task, view, sent_before=news and scope.dispatched.get(task, False)
-        )
-        if reads and task in scope.dispatched:
-            scope.dispatched[task] = True
 
 
 def shown_usage(usage: Usage) -> dict[str, int]:
@@ -390,13 +388,12 @@ class DispatchTool(SubagentTool):
 
     def _task_schema(self) -> dict[str, Any]:
         schema = schema_of(DispatchArguments)
-        if self.shared.agents:
-            schema["properties"]["agent"] = {"type": "string", "enum": list(self.shared.agents)}
-        else:
-            del schema["properties"]["agent"]
-        if not self.shared.anonymous:
-            schema["required"].append("agent")
-        return schema
+        agent = {"type": "string", "enum": list(self.shared.agents)}
+        properties = schema["properties"] | {"agent": agent}
+        if not self.shared.agents:
+            del properties["agent"]
+        own = {} if self.shared.anonymous else {"required": [*schema["required"], "agent"]}
+        return schema | {"properties": properties} | own
 
     async def answer(self, call: CurrentCall, scope: QueryScope, arguments: Any) -> Answer:
         place = (call.query.model_calls, call.index)
@@ -500,8 +497,8 @@ class FanOutTool(DispatchTool):
 
     def create_schema(self) -> dict[str, Any]:
         schema = schema_of(FanOutArguments)
-        schema["properties"]["tasks"]["items"] = self._task_schema()
-        return schema
+        tasks = schema["properties"]["tasks"] | {"items": self._task_schema()}
+        return schema | {"properties": {"tasks": tasks}}
 
     def _asked(self, tool_call: ToolCall) -> Sequence[Mapping[str, Any]]:
         tasks = tool_call.arguments.get("tasks")
@@ -600,8 +597,8 @@ class AwaitTool(SubagentTool):
     arguments = AwaitArguments
 
     async def answer(self, call: CurrentCall, scope: QueryScope, arguments: Any) -> Answer:
-        ids = list(arguments.task_ids or ())
-        ids = distinct([*ids, arguments.task_id] if arguments.task_id is not None else ids)
+        texts = list(arguments.task_ids or ())
+        ids = distinct([*texts, arguments.task_id] if arguments.task_id is not None else texts)
         if not ids:
             raise InvalidInputError("invalid arguments: give task_id or task_ids")
         quorum = arguments.quorum
@@ -618,13 +615,13 @@ class AwaitTool(SubagentTool):
 
 
 async def _met(
-    scope: QueryScope, ids: list[str], arguments: AwaitArguments, seconds: float
+    scope: QueryScope, ids: TaskTexts, arguments: AwaitArguments, seconds: float
 ) -> bool:
-    found = {each: find(scope, each) for each in ids}
+    found = {each: find(scope, task) for each, task in ids.items()}
     known = [handle for handle in found.values() if handle]
-    gone = [
-        each for each, handle in found.items() if not handle and as_id(each) in scope.dispatched
-    ]
+    gone = {
+        each: task for each, task in ids.items() if not found[each] and task in scope.dispatched
+    }
     if gone and arguments.mode == "any_success":
         views = (await report(scope, gone, 0))["tasks"]
         if any(view["status"] == SubagentStatus.COMPLETED for view in views):
@@ -648,8 +645,8 @@ class CancelTool(SubagentTool):
 
     async def answer(self, call: CurrentCall, scope: QueryScope, arguments: Any) -> Answer:
         ids = distinct(arguments.task_ids)
-        for each in ids:
-            if (handle := find(scope, each)) is not None:
+        for task in ids.values():
+            if (handle := find(scope, task)) is not None:
                 scope.swarm.registry.cancel(handle.task_id, CANCELLED)
         views = (await report(scope, ids, 0, reads=False))["tasks"]
         return {"tasks": [{name: view[name] for name in ("task_id", "status")} for view in views]}
@@ -662,7 +659,7 @@ class SendTool(SubagentTool):
     arguments = SendArguments
 
     async def answer(self, call: CurrentCall, scope: QueryScope, arguments: Any) -> Answer:
-        handle = find(scope, arguments.task_id)
+        handle = find(scope, as_id(arguments.task_id))
         if handle is None:
             raise InvalidInputError("none of your unfinished tasks has this id")
         message_id = str(scope.id_below((call.query.model_calls, call.index)))
