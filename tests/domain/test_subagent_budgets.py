@@ -15,9 +15,9 @@ from bottega.subagents.budget import (
     DOLLARS,
     MAX_OUTPUT,
     Account,
+    Reservation,
     billionths,
     grant,
-    reserved,
 )
 from bottega.subagents.handle import SubagentStatus
 from bottega.subagents.limits import SubagentLimits
@@ -173,7 +173,7 @@ class TestReserving:
             order = []
 
             async def spend(name: str, sent: int, seconds: float) -> None:
-                async with reserved([account], sent) as permit:
+                async with Reservation([account], sent) as permit:
                     order.append((name, permit.most))
                     await passed(seconds)
                 account.spent += 100
@@ -197,7 +197,7 @@ class TestReserving:
         async def run() -> None:
             account = Account("budget", 1_000)
             with pytest.raises(ValueError, match="no"):
-                async with reserved([account], 10):
+                async with Reservation([account], 10):
                     raise ValueError("no")
             assert (account.left, account.reserved) == (1_000, 0)
 
@@ -245,7 +245,7 @@ class TestReserving:
                 sent, seconds, output = calls[index]
                 paying = [own[index], account]
                 while True:
-                    async with reserved(paying, sent) as permit:
+                    async with Reservation(paying, sent) as permit:
                         assert account.spent + account.reserved <= limit
                         await passed(seconds)
                     for each in paying:
@@ -257,7 +257,7 @@ class TestReserving:
             assert account.spent <= limit
             assert all(each.spent <= 6_000 for each in own)
             assert account.reserved == sum(each.reserved for each in own) == 0
-            assert account._waiting == []
+            assert account._returned is None
 
         run_virtual(run())
 
@@ -316,7 +316,7 @@ def test_concurrent_calls_cannot_spend_the_same_money() -> None:
         both = asyncio.Barrier(2)
 
         async def one(name: str) -> None:
-            async with reserved([account], 1_000, model) as permit:
+            async with Reservation([account], 1_000, model) as permit:
                 order.append((name, permit.most))
                 await both.wait()
                 account.spend(priced(1_000, 1_000))

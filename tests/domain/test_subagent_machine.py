@@ -84,8 +84,11 @@ class Work:
                 self.inside = False
             elif said == "call":
                 self.inside, self.slotless = True, False  # a parked part asks for a slot only now
-                async with self.where.scheduler.calling(handle):
+                await self.where.scheduler.begin_call(handle)
+                try:
                     await self.next()
+                finally:
+                    self.where.scheduler.end_call(handle)
                 self.inside = False
             else:
                 raise said

@@ -128,9 +128,9 @@ class TestCommonMistakes:
                 assert where.queued_count == 2
                 assert where.cancel(waiting[0].task_id, "no need")
                 assert where.queued_count == 1
-                assert where.scheduler.position(waiting[1]) == 0
+                assert where.scheduler.position(waiting[1], where.scheduler.now()) == 0
                 third = put(where, parent, "c")  # there is room again
-                assert where.scheduler.position(third) == 1
+                assert where.scheduler.position(third, where.scheduler.now()) == 1
                 await job(running).finish()
                 assert waiting[1].status is S.RUNNING
                 assert not job(waiting[0]).started
@@ -164,9 +164,10 @@ class TestCommonMistakes:
                 same = put(where, parent, "same", priority=9)
                 high = put(where, parent, "high", priority=1)
                 scheduler = where.scheduler
-                assert [scheduler.position(each) for each in (low, same, high)] == [1, 2, 0]
+                now = scheduler.now()
+                assert [scheduler.position(each, now) for each in (low, same, high)] == [1, 2, 0]
                 other = put(where, by_hand(where, tenant_id=id_of(parent, "another")), priority=10)
-                assert scheduler.position(other) == 0  # within its own tenant
+                assert scheduler.position(other, now) == 0  # within its own tenant
 
         run_virtual(run())
 

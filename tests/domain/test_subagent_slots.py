@@ -50,11 +50,7 @@ def test_part_that_is_cancelled_while_it_waits_for_a_slot_leaves_none_behind() -
                 await settled()
                 assert status(other) is SubagentStatus.RUNNING
 
-                async def call() -> None:
-                    async with scheduler.calling(outer):
-                        raise AssertionError("there is no slot")
-
-                calling = asyncio.ensure_future(call())
+                calling = asyncio.ensure_future(scheduler.begin_call(outer))
                 await settled()
                 calling.cancel()
                 await settled()

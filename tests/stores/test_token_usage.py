@@ -12,7 +12,7 @@ from bottega.db.tables import DEFAULT_TENANT
 from bottega.engine.budget import DayAccount, DayBudgets
 from bottega.errors import BudgetBusyError, BudgetExhaustedError
 from bottega.services import Services
-from bottega.subagents.budget import reserved
+from bottega.subagents.budget import Reservation
 from tests.claims import claim, hand_back, sweep
 from tests.steps import append
 from tests.stores.test_neighbours import claimed
@@ -112,7 +112,7 @@ async def test_a_model_call_rarely_queries_the_database() -> None:
 
     account = DayAccount(draw, 100_000)
     for _ in range(100):
-        async with reserved([account], 500) as permit:
+        async with Reservation([account], 500) as permit:
             assert permit.most is None
             account.spent += 1000
     assert len(draws) == 2
@@ -154,7 +154,7 @@ async def test_two_workers_never_wait_for_each_others_slices(database: Database)
 
     async def call(account: DayAccount) -> str:
         try:
-            async with reserved([account], 60):
+            async with Reservation([account], 60):
                 account.spent += 80
         except BudgetExhaustedError:
             return "refused"

@@ -28,7 +28,7 @@ from bottega.db.failures import persist
 from bottega.errors import BudgetBusyError
 from bottega.logger import Logger
 from bottega.services import Services
-from bottega.subagents.budget import DOLLARS, TOKENS, Account, Unit, billionths, reserved
+from bottega.subagents.budget import DOLLARS, TOKENS, Account, Reservation, Unit, billionths
 from bottega.tenants.limits import Payer
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ class TenantAccount:
             async with AsyncExitStack() as reservation:
                 try:
                     async with asyncio.timeout(self.wait_s):
-                        call = reserved(accounts, sent, provider, longest)
+                        call = Reservation(accounts, sent, provider, longest)
                         permit = await reservation.enter_async_context(call)
                 except TimeoutError:
                     raise BudgetBusyError(

@@ -74,7 +74,7 @@ from bottega.events.log import as_stored
 from bottega.events.types import Data, EventError, EventType
 from bottega.files.inputs import RunFiles
 from bottega.graph.shared_memory import MemoryItem, Publication
-from bottega.subagents.budget import Account, reserved_for
+from bottega.subagents.budget import Account, Reservation, size_of_call
 
 _AT_ONCE = 64  # a pass stores its steps together; with 8, the database needs 14 % more CPU time
 """Maximum number of model calls and answers, each 0.3 ms of work, per pass of the event loop."""
@@ -429,7 +429,7 @@ class JournalRecorder(Recorder):
         of_node = self.accounts_of(query.path)
         if not (of_node or self.accounts.are_limited):
             return nullcontext(Permit())
-        return reserved_for((*self.accounts.all, *of_node), query)
+        return Reservation((*self.accounts.all, *of_node), *size_of_call(query))
 
     def accounts_of(self, path: Path) -> Sequence[Account]:
         """Return the budgets of all nodes on a path."""

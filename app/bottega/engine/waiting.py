@@ -522,8 +522,8 @@ async def hold_slot_again(registry: SubagentRegistry, handle: SubagentHandle) ->
         _queue(registry, handle)
     if handle.status is SubagentStatus.QUEUED:
         try:
-            async with registry.scheduler.calling(handle):
-                pass
+            await registry.scheduler.begin_call(handle)
+            registry.scheduler.end_call(handle)
         finally:  # even if this call is cancelled, because the task's other calls continue
             _run_if_queued(registry, handle)
 

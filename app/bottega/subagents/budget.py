@@ -6,16 +6,14 @@ budget only if a call uses more than its estimate.
 """
 
 import asyncio
-import contextlib
 import math
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final
 
 from bottega.agents.messages import Usage, decimal_text, tokens_sent
-from bottega.agents.provider import ModelPrices, Permit, prices_of
+from bottega.agents.provider import LLMProvider, ModelPrices, Permit, prices_of
 from bottega.agents.query import Query
 from bottega.errors import BudgetExhaustedError, ModelError
 
@@ -89,7 +87,7 @@ class Account:
     unit: Unit = TOKENS
     is_operators: bool = False
     needs_price: bool = False
-    _waiting: list[asyncio.Future[None]] = field(default_factory=list)
+    _returned: asyncio.Future[None] | None = None
 
     @property
     def left(self) -> int | None:
@@ -116,20 +114,15 @@ class Account:
     def give_back(self, amount: int) -> None:
         """Release a reservation and wake the waiting calls."""
         self.reserved -= amount
-        for waiting in self._waiting:
-            if not waiting.done():
-                waiting.set_result(None)
-        self._waiting.clear()
+        if self._returned is not None:
+            self._returned.set_result(None)
+            self._returned = None
 
     async def changed(self) -> None:
         """Wait until a call releases its reservation in this account."""
-        future = asyncio.get_running_loop().create_future()
-        self._waiting.append(future)
-        try:
-            await future
-        finally:
-            with contextlib.suppress(ValueError):
-                self._waiting.remove(future)
+        if self._returned is None:
+            self._returned = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._returned)
 
     async def fill(self, amount: int) -> None:
         """Claim a further part of a shared budget if less than ``amount`` remains.
@@ -183,14 +176,8 @@ def grant(
     return free
 
 
-@asynccontextmanager
-async def reserved(
-    accounts: Sequence[Account],
-    sent: int,
-    provider: object | None = None,
-    longest: int | None = None,
-) -> AsyncIterator[Permit]:
-    """Reserve a model call's tokens and cost; wait while other calls have reserved too much.
+class Reservation:
+    """Reserves a model call's tokens and cost; waits while other calls have reserved too much.
 
     The permit has a limit of output tokens if the accounts cannot pay for ``longest`` tokens.
 
@@ -203,38 +190,55 @@ async def reserved(
         BudgetExhaustedError: see :func:`grant`.
         ModelError: a money budget needs the model's price, which is unknown (``unpriced_model``).
     """
-    longest = MAX_OUTPUT if longest is None else longest
-    is_own = getattr(provider, "is_own", False)
-    limited = [
-        account
-        for account in accounts
-        if account.limit is not None and not (account.is_operators and is_own)
-    ]
-    prices = await _prices(limited, provider)
-    while True:
-        for account in limited:
+
+    __slots__ = ("_accounts", "_amounts", "_longest", "_permit", "_provider", "_sent")
+
+    def __init__(
+        self,
+        accounts: Sequence[Account],
+        sent: int,
+        provider: object | None = None,
+        longest: int | None = None,
+    ) -> None:
+        is_own = getattr(provider, "is_own", False)
+        self._accounts = [
+            account
+            for account in accounts
+            if account.limit is not None and not (account.is_operators and is_own)
+        ]
+        self._sent = sent
+        self._provider = provider
+        self._longest = MAX_OUTPUT if longest is None else longest
+        self._permit = Permit()
+        self._amounts: list[int] = []
+
+    async def __aenter__(self) -> Permit:
+        accounts, sent, longest = self._accounts, self._sent, self._longest
+        prices = await _prices(accounts, self._provider)
+        while True:
+            for account in accounts:
+                base, each = account.unit.price(sent, prices)
+                await account.fill(base + longest * each)
+            most = grant(accounts, sent, prices, longest)
+            if not isinstance(most, Account):
+                break
+            await most.changed()
+        for account in accounts:
             base, each = account.unit.price(sent, prices)
-            await account.fill(base + longest * each)
-        most = grant(limited, sent, prices, longest)
-        if not isinstance(most, Account):
-            break
-        await most.changed()
-    amounts = []
-    for account in limited:
-        base, each = account.unit.price(sent, prices)
-        amounts.append(base + most * each)
-        account.reserved += amounts[-1]
-    permit = Permit(most if most < longest else None)
-    try:
-        yield permit
-    finally:
-        permit.is_open = False
-        for account, amount in zip(limited, amounts, strict=True):
+            self._amounts.append(base + most * each)
+            account.reserved += self._amounts[-1]
+        if most < longest:
+            self._permit.most = most
+        return self._permit
+
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        self._permit.is_open = False
+        for account, amount in zip(self._accounts, self._amounts, strict=True):
             account.give_back(amount)
 
 
 async def _prices(limited: Sequence[Account], provider: object | None) -> ModelPrices | None:
-    if not any(account.unit is DOLLARS for account in limited):
+    if all(account.unit is not DOLLARS for account in limited):
         return None
     prices = await prices_of(provider)
     unpriced = None if prices else next((one for one in limited if one.needs_price), None)
@@ -247,8 +251,8 @@ async def _prices(limited: Sequence[Account], provider: object | None) -> ModelP
     return prices
 
 
-def reserved_for(accounts: Sequence[Account], query: Query) -> AbstractAsyncContextManager[Permit]:
-    """Reserve tokens and cost of a query's next model call; see :func:`reserved`."""
+def size_of_call(query: Query) -> tuple[int, LLMProvider | None, int | None]:
+    """Return ``sent``, ``provider`` and ``longest`` of a query's next model call."""
     agent = query.agent
     longest = None if agent.params is None else agent.params.max_output_tokens
-    return reserved(accounts, estimate(query), agent.provider, longest)
+    return estimate(query), agent.provider, longest

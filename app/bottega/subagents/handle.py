@@ -27,21 +27,12 @@ class SubagentStatus(StrEnum):
     TIMEOUT = "timeout"
     CANCELLED = "cancelled"
 
-    @property
-    def is_final(self) -> bool:
-        return not _MOVES[self]
-
-    @property
-    def is_active(self) -> bool:
-        return self in (SubagentStatus.RUNNING, SubagentStatus.STREAMING)
+    def __init__(self, value: str) -> None:
+        self.is_final = value in ("completed", "failed", "timeout", "cancelled")
+        self.is_active = value in ("running", "streaming")
 
 
-_FINAL = (
-    SubagentStatus.COMPLETED,
-    SubagentStatus.FAILED,
-    SubagentStatus.TIMEOUT,
-    SubagentStatus.CANCELLED,
-)
+_FINAL = tuple(status for status in SubagentStatus if status.is_final)
 _MOVES: dict[SubagentStatus, frozenset[SubagentStatus]] = {
     SubagentStatus.QUEUED: frozenset((SubagentStatus.RUNNING, SubagentStatus.CANCELLED)),
     SubagentStatus.RUNNING: frozenset((SubagentStatus.STREAMING, SubagentStatus.WAITING, *_FINAL)),
@@ -311,6 +302,8 @@ class SubagentHandle(DispatchParams):
         scopes: this task's queries that may dispatch further tasks.
         holds: the tasks that must end before this task may run.
         breaker: key of the task's breaker, or ``None`` without a breaker.
+        context: context variables at the dispatch; ``None`` after the task's start.
+        running: the task's coroutine, or ``None`` before its start and after its outcome.
         place: the task's position in the queue, or ``None`` outside of the queue.
         line: base priority of the task's line in the queue.
         suspended: true if this process stopped the task before its end; another process then
@@ -326,7 +319,7 @@ class SubagentHandle(DispatchParams):
     status_changed_at: float
     work: Callable[["SubagentHandle"], Awaitable[SubagentOutcome]]
     account: Account
-    context: contextvars.Context
+    context: contextvars.Context | None
     is_stored: bool = False
     mailbox: Mailbox | None = None
     has_answered: bool = False
@@ -463,10 +456,12 @@ class TaskCounts:
         A task that is a child run changes only the parent's ``remote``.
         """
         parent, status = handle.parent, handle.status
-        if handle.spread:
-            parent.remote += 0 if status.is_final else by
+        if status.is_final:
             return
-        parent.here += 0 if status.is_final else by
+        if handle.spread:
+            parent.remote += by
+            return
+        parent.here += by
         if status is SubagentStatus.QUEUED:
             _add(parent.waiting, handle.agent_name, by)
             _add(self.queued_of, parent.tenant_id, by)
@@ -476,8 +471,9 @@ class TaskCounts:
 
 
 def _add(counter: Counter[Any], key: Any, by: int) -> None:
-    counter[key] += by
-    if not counter[key]:
+    if total := counter.get(key, 0) + by:
+        counter[key] = total
+    else:
         del counter[key]
 
 
@@ -505,7 +501,8 @@ class Waiter:
     @property
     def needs_people(self) -> bool:
         """True if the wait cannot end without a decision of people."""
-        return stands_still((handle.status for handle in self.handles), self.fewest_ends)
+        statuses = [handle.status for handle in self.handles]
+        return SubagentStatus.WAITING in statuses and stands_still(statuses, self.fewest_ends)
 
     @property
     def fewest_ends(self) -> int:

@@ -42,6 +42,7 @@ MOST_SPREAD = 10_000
 
 SHUTDOWN = "registry-shutdown"
 _PARENT_CANCELLED = "parent-cancelled"
+_ASKED = tuple(each.name for each in fields(DispatchParams))
 Work = Callable[[SubagentHandle], Awaitable[SubagentOutcome]]
 
 
@@ -122,18 +123,19 @@ class SubagentRegistry:
         """
         if (known := self.get(task_id, parent)) is not None:
             return known
+        now = self.scheduler.now()
         try:
-            self._check(parent, params)
+            self._check(parent, params, now)
         except SubagentRefusedError as refusal:
             self.telemetry.count("subagent.dispatch.rejected", reason=refusal.reason)
             data = {"code": refusal.code, "message": refusal.detail, **refusal.about}
             parent.listener.refused(parent, data)
             raise
-        handle = self._add(parent, params, work, task_id, place)
+        handle = self._add(parent, params, work, task_id, place, now)
         self._hold_back(handle)
         self.telemetry.count("subagent.dispatch.count")
-        self.scheduler.enqueue(handle)
-        handle.queue_position = position = self.scheduler.position(handle)
+        self.scheduler.enqueue(handle, now)
+        handle.queue_position = position = self.scheduler.position(handle, now)
         handle.parent.listener.on_event(handle, "dispatched", {"queue_position": position})
         return handle
 
@@ -143,8 +145,8 @@ class SubagentRegistry:
         """Register a task from before a crash, without checks of limits and without events."""
         if (known := self.get(task_id, parent)) is not None:
             return known
-        handle = self._add(parent, restored.params, work, task_id, place)
         now = self.scheduler.now()
+        handle = self._add(parent, restored.params, work, task_id, place, now)
         handle.attempt, handle.mailbox = restored.attempt, restored.mailbox
         handle.created_at = now - restored.waited
         if restored.remaining is not None:
@@ -152,7 +154,7 @@ class SubagentRegistry:
             handle.timeout = restored.params.timeout or handle.timeout
         if restored.outcome is None:
             self._hold_back(handle)
-            self.scheduler.enqueue(handle)
+            self.scheduler.enqueue(handle, now)
             return handle
         handle.token_usage = restored.spent
         handle.spend(restored.usage)
@@ -161,7 +163,7 @@ class SubagentRegistry:
         self._take_over(handle, restored.outcome)
         return handle
 
-    def _check(self, parent: Parent, params: DispatchParams) -> None:
+    def _check(self, parent: Parent, params: DispatchParams, now: float) -> None:
         """Raise SubagentRefusedError if a limit, a budget or a breaker forbids a dispatch."""
         own = parent.limits
         if parent.is_over:
@@ -172,7 +174,7 @@ class SubagentRegistry:
                 "do the work without a sub-agent",
                 limit=own.max_depth,
             )
-        wait = self.scheduler.circuits.refusal(breaker_key(parent, params), self.scheduler.now())
+        wait = self.scheduler.circuits.refusal(breaker_key(parent, params), now)
         if wait is not None:
             raise SubagentCircuitOpenError(
                 "tasks for this agent failed repeatedly in this run: try later, "
@@ -234,11 +236,12 @@ class SubagentRegistry:
         work: Work,
         task_id: UUID,
         place: Any,
+        now: float,
     ) -> SubagentHandle:
-        now = self.scheduler.now()
-        asked = {each.name: getattr(params, each.name) for each in fields(DispatchParams)}
+        asked = {name: getattr(params, name) for name in _ASKED}
+        asked["timeout"] = parent.time_for(params.timeout, now)
         handle = SubagentHandle(
-            **{**asked, "timeout": parent.time_for(params.timeout, now)},
+            **asked,
             task_id=task_id,
             parent=parent,
             path=(*parent.path, place),
@@ -291,7 +294,7 @@ class SubagentRegistry:
         data = {"attempt": handle.attempt, "from": old, "to": status}
         handle.parent.listener.on_event(handle, "status_changed", data)
         if status.is_final:
-            self._ended(handle)
+            self._ended(handle, now)
 
     def finish(self, handle: SubagentHandle, outcome: SubagentOutcome) -> bool:
         """End a task; if it has already ended, only count the late outcome and return false."""
@@ -310,7 +313,7 @@ class SubagentRegistry:
         handle.final_output, handle.error = outcome.output, outcome.error
         handle.error_code, handle.stop_reason = outcome.error_code, outcome.stop_reason
 
-    def _ended(self, handle: SubagentHandle) -> None:
+    def _ended(self, handle: SubagentHandle, now: float) -> None:
         usage = handle.token_usage
         data: dict[str, Any] = {"duration_ms": handle.fixed_duration_ms}
         data["token_usage"] = usage.to_dict()
@@ -319,7 +322,7 @@ class SubagentRegistry:
         else:
             data["error"] = {"code": handle.error_code, "message": handle.error}
         handle.parent.listener.on_event(handle, str(handle.status), data)
-        self.scheduler.ended(handle)
+        self.scheduler.ended(handle, now)
         for waiter in list(handle.waiters or ()):
             waiter.ended(handle)
         for scope in list(handle.scopes):
@@ -367,7 +370,7 @@ class SubagentRegistry:
             for child in list(parent.children.values()):
                 if not child.status.is_final:
                     child.suspended = True
-                    self.scheduler.ended(child)
+                    self.scheduler.ended(child, self.scheduler.now())
                 self.remove(child)
             self._parents.pop(parent.parent_id, None)
 

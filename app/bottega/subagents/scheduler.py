@@ -15,7 +15,7 @@ import asyncio
 import logging
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -42,19 +42,31 @@ WAKE = 0
 
 
 @dataclass(slots=True, eq=False)
+class _Run:
+    """A run that has ready parents.
+
+    Attributes:
+        ready: number of the parents' ready tasks.
+    """
+
+    ready: int = 0
+    parents: dict[Parent, None] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
 class _Tenant:
     """A tenant whose tasks wait in the queue or hold slots.
 
     Attributes:
         in_line: number of waiting tasks.
         holding: number of tasks that hold a slot.
-        turns: the ready parents by run; the first run has the next turn.
+        turns: the runs that have ready parents; the first run has the next turn.
     """
 
     key: Hashable
     in_line: int = 0
     holding: int = 0
-    turns: OrderedDict[Hashable, dict[Parent, None]] = field(default_factory=OrderedDict)
+    turns: OrderedDict[Hashable, _Run] = field(default_factory=OrderedDict)
 
 
 class TakeQueue:
@@ -103,7 +115,11 @@ class TakeQueue:
         if task.place is not None:
             raise ValueError("a task may wait only once")
         task.place, task.line = (enqueued_at, next(self._orders)), priority
-        insort(task.parent.lines.setdefault(priority, []), task, key=_place_of)
+        line = task.parent.lines.setdefault(priority, [])
+        if line and _place_of(line[-1]) > task.place:
+            insort(line, task, key=_place_of)
+        else:
+            line.append(task)
         self._change(task.parent, in_line=+1)
 
     def discard(self, task: SubagentHandle) -> bool:
@@ -119,11 +135,11 @@ class TakeQueue:
         if not self._turns:
             return None
         tenant = next(iter(self._turns.values()))
-        run, parents = next(iter(tenant.turns.items()))
-        heads = (line[0] for parent in parents for line in parent.lines.values())
+        key, run = next(iter(tenant.turns.items()))
+        heads = (line[0] for parent in run.parents for line in parent.lines.values())
         task = min(heads, key=lambda head: self._rank(head, now))
         self._turns.move_to_end(tenant.key)
-        tenant.turns.move_to_end(run)
+        tenant.turns.move_to_end(key)
         self._remove(task)
         task.parent.holders[task] = now
         self._change(task.parent, in_line=-1, holding=+1)
@@ -159,7 +175,7 @@ class TakeQueue:
 
     def ready_of(self, tenant: Hashable) -> int:
         """Count the ready tasks of a tenant; the tenant's limit does not matter."""
-        return sum(map(_ready, self._tenants[tenant].turns.values()))
+        return sum(run.ready for run in self._tenants[tenant].turns.values())
 
     def in_line_of(self, tenant: Hashable) -> int:
         """Count all waiting tasks of a tenant, including tasks of parents that are not ready."""
@@ -176,25 +192,31 @@ class TakeQueue:
 
         These are the n tasks of the same run with a better rank. Because runs take turns, up to n
         ready tasks of each other run also start first (n + 1 if that run has the earlier turn). The
-        method's time is linear in the number of the tenant's ready parents.
+        method's time is linear in the number of the run's ready parents and of the tenant's runs.
         """
         parent = task.parent
         turns = self._tenants[parent.tenant_id].turns
-        siblings = {**turns.get(parent.run_id, {}), parent: None}
-        better = sum(self.before(task, each, now) for each in siblings)
+        own = turns.get(parent.run_id)
+        better = 0 if parent.ready else self.before(task, parent, now)
+        for sibling in () if own is None else own.parents:
+            better += self.before(task, sibling, now)
         ahead, takes = better, better + 1
-        for run, parents in turns.items():
-            if run == parent.run_id:
+        for run in turns.values():
+            if run is own:
                 takes = better
             else:
-                ahead += min(takes, _ready(parents))
+                ahead += takes if takes < run.ready else run.ready
         return ahead
 
     def before(self, task: SubagentHandle, parent: Parent, now: float) -> int:
         """Count a parent's tasks that start before a waiting task."""
         own = self._rank(task, now)
-        lines = parent.lines.values()
-        return sum(bisect_left(line, own, key=lambda each: self._rank(each, now)) for line in lines)
+        return sum(
+            len(line) - 1  # a new task: the usual case
+            if line[-1] is task
+            else bisect_left(line, own, key=lambda each: self._rank(each, now))
+            for line in parent.lines.values()
+        )
 
     def _rank(self, task: SubagentHandle, now: float) -> tuple[int, Place]:
         """Return a task's rank (effective priority, place): the lowest rank starts first.
@@ -211,13 +233,15 @@ class TakeQueue:
     def _remove(self, task: SubagentHandle) -> None:
         lines = task.parent.lines
         line = lines[task.line]
-        del line[bisect_left(line, _place_of(task), key=_place_of)]
+        del line[0 if line[0] is task else bisect_left(line, _place_of(task), key=_place_of)]
         if not line:
             del lines[task.line]
         task.place = None
 
     def _change(self, parent: Parent, *, in_line: int = 0, holding: int = 0) -> None:
-        tenant = self._tenants.setdefault(parent.tenant_id, _Tenant(parent.tenant_id))
+        tenant = self._tenants.get(parent.tenant_id)
+        if tenant is None:
+            tenant = self._tenants[parent.tenant_id] = _Tenant(parent.tenant_id)
         self._in_line += in_line
         self._holding += holding
         tenant.in_line += in_line
@@ -225,17 +249,22 @@ class TakeQueue:
         parent.in_line += in_line
         before, has_room = parent.ready, len(parent.holders) < parent.limits.max_concurrent
         parent.ready = parent.in_line if has_room else 0
-        if parent.ready:
-            tenant.turns.setdefault(parent.run_id, {})[parent] = None
-        elif (parents := tenant.turns.get(parent.run_id)) is not None:
-            parents.pop(parent, None)
-            if not parents:
+        if change := parent.ready - before:
+            run = tenant.turns.get(parent.run_id)
+            if run is None:
+                run = tenant.turns[parent.run_id] = _Run()
+            run.ready += change
+            if parent.ready:
+                run.parents[parent] = None
+            else:
+                del run.parents[parent]
+            if not run.parents:
                 del tenant.turns[parent.run_id]
         self._join_turns(tenant)
         if not (tenant.in_line or tenant.holding):
             del self._tenants[tenant.key]
-        if self._on_ready is not None and parent.ready != before:
-            self._on_ready(parent, parent.ready - before)
+        if self._on_ready is not None and change:
+            self._on_ready(parent, change)
 
     def _join_turns(self, tenant: _Tenant) -> None:
         """Give a tenant turns if the tenant may take a slot; otherwise remove it from the turns."""
@@ -249,10 +278,6 @@ class TakeQueue:
 def _place_of(task: SubagentHandle) -> Place:
     assert task.place is not None
     return task.place
-
-
-def _ready(parents: Iterable[Parent]) -> int:
-    return sum(parent.ready for parent in parents)
 
 
 class PlaceSource(Protocol):
@@ -336,7 +361,7 @@ class TenantPlaces:
 
 
 def estimated_start_ms(
-    handle: SubagentHandle, queue: TakeQueue, slots: int, now: float
+    handle: SubagentHandle, known: Sequence[float], queue: TakeQueue, slots: int, now: float
 ) -> int | None:
     """Return the milliseconds until a queued task starts, or ``None`` without an estimate.
 
@@ -344,11 +369,11 @@ def estimated_start_ms(
     recent siblings took about the same time.
 
     Args:
+        known: seconds for which recent siblings held their slots.
         slots: number of slots that only the parent's tasks use.
     """
     parent = handle.parent
-    known = _durations(parent)
-    if handle.place is None or known is None or slots < len(parent.holders):
+    if handle.place is None or slots < len(parent.holders):
         return None
     left = [max(known) - (now - since) for since in parent.holders.values()]
     if min(left, default=0.0) < 0:
@@ -445,7 +470,11 @@ class SubagentScheduler:
 
     def now(self) -> float:
         """Return the event loop's time in seconds; all times in this module use this clock."""
-        return asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:  # a new loop: timers of the old loop never fire
+            self.stop()
+            self._loop = loop
+        return loop.time()
 
     # For the registry
 
@@ -472,7 +501,7 @@ class SubagentScheduler:
             own = min(own, of_tenant - self._queue.holding(parent.tenant_id))
         return max(0, min(free, own))
 
-    def position(self, handle: SubagentHandle) -> int:
+    def position(self, handle: SubagentHandle, now: float) -> int:
         """Return the number of the tenant's waiting tasks that start before a task.
 
         If a breaker or an unfinished task holds the task back, the number is that of all waiting
@@ -482,11 +511,14 @@ class SubagentScheduler:
             return 0
         if handle.place is None:
             return self._queue.in_line_of(handle.tenant_id)
-        return self._queue.position(handle, self.now())
+        return self._queue.position(handle, now)
 
     def estimated_start_ms(self, handle: SubagentHandle) -> int | None:
         """Estimate the milliseconds until a queued task starts, or return ``None``."""
         parent, tenant = handle.parent, handle.tenant_id
+        known = _durations(parent)
+        if known is None:
+            return None
         queue, counts = self._queue, self._registry.counts
         is_fixed = self.options.min_workers == self.options.max_workers
         limits = [(self.capacity, counts.active + len(queue), is_fixed)]
@@ -501,17 +533,13 @@ class SubagentScheduler:
                 if claims > own or not is_fixed:
                     return None
                 slots = limit
-        return estimated_start_ms(handle, queue, slots, self.now())
+        return estimated_start_ms(handle, known, queue, slots, self.now())
 
-    def enqueue(self, handle: SubagentHandle) -> None:
+    def enqueue(self, handle: SubagentHandle, now: float) -> None:
         """Queue a new task, unless a breaker or an unfinished task holds it back."""
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop:  # a new loop: timers of the old loop never fire
-            self.stop()
-            self._loop = loop
         if handle.spread:
-            loop.call_soon(self._begin, handle)
-        if self.circuits.admit(handle, self.now()):
+            asyncio.get_running_loop().call_soon(self._begin, handle)
+        if self.circuits.admit(handle, now):
             self.push(handle)
 
     def hold(self, handle: SubagentHandle) -> None:
@@ -528,15 +556,14 @@ class SubagentScheduler:
             handle.parent.listener.on_event(handle, "warning", data)
         self.push(handle)
 
-    def ended(self, handle: SubagentHandle) -> None:
+    def ended(self, handle: SubagentHandle, now: float) -> None:
         """Stop a finished or suspended task: remove its timer, queue entry, slot and coroutine."""
         handle.stop_timer()
         self._queue.discard(handle)
         self.release(handle)
-        running = handle.running
-        if running is not None and running is not asyncio.current_task():
-            running.cancel()
-        self.circuits.ended(handle, self.now())
+        if handle.running is not None:
+            handle.running.cancel()
+        self.circuits.ended(handle, now)
 
     def watch_over(self, handle: SubagentHandle) -> None:
         """End a task that has run for twice its timeout, which means that its timer was lost."""
@@ -578,13 +605,14 @@ class SubagentScheduler:
 
     def _give_out(self) -> None:
         while self.places.take_for_next(self._queue, self.capacity - self.in_use):
-            handle = self._queue.take(self.now())
+            now = self.now()
+            handle = self._queue.take(now)
             assert handle is not None
             if handle.slot is not None:
                 handle.slot.set_result(None)
                 handle.slot = None
-            elif self.circuits.admit(handle, self.now()):
-                self._start(handle)
+            elif self.circuits.admit(handle, now):
+                self._start(handle, now)
             else:
                 self._give_up_slot(handle)
 
@@ -603,9 +631,7 @@ class SubagentScheduler:
             self._queue.push(handle, handle.priority, handle.created_at)
         self.pump_soon()
 
-    def _start(self, handle: SubagentHandle) -> None:
-        loop = asyncio.get_running_loop()
-        now = handle.parent.holders[handle]
+    def _start(self, handle: SubagentHandle, now: float) -> None:
         if (left := handle.parent.time_for(handle.timeout, now)) <= 0:
             self._registry.cancel(handle.task_id, PARENTS_TIME_IS_UP)
             return
@@ -619,6 +645,7 @@ class SubagentScheduler:
         }
         handle.parent.listener.on_event(handle, "dequeued", data)
         self._registry.telemetry.observe("subagent.queue.wait_ms", data["waited_ms"])
+        loop = asyncio.get_running_loop()
         handle.timer = loop.call_at(handle.deadline, self.time_out, handle)
         self._begin(handle)
 
@@ -630,7 +657,7 @@ class SubagentScheduler:
             )
             self._running.add(running)
             running.add_done_callback(self._running.discard)
-            handle.running = running
+            handle.running, handle.context = running, None
 
     async def _run(self, handle: SubagentHandle) -> None:
         try:
@@ -644,6 +671,7 @@ class SubagentScheduler:
         except Exception as error:
             outcome = SubagentOutcome.failed("task_failed", f"{type(error).__name__}: {error}")
             logger.exception("the work of task %s raised", handle.task_id)
+        handle.running = None  # from here on nothing awaits
         since = handle.parent.holders.get(handle)
         took = self.now() - since if since is not None and since == handle.started_at else inf
         if self._registry.finish(handle, outcome) and not handle.spread:
@@ -706,9 +734,11 @@ class SubagentScheduler:
         finally:
             handle.awaits -= 1
 
-    @asynccontextmanager
-    async def calling(self, handle: SubagentHandle) -> AsyncIterator[None]:
-        """Hold a slot during a task's model call. The task's descendants get free slots first."""
+    async def begin_call(self, handle: SubagentHandle) -> None:
+        """Wait for a slot for a task's model call. The task's descendants get free slots first.
+
+        The task holds the slot at least until :meth:`end_call`, unless this method raises an error.
+        """
         handle.calls += 1
         try:
             if handle.calls == 1 and not handle.awaits and handle.waiting_below:
@@ -716,11 +746,15 @@ class SubagentScheduler:
                 if handle.waiting_below:
                     handle.polling = True
                     self._give_up_slot(handle)
-            await self._need_slot(handle)
-            yield
-        finally:
-            handle.calls -= 1
-            self._only_if_needed(handle)
+            if not handle.holds_slot:
+                await self._need_slot(handle)
+        except BaseException:
+            self.end_call(handle)
+            raise
+
+    def end_call(self, handle: SubagentHandle) -> None:
+        handle.calls -= 1
+        self._only_if_needed(handle)
 
     def _ready_changed(self, parent: Parent, change: int) -> None:
         """Update ``waiting_below`` of all ancestors; queue ancestors that may continue."""

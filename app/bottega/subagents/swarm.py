@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import (
-    AsyncIterator,
     Awaitable,
     Callable,
     Collection,
@@ -10,7 +9,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 from uuid import UUID, uuid4
@@ -22,7 +21,7 @@ from bottega.agents.provider import Permit
 from bottega.agents.query import CurrentCall, Path, Query, current_call, task_id_at
 from bottega.agents.tools import ToolBase
 from bottega.errors import InvalidInputError, ModelError
-from bottega.subagents.budget import Account, reserved_for
+from bottega.subagents.budget import Account, Reservation, size_of_call
 from bottega.subagents.handle import (
     Listener,
     Mode,
@@ -40,6 +39,7 @@ from bottega.subagents.handle import (
 from bottega.subagents.limits import SubagentLimits
 from bottega.subagents.plugins import PluginContext, TaskOutcome, after_complete
 from bottega.subagents.registry import SubagentRegistry
+from bottega.subagents.scheduler import SubagentScheduler
 from bottega.subagents.shared_context import SharedContext, Workspace, private_folder_of
 
 
@@ -209,7 +209,7 @@ class Swarm(Listener):
     def on_event(self, handle: SubagentHandle, event: str, data: dict[str, Any]) -> None:
         """Pass an event to the listener; if the event is a task's end, call the plugins."""
         self.options.listener.on_event(handle, event, data)
-        if handle.status.is_final and event == handle.status and self.options.plugins:
+        if self.options.plugins and handle.status.is_final and event == handle.status:
             self._call_plugins(handle)
 
     def refused(self, parent: Parent, data: dict[str, Any]) -> None:
@@ -259,6 +259,32 @@ def context_of(parent: Parent) -> PluginContext:
     )
 
 
+class TaskCall(Reservation):
+    """Context of a task's model call, which holds a slot and a reservation of tokens and cost."""
+
+    __slots__ = ("_handle", "_scheduler")
+
+    def __init__(self, scheduler: SubagentScheduler, handle: SubagentHandle, query: Query) -> None:
+        super().__init__((handle.account, *handle.parent.accounts), *size_of_call(query))
+        self._scheduler = scheduler
+        self._handle = handle
+
+    async def __aenter__(self) -> Permit:
+        await self._scheduler.begin_call(self._handle)
+        try:
+            return await super().__aenter__()
+        except BaseException:
+            self._scheduler.end_call(self._handle)
+            raise
+
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        if isinstance(error, ModelError):
+            limited = error.last_code in ("model_rate_limited", "model_limited")
+            self._handle.was_limited = limited
+        await super().__aexit__(kind, error, trace)
+        self._scheduler.end_call(self._handle)
+
+
 class TaskOfQuery:
     """The task to which a query and its sub-queries belong (``Query.task``)."""
 
@@ -266,18 +292,8 @@ class TaskOfQuery:
         self.swarm = swarm
         self.handle = handle
 
-    @asynccontextmanager
-    async def model_call(self, query: Query) -> AsyncIterator[Permit]:
-        handle = self.handle
-        async with (
-            self.swarm.registry.scheduler.calling(handle),
-            reserved_for((handle.account, *handle.parent.accounts), query) as permit,
-        ):
-            try:
-                yield permit
-            except ModelError as error:
-                handle.was_limited = error.last_code in ("model_rate_limited", "model_limited")
-                raise
+    def model_call(self, query: Query) -> TaskCall:
+        return TaskCall(self.swarm.registry.scheduler, self.handle, query)
 
     def spent(self, usage: Usage) -> None:
         self.handle.token_usage += usage
