@@ -119,6 +119,12 @@ def test_recorded_decisions_hold(
     assert (again.taken, again.statuses) == (first.taken, first.statuses)
 
 
+def test_a_node_of_an_unknown_type_is_refused() -> None:
+    for nodes in ([{"name": "x", "type": "wish"}], [{"agent": "x", "type": "wish"}]):
+        with pytest.raises(LookupError, match="the node 'x' has the unknown type 'wish'"):
+            GraphRules.of({"nodes": nodes, "edges": []})
+
+
 def test_arguments_refer_to_outputs() -> None:
     outputs = {"run": {"input": "x", "metadata": {"a/b": [1, {"c": 2}]}}, "n": {"list": [5]}}
     given = {

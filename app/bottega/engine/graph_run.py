@@ -462,8 +462,7 @@ class GraphRun:
             return response, None if code is None else _Failure(code)
         self.recorder.tasks.open[query] = None
         try:
-            execute = {"tool": self._call, "human": self._ask_people}[work.kind]
-            return await execute(work)
+            return await (self._call if work.kind == "tool" else self._ask_people)(work)
         finally:
             self.recorder.tasks.open.pop(query, None)
 

@@ -8,7 +8,7 @@ start. The class needs no database and no event loop, so the engine, dry runs an
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 from bottega.conditions import Condition, holds, named
 from bottega.events.data import NodeType
@@ -48,10 +48,17 @@ class NodeRule:
 
     @classmethod
     def of(cls, node: Mapping[str, Any]) -> Self:
-        """Read a node of a stored definition."""
+        """Read a node of a stored definition.
+
+        Raises:
+            LookupError: nodes of this type do not exist.
+        """
+        kind, name = node.get("type", "agent"), name_of_node(node)
+        if kind not in get_args(NodeType):
+            raise LookupError(f"the node '{name}' has the unknown type {kind!r}")
         return cls(
-            name_of_node(node),
-            node.get("type", "agent"),
+            name,
+            kind,
             node.get("agent"),
             node.get("join") == "all",
             node.get("on_error") == "continue",
