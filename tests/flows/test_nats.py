@@ -10,6 +10,7 @@ from typing import Any
 import asyncpg
 import pytest
 import trustme
+from nats import connect as nats_client
 from pydantic import SecretStr, ValidationError
 
 from bottega.db.signals import WAKE_UPS
@@ -236,6 +237,25 @@ async def test_tls_needs_a_certificate_that_this_machine_trusts(
             await until(lambda: heard)
             assert signals.publish("a", "1", data=b"own")
             await until(lambda: heard, lambda found: found == [None, b"own"])
+
+
+async def test_a_message_that_is_too_large_is_dropped(tmp_path: Path) -> None:
+    config = tmp_path / "nats.conf"
+    config.write_text("max_payload: 32MB")
+    async with nats_server("-c", str(config)) as server:
+        signals, heard = NatsSignals(server.url), list[int | None]()
+        note = lambda data, reply: heard.append(None if data is None else len(data))  # noqa: E731
+        signals.subscribe("a", "1", receive=note)
+        with capture_logs() as logs:
+            async with background(signals.run):
+                await until(lambda: heard)
+                sender = await nats_client(server.url, pending_size=1 << 26)
+                for size in (1 << 24, 1):
+                    await sender.publish("a.1", bytes(size))
+                await sender.close()
+                await until(lambda: heard, lambda found: found == [None, 1])
+    assert [log["event"] for log in logs][:1] == ["nats.lost"]
+    assert "messages dropped" in logs[0]["error"]
 
 
 @pytest.mark.parametrize("url", ["http://h", "nats://", "nats://a,b", "nats://u:p@a,nats://u:q@b"])

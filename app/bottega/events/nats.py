@@ -45,7 +45,8 @@ _PROBE_S = 3
 _PATIENCE_S = 0.5
 """Time limit of a request, and of closing a connection, in seconds."""
 _MOST_WAITING = 16 * 1024 * 1024
-"""Maximum size in bytes of the messages that wait for a slow server. More messages are dropped."""
+"""Maximum size in bytes of the messages that wait for a slow server, or that wait in a subscription
+for this process. More messages are dropped."""
 _HINT = "wake-ups and live text are not sent; readers poll, and this process tries again"
 
 LONGEST_END = 10_000
@@ -272,7 +273,9 @@ class NatsSignals:
                 continue
             if subject not in subscriptions:
                 on_message = partial(self._receive, subject)
-                subscriptions[subject] = await client.subscribe(subject, cb=on_message)
+                subscriptions[subject] = await client.subscribe(
+                    subject, cb=on_message, pending_bytes_limit=_MOST_WAITING
+                )
             begun.append(subject)
         messages, self._messages, self._size = self._messages, [], 0
         for subject, data in messages:
