@@ -76,8 +76,9 @@ class WorkLoop:
         self._awake.set()
 
     def on_notice(self, payload: str | None) -> None:
-        """Wake the loop; the payload has no effect."""
-        self.wake()
+        """Wake the loop, unless the payload only says that the process rests (``None``)."""
+        if payload is not None or not self.rests():
+            self.wake()
 
     def wake_soon(self) -> None:
         """Wake the loop, but at most every half second, to collect several rows for a batch."""
@@ -228,6 +229,10 @@ class LeasedWork:
         if room < 1:
             return float("inf")  # the loop waits until a batch ends
         self._until = {each: at for each, at in self._until.items() if at > self.clock()}
+        waiting = [*self._until, *(each for each, n in self._busy.items() if n >= self.share)]
+        next_s: float | None = await self.pool.fetchval(_NEXT, self.name, waiting)
+        if (left_s := float("inf") if next_s is None else next_s) > 0:
+            return min(left_s, self._rest_s() if self._until else left_s)
         typed = f"tenant_id uuid, {self.columns}"
         rows = await self.pool.fetch(
             f"{_CLAIM} AS ({typed})",
@@ -246,12 +251,7 @@ class LeasedWork:
         for tenant_id, due in of_tenant.items():
             for start in range(0, len(due), self.batch):
                 self._begin(tenant_id, due[start : start + self.batch])
-        if len(rows) == room:
-            return 0.0
-        waiting = [*self._until, *(each for each, n in self._busy.items() if n >= self.share)]
-        next_s: float | None = await self.pool.fetchval(_NEXT, self.name, waiting)
-        left_s = float("inf") if next_s is None else max(0.0, next_s)
-        return min(left_s, self._rest_s() if self._until else left_s)
+        return 0.0
 
     def _rest_s(self) -> float:
         """Return the seconds until the first tenant's pause ends; 0 if no tenant has a pause."""

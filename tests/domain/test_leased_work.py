@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
+import pytest
+
 from bottega.errors import UnavailableError
 from bottega.leased_work import Blame, LeasedWork, WorkLoop
 from tests.waiting import until
@@ -35,9 +37,11 @@ class Rows:
         ]
         self.act = act
         self.put_off: list[tuple[int, float | None]] = []
+        self.claims = 0
 
     async def fetch(self, claim: str, *limits: Any) -> list[Row]:
         _, _, _, most, each, busy, out = limits
+        self.claims += 1
         under_way, found = Counter(busy), list[Row]()
         for row in list(self.due):
             tenant = row["tenant_id"]
@@ -179,6 +183,25 @@ async def test_a_tenant_rests_as_long_as_its_batch_took() -> None:
     clock.now += 2
     await work.start_due()
     assert not rows.due
+
+
+async def test_work_that_is_not_due_is_not_claimed() -> None:
+    async def act(row: Row) -> None:
+        pass
+
+    rows = Rows({0: 1}, act)
+    work = working(rows)
+    assert [await work.start_due() for _ in range(2)] == [0, float("inf")]
+    assert rows.claims == 1
+
+
+def test_a_loop_does_not_act_because_its_process_rests() -> None:
+    loop = WorkLoop("any", pytest.fail)
+    loop.rests = lambda: True
+    loop.on_notice(None)
+    assert not loop._awake.is_set()
+    loop.on_notice("")
+    assert loop._awake.is_set()
 
 
 async def test_what_comes_in_within_half_a_second_is_done_together() -> None:
