@@ -1,6 +1,7 @@
 """Task rows, as written by the steps of a run."""
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -8,6 +9,7 @@ import asyncpg
 import pytest
 from pydantic_core import from_json, to_json
 
+from bottega.agents.messages import Usage
 from bottega.db.pool import Database
 from bottega.db.tables import DEFAULT_TENANT
 from bottega.engine.claim import ClaimedRun
@@ -189,9 +191,19 @@ async def test_every_unfinished_state_can_be_cancelled(
     assert again.cancelled_tasks == marked
 
 
-async def test_a_repetition_carries_over_all_fields_of_a_task(
+_COUNT = """
+CREATE SEQUENCE statements;
+CREATE FUNCTION count_statement() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+BEGIN PERFORM nextval('statements'); RETURN NULL; END $$;
+CREATE TRIGGER count AFTER INSERT OR UPDATE ON tasks
+FOR EACH STATEMENT EXECUTE FUNCTION count_statement();
+"""
+
+
+async def test_a_repetition_carries_over_all_fields_of_tasks_in_one_statement(
     database: Database, owner: asyncpg.Pool
 ) -> None:
+    await owner.execute(_COUNT)
     given: dict[str, Any] = {"id": str(uuid4()), **WHO, **GIVEN}
     given |= {"status": "completed", "usage": SPENT, "duration_ms": 7}
     stopped = {"id": str(uuid4()), **WHO, "status": "cancelled"}
@@ -215,6 +227,7 @@ async def test_a_repetition_carries_over_all_fields_of_a_task(
             ['{"type":"warning","data":{}}'],
             to_json([given, stopped, cut_off]).decode(),
         )
+    assert await owner.fetchval("SELECT last_value FROM statements") == 1
     first, second, third = await owner.fetch("SELECT * FROM tasks ORDER BY created_at, id")
     told = {**first, "metadata": from_json(first["metadata"]), "id": str(first["id"])}
     assert {**told, "usage": from_json(first["usage"])}.items() >= given.items()
@@ -222,8 +235,12 @@ async def test_a_repetition_carries_over_all_fields_of_a_task(
     assert first["ended_at"] is not None
     assert (str(second["id"]), second["started_at"]) == (stopped["id"], None)
     assert third["started_at"] is not None
-    assert second["cancel_requested_at"] is not None
+    assert second["cancel_requested_at"] == second["ended_at"] == second["created_at"]
     assert first["cancel_requested_at"] is None
+    assert (first["mode"], second["mode"]) == ("async", "sync")
+    assert [each["status_changed_at"] for each in (first, second, third)] == [
+        first["created_at"] + number * timedelta(microseconds=1) for number in range(3)
+    ]
 
 
 _READ = """
@@ -265,3 +282,18 @@ async def test_a_step_reads_no_other_task_of_the_tenant(
         assert await tasks_read(known, 1) < 10
         await owner.execute("ANALYZE tasks")
         assert await tasks_read(new, 2) < 10
+
+
+async def test_the_times_to_the_first_tokens_of_the_last_thousand_answers_are_kept(
+    database: Database, owner: asyncpg.Pool
+) -> None:
+    journal = (await begun(database)).journal
+    for first_ms in range(1001):
+        about = {"model": "m", "first_token_ms": first_ms, "usage": SPENT}
+        journal.add(EventType.LLM_COMPLETED, about, agent="a")
+        journal.spend("a", "m", Usage(input=3), first_ms)
+    await journal.finish(End(RunStatus.COMPLETED))
+    for query in ("SELECT spent", "SELECT spent_by(tenant_id, id)"):
+        (spent,) = from_json(await owner.fetchval(f"{query} FROM runs"))
+        assert (spent["agent"], spent["model"], spent["input"]) == ("a", "m", 3003)
+        assert sorted(spent["first_token_ms"]) == [*range(1, 1001)]

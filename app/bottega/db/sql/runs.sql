@@ -87,9 +87,20 @@ BEGIN
                 'fork_of', r.fork_of - 'usage')) END);
     IF v_carried > 0 THEN
         PERFORM put_events(p_tenant, r.id, 0, 1, r.created_at, p_carried);
-        PERFORM put_tasks(p_tenant, r.id, p_tasks, r.created_at);
-        UPDATE tasks SET cancel_requested_at = ended_at
-        WHERE tenant_id = p_tenant AND run_id = r.id AND status = 'cancelled';
+        -- Like put_tasks, but all tasks are new. The times keep the order of the tasks.
+        INSERT INTO tasks SELECT n.*
+        FROM jsonb_array_elements(p_tasks) WITH ORDINALITY AS t(task, place)
+        CROSS JOIN LATERAL (
+            SELECT t.task ->> 'status', r.created_at + (place - 1) * interval '1 microsecond'
+        ) AS o(status, at)
+        CROSS JOIN LATERAL jsonb_populate_record(
+            NULL::tasks, '{"mode": "sync"}' || task || jsonb_build_object(
+                'tenant_id', p_tenant, 'run_id', r.id, 'created_at', at, 'status_changed_at', at,
+                'started_at', CASE WHEN task ? 'began' OR o.status NOT IN ('queued', 'cancelled')
+                    THEN at END,
+                'ended_at', CASE
+                    WHEN o.status NOT IN ('queued', 'running', 'streaming', 'waiting') THEN at END,
+                'cancel_requested_at', CASE o.status WHEN 'cancelled' THEN at END)) AS n;
     END IF;
     PERFORM enqueue_run(p_tenant, r.id, r.queued_at IS NOT NULL);
     RETURN shown_run(r) || CASE WHEN v_blocker IS NULL THEN '{}'

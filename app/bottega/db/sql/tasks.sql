@@ -1,8 +1,8 @@
 -- Tasks of runs.
 
--- Called by accept_run and append_steps. append_steps has locked the run's head: nobody else adds
--- tasks of the run. Store new and changed tasks one by one: a join may read all the tenant's tasks,
--- and ON CONFLICT would write more to the WAL. Fields that are null in p_tasks do not change.
+-- Called by append_steps, which has locked the run's head: nobody else adds tasks of the run. Store
+-- new and changed tasks one by one: a join may read all the tenant's tasks, and ON CONFLICT would
+-- write more to the WAL. Fields that are null in p_tasks do not change.
 CREATE OR REPLACE FUNCTION put_tasks(
     p_tenant uuid, p_run uuid, p_tasks jsonb, p_now timestamptz
 ) RETURNS void LANGUAGE plpgsql AS $$
