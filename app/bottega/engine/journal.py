@@ -15,7 +15,7 @@ stopped tasks.
 
 import asyncio
 import contextlib
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -195,7 +195,8 @@ class Journal:
         is_replayed: true if ``replay`` contains all events of earlier attempts.
         spent: usage of this attempt, by (agent, model, is_own). ``is_own``: the model's server is
             the tenant's own.
-        first_token_ms: milliseconds from a call to the answer's first token, by the same keys.
+        first_token_ms: milliseconds from a call to the answer's first token, of the last 1,000
+            answers, by the same keys.
         finishing: true if the run's end is stored, or is being stored.
         others_due: false if the tenant had no more due runs when this run ended.
     """
@@ -213,7 +214,9 @@ class Journal:
         self.attempt = run.attempt
         self.replay = RunReplay()
         self.spent: dict[tuple[str, str, bool], Usage] = {}
-        self.first_token_ms: defaultdict[tuple[str, str, bool], list[int]] = defaultdict(list)
+        self.first_token_ms: defaultdict[tuple[str, str, bool], deque[int]] = defaultdict(
+            lambda: deque(maxlen=1000)
+        )
         self._writer = writer
         self.tenant_id = run.tenant_id
         self._wake = wake

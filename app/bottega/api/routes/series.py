@@ -225,7 +225,8 @@ class Total(Answer):
     duration_p95: float | None
     """95 % of the runs took less than this; see `duration_p50`."""
     first_token_p50: float | None
-    """Median time from a model's request to the first piece of its answer, in seconds."""
+    """Median time from a model's request to the first piece of its answer, in seconds. For each
+    agent and model of a run, the last 1,000 answers count."""
     first_token_p95: float | None
     """95 % of the answers began sooner than this; see `first_token_p50`."""
     queue_wait_p50: float | None

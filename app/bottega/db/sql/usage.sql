@@ -16,16 +16,16 @@ CREATE OR REPLACE FUNCTION sum_usage(p_parts jsonb[]) RETURNS jsonb LANGUAGE sql
 $$;
 
 -- Called when a run ends or is deleted. Return the spending of model calls in all attempts, and the
--- times until their first tokens, by agent and model, from the run's log. Calls that were copied
--- from a repeated run do not count.
+-- times until the last 1,000 answers' first tokens, by agent and model, from the run's log. Calls
+-- that were copied from a repeated run do not count.
 CREATE OR REPLACE FUNCTION spent_by(p_tenant uuid, p_run uuid) RETURNS jsonb
 LANGUAGE sql STABLE AS $$
     SELECT coalesce(jsonb_agg(to_jsonb(s) - 'usage' || s.usage), '[]') FROM (
         SELECT e.agent, coalesce(e.data ->> 'model', '') AS model,
                coalesce(r.pinned -> 'providers' ? (e.data ->> 'provider'), false) AS own,
                sum_usage(array_agg(e.data -> 'usage')) AS usage,
-               jsonb_agg(e.data -> 'first_token_ms') FILTER (
-                   WHERE e.data ? 'first_token_ms') AS first_token_ms
+               (array_agg(e.data -> 'first_token_ms' ORDER BY e.seq DESC) FILTER (
+                   WHERE e.data ? 'first_token_ms'))[:1000] AS first_token_ms
         FROM run_events e JOIN runs r ON r.tenant_id = e.tenant_id AND r.id = e.run_id
         WHERE e.tenant_id = p_tenant AND e.run_id = p_run AND e.seq > r.carried_seq
           AND e.type IN ('llm.completed', 'llm.failed', 'llm.cancelled') AND e.data ? 'usage'
