@@ -180,14 +180,16 @@ class RemoteServer:
     def replace(self, path: str, body: Mapping[str, Any]) -> Any:
         return self._patient("PUT", path, json=body)
 
-    def all(self, path: str, limit: int) -> Iterator[Any]:
-        """Yield all items of a list with all fields; the items are not safe for a terminal."""
-        wanted = {"view": "full", "limit": limit}
-        page = self._patient("GET", path, params=wanted, as_stored=True)
-        yield from page["items"]
-        while (cursor := page["next_cursor"]) is not None:
-            page = self._patient("GET", path, params={**wanted, "cursor": cursor}, as_stored=True)
+    def all(self, path: str, *, as_stored: bool = False, **query: Any) -> Iterator[Any]:
+        """Yield all items of a list. ``as_stored``: the items are not safe for a terminal."""
+        wanted = {name: value for name, value in query.items() if value is not None}
+        wanted["limit"] = 100
+        cursor: str | None = ""
+        while cursor is not None:
+            wanted |= {"cursor": cursor} if cursor else {}
+            page = self._patient("GET", path, params=wanted, as_stored=as_stored)
             yield from page["items"]
+            cursor = page["next_cursor"]
 
     def apply(self, body: Mapping[str, Any], places: Mapping[str, str]) -> Any:
         """Store many definitions; return the server's result, which is not safe for a terminal.

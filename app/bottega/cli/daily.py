@@ -256,7 +256,6 @@ _Id = Annotated[UUID, typer.Argument(metavar="ID", help="Id of the call, as in t
 _Run = Annotated[UUID | None, typer.Option("--run", help="Only calls of this run.")]
 _OfSession = Annotated[str | None, typer.Option(help="Only calls of this session.")]
 _All = Annotated[bool, typer.Option("--all", help="Also list calls with a decision.")]
-_PAGE = 100
 
 
 @interrupts.callback(invoke_without_command=True)
@@ -338,15 +337,8 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _list(wanted: dict[str, Any], *, as_json: bool) -> None:
-    found: list[dict[str, Any]] = []
-    cursor = None
     with connected() as server:
-        while cursor is not None or not found:
-            page = server.get("/v1/interrupts", **wanted, limit=_PAGE, cursor=cursor)
-            found += page["items"]
-            cursor = page.get("next_cursor")
-            if cursor is None:
-                break
+        found = list(server.all("/v1/interrupts", **wanted))
     if as_json:
         print_json(found)
         return
@@ -456,8 +448,8 @@ def export(
         for section, field in Resources.model_fields.items():
             (model,) = field.annotation.__args__  # type: ignore[union-attr]
             path = f"/v1/{section.replace('_', '-')}"
-            items = [_as_defined(each, model) for each in server.all(path, _PAGE) if _is_own(each)]
-            if items:
+            listed = server.all(path, as_stored=True, view="full")
+            if items := [_as_defined(each, model) for each in listed if _is_own(each)]:
                 found[section] = items
     escaped = sys.stdout.isatty()  # escape the text, because stored text may control a terminal
     if as_json:
