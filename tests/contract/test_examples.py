@@ -297,6 +297,7 @@ async def _batches(ask: Recorder) -> None:
         return await ask("get_eval", {"name": "greetings"})
 
     await until(judged, lambda each: each["status"] == "done", within=60)
+    await ask("list_evals")
 
 
 async def _people(ask: Recorder, model: FakeModel) -> None:

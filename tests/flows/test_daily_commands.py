@@ -39,7 +39,7 @@ def model(guest_model: FakeModel) -> FakeModel:
 
 
 def environment(bottega: Running, port: int | None = None) -> dict[str, str]:
-    key = bottega.headers["Authorization"].removeprefix("Bearer ")
+    key = bottega.headers.get("Authorization", "").removeprefix("Bearer ")
     return {"BOTTEGA_URL": f"http://127.0.0.1:{port or bottega.port}", "BOTTEGA_KEY": key}
 
 

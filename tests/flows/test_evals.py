@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -13,6 +14,7 @@ from bottega.settings import Settings
 from bottega.tenants import operator
 from tests import swarm
 from tests.fake_model import FakeModel, Reply, gated, http_error, text
+from tests.flows.test_daily_commands import ended
 from tests.flows.test_processes import environment
 from tests.flows.test_run_limits import configured
 from tests.flows.test_user_tokens import bearer, token_of
@@ -291,6 +293,49 @@ async def test_other_tenants_and_users_see_no_eval(bottega: Running, database_ur
                 await user.post("/v1/evals", json=body),
             ):
                 assert (answer.status_code, answer.json()["code"]) == (403, "insufficient_scope")
+
+
+async def test_evals_are_listed_by_name(bottega: Running, database_url: str) -> None:
+    for name in ("sums", "greetings", "third"):
+        await begin(bottega.client, name=name, cases=CASES[:1])
+        await done(bottega.client, name)
+    first = (await bottega.client.get("/v1/evals", params={"limit": 2})).json()
+    assert [each["name"] for each in first["items"]] == ["greetings", "sums"]
+    rest = {"limit": 2, "cursor": first["next_cursor"]}
+    second = (await bottega.client.get("/v1/evals", params=rest)).json()
+    assert (second["next_cursor"], [each["name"] for each in second["items"]]) == (None, ["third"])
+    down = (await bottega.client.get("/v1/evals", params={"order": "desc", "limit": 1})).json()
+    assert down["items"] == second["items"]
+    (item,) = second["items"]
+    assert (item["total"], item["targets"]) == (2, ["clerk@2", "clerk@1"])
+    assert item["ended_at"] > item["created_at"]
+    async with (await holder(database_url, "other")).client(bottega) as other:
+        assert (await other.get("/v1/evals")).json() == {"items": [], "next_cursor": None}
+
+
+async def test_an_eval_is_started_shown_and_listed_by_commands(
+    bottega: Running, tmp_path: Path
+) -> None:
+    file = tmp_path / "eval.json"
+    file.write_text(json.dumps({"name": "sums", "cases": CASES[:2], "targets": TWO_VERSIONS}))
+    started = await ended(bottega, "evals", "start", str(file))
+    assert started.returncode == 0, started.stderr
+    better, worse, compared = (line.split("\t") for line in started.stdout.splitlines())
+    assert better[:4] == ["clerk@2", "2", "2", "1.0"]
+    assert worse[:4] == ["clerk@1", "0", "2", "0.0"]
+    assert compared == ["clerk@2", "clerk@1", "2", "0", "0", "0.5"]
+    shown = await ended(bottega, "evals", "show", "sums")
+    assert shown.stdout == started.stdout
+    as_json = await ended(bottega, "evals", "show", "sums", "--json")
+    assert json.loads(as_json.stdout) == await read(bottega.client)
+    listed = await ended(bottega, "evals", "list")
+    name, total, *_, targets = listed.stdout.rstrip("\n").split("\t")
+    assert (name, total, targets) == ("sums", "4", "clerk@2 clerk@1")
+    again = await ended(bottega, "evals", "start", str(file))
+    assert (again.returncode, "choose another name" in again.stderr) == (5, True)
+    file.write_text("- sums")
+    wrong = await ended(bottega, "evals", "start", str(file))
+    assert (wrong.returncode, "write name, cases and targets" in wrong.stderr) == (2, True)
 
 
 async def test_failed_runs_are_retried_with_the_batch(bottega: Running, model: FakeModel) -> None:

@@ -32,11 +32,12 @@ SMALL = {
         "list_webhook_deliveries",
         "list_batches",
         "list_batch_events",
+        "list_evals",
     ),
     *("list_mcp_servers", "list_mcp_server_versions"),
 }
 """Lists whose items are always small: 200 of them fit in a page."""
-EMPTY = {"list_keys", "list_interrupts", "list_webhook_deliveries"}
+EMPTY = {"list_keys", "list_interrupts", "list_webhook_deliveries", "list_evals"}
 COMPARED = {"compare_runs"}
 """Pages of another form, with limits of their own (test_diff)."""
 SMALL_PAGE = PAGE_BYTES // 8
@@ -136,6 +137,7 @@ async def fill(server: Running) -> dict[str, str]:
         "list_run_events": f"{run_path}/events",
         "list_batches": "/v1/batches",
         "list_batch_events": f"{batch_path}/events",
+        "list_evals": "/v1/evals",
         "list_episodes": "/v1/episodes",
         "list_lessons": "/v1/lessons",
         "list_user_facts": "/v1/users/ada/facts",

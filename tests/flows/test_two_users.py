@@ -71,7 +71,7 @@ OF_TENANT = {
     # batches and drafts act for nobody
     "create_draft_run",
     *("create_batch", "list_batches", "get_batch", "list_batch_results", "list_batch_events"),
-    *("cancel_batch", "retry_batch", "create_eval", "get_eval"),
+    *("cancel_batch", "retry_batch", "create_eval", "list_evals", "get_eval"),
 }
 """Operations that name no user of whom they could be refused anything."""
 OF_NOBODY = {

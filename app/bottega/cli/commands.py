@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from bottega import __version__
 from bottega.cli import daily, doctor
 from bottega.cli.admin import keys, providers, prune, secrets, tenants
-from bottega.cli.daily import interrupts
+from bottega.cli.daily import evals, interrupts
 from bottega.cli.processes import Child, ParentLink, Plan, ends_with_terminal, has_terminal
 from bottega.cli.scenarios import SCENARIOS, ScenarioName
 from bottega.cli.terminal import (
@@ -61,6 +61,7 @@ cli.command("apply")(daily.apply)
 cli.command("export")(daily.export)
 cli.command("prune")(prune)
 cli.command("doctor")(doctor.doctor)
+cli.add_typer(evals, name="evals")
 cli.add_typer(interrupts, name="interrupts")
 cli.add_typer(keys, name="keys")
 cli.add_typer(tenants, name="tenants")

@@ -1,6 +1,7 @@
 """Commands for daily work with the agents of a local or remote server.
 
 - ``bottega run``, ``fork``, ``batch``, ``watch``, ``chat`` and ``cancel``: runs.
+- ``bottega evals``: the same cases for several agents, whose answers are compared.
 - ``bottega interrupts``: calls that wait for people, and decisions on these calls.
 - ``bottega apply`` and ``bottega export``: a team's definitions as files.
 """
@@ -8,7 +9,7 @@
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import unified_diff
 from io import TextIOWrapper
@@ -250,6 +251,94 @@ def cancel(run_id: _RunId) -> None:
     console().print(said, highlight=False)
 
 
+evals = typer.Typer(
+    no_args_is_help=True, help="Run the same cases with several agents, and compare the answers."
+)
+
+
+@evals.command("start")
+def start_eval(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="YAML or JSON; - reads standard input.")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Run the eval in a file with name, cases and targets, and show the report.
+
+    After Ctrl-C the eval continues. Exit status: 0 all runs are over, 5 the server refused or did
+    not answer.
+    """
+    from bottega.cli.people import INTERRUPTED
+
+    bodies = _documents(file)
+    if len(bodies) != 1 or not isinstance(bodies[0], dict):
+        raise typer.BadParameter(f"{file} is no eval: write name, cases and targets")
+    with connected() as server:
+        found = server.create("/v1/evals", bodies[0])
+        name, batch_path = found["name"], f"/v1/batches/{found['batch_id']}"
+        try:
+            _follow_batch(server, batch_path, server.get(batch_path))
+            while (found := server.get(f"/v1/evals/{name}"))["status"] != "done":
+                time.sleep(_LOOK_S)  # checks are not over
+        except KeyboardInterrupt:
+            console().print(f"The eval goes on. Show it with: bottega evals show {name}")
+            raise typer.Exit(INTERRUPTED) from None
+    _show_eval(found, as_json=as_json)
+
+
+@evals.command("show")
+def show_eval(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the eval.")],
+    as_json: AsJson = False,
+) -> None:
+    """Show the results of each target, then the comparison of each pair of targets."""
+    from urllib.parse import quote
+
+    with connected() as server:
+        _show_eval(server.get(f"/v1/evals/{quote(name, safe='')}"), as_json=as_json)
+
+
+@evals.command("list")
+def list_evals(as_json: AsJson = False) -> None:
+    """List evals by name. In a pipe, tabs separate the columns."""
+    with connected() as server:
+        _show_items(server.all("/v1/evals"), "name total created_at ended_at targets", as_json)
+
+
+def _show_eval(found: Any, *, as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+        return
+    if found["status"] == "running":
+        console().print(f"{found['over']} of {found['total']} runs are over.", highlight=False)
+    for each in found["targets"]:
+        each["target"] = f"{each['agent']}@{each['version']}"
+    _show_items(found["targets"], "target passed judged pass_rate interval cost latency_ms")
+    if found["comparisons"]:
+        _show_items(found["comparisons"], "a b wins losses ties p")
+
+
+def _show_items(items: Iterable[Any], columns: str, as_json: bool = False) -> None:
+    names = columns.split()
+    if as_json:
+        print_json(list(items))
+        return
+    print_rows(names, [[_cell(each[name]) for name in names] for each in items])
+
+
+def _cell(value: Any) -> str:
+    match value:
+        case None:
+            return ""
+        case float():
+            return str(round(value, 3))
+        case {"amount": amount}:
+            return str(amount)
+        case list():
+            return " ".join(map(_cell, value))
+    return str(value)
+
+
 interrupts = typer.Typer(help="List calls that wait for people, and decide on these calls.")
 
 _Id = Annotated[UUID, typer.Argument(metavar="ID", help="Id of the call, as in the list.")]
@@ -461,14 +550,15 @@ def export(
         typer.echo("note: webhook URLs have no query, because the server never shows it", err=True)
 
 
-def _definitions(path: Path) -> Iterator[tuple[str, int, Any]]:
-    """Yield a file's definitions as (section, index in the section, definition)."""
+def _documents(path: Path) -> list[Any]:
+    """Read the documents of a file in YAML or JSON, whose values are all JSON."""
     import yaml
 
     try:
         text = sys.stdin.read() if str(path) == "-" else path.read_text("utf-8")
         documents = list(yaml.safe_load_all(text))  # JSON is YAML, too
         json.dumps(documents, allow_nan=False)
+        return documents
     except (OSError, UnicodeDecodeError) as error:
         raise typer.BadParameter(f"cannot read {path}: {error}") from None
     except yaml.YAMLError as error:
@@ -477,7 +567,11 @@ def _definitions(path: Path) -> Iterator[tuple[str, int, Any]]:
         raise typer.BadParameter(
             f"{path} has a value that is not JSON, such as a date without quotes: {error}"
         ) from None
-    for document in documents:
+
+
+def _definitions(path: Path) -> Iterator[tuple[str, int, Any]]:
+    """Yield a file's definitions as (section, index in the section, definition)."""
+    for document in _documents(path):
         if document is None:
             continue
         if not isinstance(document, dict) or not all(

@@ -18,6 +18,7 @@ import asyncpg
 from sqlalchemy import Text, Uuid, bindparam, text
 
 from bottega.agents.messages import AgentUsage
+from bottega.db.pages import PageItems, fetch_rows
 from bottega.db.pool import AsyncConnection
 from bottega.errors import BottegaError, ConflictError, InvalidInputError, NotFoundError
 from bottega.events.data import OutcomeValue
@@ -40,6 +41,14 @@ SELECT id, created_at, ended_at IS NOT NULL AS is_ended,
        jsonb_path_query_array(batch, '$.targets[*].version') AS versions
 FROM runs WHERE tenant_id = :tenant AND eval = :name
 """).bindparams(bindparam("tenant", type_=Uuid), bindparam("name", type_=Text))
+_PAGE = """
+SELECT eval AS name, id AS batch_id, created_at, ended_at,
+       CAST(batch ->> 'total' AS integer) AS total,
+       ARRAY(SELECT (t ->> 'agent') || '@' || (t ->> 'version')
+             FROM jsonb_array_elements(batch -> 'targets') AS t) AS targets
+FROM runs WHERE tenant_id = $1 AND eval IS NOT NULL AND ($2::text IS NULL OR eval {than} $2)
+ORDER BY eval {order} LIMIT $3
+"""
 # LEFT JOIN, because items of a cancelled batch may have no run.
 RUNS = text(f"""
 SELECT i.number, r.id AS run_id, o.is_over, o.outcome, r.usage,
@@ -293,6 +302,15 @@ def _items(wanted: NewEval, versions: Sequence[tuple[str, int]]) -> Iterator[dic
                     "case": case,
                     "target": target,
                 }
+
+
+async def list_evals(
+    tx: AsyncConnection, tenant_id: UUID, *, after: str | None, descending: bool, limit: int
+) -> PageItems[dict[str, Any]]:
+    """List a page of evals, sorted by name, after the eval ``after``."""
+    return await fetch_rows(
+        tx.driver, _PAGE, tenant_id, after, limit=limit, descending=descending, by_index=True
+    )
 
 
 async def get_eval(tx: AsyncConnection, tenant_id: UUID, name: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import ConfigDict, Field
 
 from bottega.api.auth import Principal, acts_for
@@ -14,9 +14,10 @@ from bottega.api.routes.agents import refuse_unknown_plugins, schemas_of
 from bottega.api.routes.batches import BatchBudget
 from bottega.api.routes.providers import known_providers, possible_names
 from bottega.api.schemas.agents import AnyCheck, JudgeCheck
-from bottega.api.schemas.base import NAME_PATTERN, Answer, Body, Name, VersionNumber
+from bottega.api.schemas.base import NAME_PATTERN, Answer, Body, Name, Page, VersionNumber
 from bottega.api.shared.deps import PrincipalDep, ReviewTenant, ServiceDep, Tenant, Transaction
 from bottega.api.shared.idempotency import OnceDep
+from bottega.api.shared.pages import LINK, PageQuery
 from bottega.api.shared.schemas import check_schemas
 from bottega.container import Service
 from bottega.db.pool import AsyncConnection
@@ -136,6 +137,21 @@ class TargetComparison(Answer):
     two-sided sign test of wins and losses."""
 
 
+class EvalSummary(Answer):
+    """An eval in a list."""
+
+    name: str
+    total: int
+    """Number of runs."""
+    targets: Annotated[list[str], Field(examples=[["clerk@2", "clerk@1"]])]
+    """Agent and version of each target, in the order of the request."""
+    batch_id: UUID
+    """The batch of all runs."""
+    created_at: datetime
+    ended_at: datetime | None
+    """Time at which all runs were over; null: runs are not over."""
+
+
 class Eval(Answer):
     """The report of an eval."""
 
@@ -244,6 +260,25 @@ def _batch(service: Service, principal: Principal, body: NewEval) -> RunRequest:
         "cost_budget": None if budget.cost is None else budget.cost.model_dump(),
     }
     return RunRequest.of(asked, memory=service.settings.memory, principal=principal.actor)
+
+
+@router.get(
+    "",
+    operation_id="list_evals",
+    summary="List evals by name",
+    description="Without the results, which the report of each eval has.",
+    response_model=Page[EvalSummary],
+    responses={**problems(), 200: headers(Link=LINK)},
+)
+async def list_(
+    tx: Transaction,
+    tenant: ReviewTenant,
+    query: Annotated[PageQuery, Query()],
+    request: Request,
+    response: Response,
+) -> Any:
+    found = await evals.list_evals(tx, tenant, **query.window(str))
+    return query.page(request, response, found, lambda each: each["name"])
 
 
 @router.get(
