@@ -17,6 +17,10 @@ from bottega.errors import ModelError, NoProviderError
 
 DialectName = Literal["chat", "responses", "anthropic", "gemini"]
 """API of a model server: the form of its requests and answers."""
+StructuredOutput = Literal["native", "tool", "prompt"]
+"""Method of sending a schema: the server's own structured output, a tool, or an instruction."""
+TokensField = Literal["max_completion_tokens", "max_tokens"]
+"""Name of the field that limits output tokens in the dialect ``chat``."""
 OnDelta = Callable[[str], Awaitable[None] | None]
 """Function that receives a model's text, piece by piece."""
 

@@ -192,8 +192,7 @@ def described(cls: TypedDictClass) -> TypedDictClass:
 
     def json_schema(schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         shown = handler(schema)
-        names = {name: name for name in cls.__annotations__}
-        _describe(handler.resolve_ref_schema(shown), names, _field_texts(cls))
+        _describe(handler.resolve_ref_schema(shown), {}, _field_texts(cls))
         return shown
 
     cls.__get_pydantic_json_schema__ = json_schema  # type: ignore[attr-defined]
@@ -201,9 +200,9 @@ def described(cls: TypedDictClass) -> TypedDictClass:
 
 
 def _describe(shown: JsonSchemaValue, names: Mapping[str, str], texts: Mapping[str, str]) -> None:
-    """Add descriptions to an object's schema. ``names``: a field's name by its name in JSON."""
+    """Add descriptions to an object's schema. ``names``: fields' names by other names in JSON."""
     for shown_name, member in shown.get("properties", {}).items():
-        name = names[shown_name]
+        name = names.get(shown_name, shown_name)
         own = (member, *member.get("anyOf", ()))
         found = (each["description"] for each in own if "description" in each)
         if text := texts.get(name) or next(found, None) or SHARED_FIELDS.get(name):

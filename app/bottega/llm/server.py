@@ -2,14 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from bottega.agents.provider import DialectName
+from bottega.agents.provider import DialectName, StructuredOutput, TokensField
 from bottega.llm.usage import OwnPrices
 from bottega.network import Resolver
-
-StructuredOutput = Literal["native", "tool", "prompt"]
-"""Method of sending a schema: the server's own structured output, a tool, or an instruction."""
 
 DEFAULT = "default"
 """Name of the server that the environment's settings describe."""
@@ -57,7 +54,7 @@ class ServerSpec:
     timeout_s: float = 300.0
     patience_s: float = 30.0
     structured_output: StructuredOutput = "native"
-    max_tokens_field: Literal["max_completion_tokens", "max_tokens"] = "max_completion_tokens"
+    max_tokens_field: TokensField = "max_completion_tokens"
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     is_own: bool = False
     prices: OwnPrices = field(default_factory=dict)

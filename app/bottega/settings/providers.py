@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import httpx2
 from pydantic import (
@@ -14,7 +14,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from bottega.agents.provider import DialectName
+from bottega.agents.provider import DialectName, StructuredOutput, TokensField
 from bottega.errors import InvalidInputError
 from bottega.json_schema.described import DescribedModel
 from bottega.json_schema.values import WHOLE
@@ -161,11 +161,11 @@ class ProviderContent(DescribedModel):
     """
     timeout_s: Annotated[float | None, Field(gt=0, le=3600, allow_inf_nan=False)] = None
     """Maximum time without data from the server, in seconds; null: the operator's default."""
-    structured_output: Literal["native", "tool", "prompt"] | None = None
+    structured_output: StructuredOutput | None = None
     """Form in which the server gets an `output_schema`: `native`, as a tool or as an instruction in
     the prompt; null: `native`.
     """
-    max_tokens_field: Literal["max_completion_tokens", "max_tokens"] | None = None
+    max_tokens_field: TokensField | None = None
     """Name of the field that limits output tokens; only for the dialect `chat`."""
     prices: Annotated[dict[ModelId, ModelPrice] | None, Field(max_length=1000)] = None
     """Prices by model; null: public list prices, if known."""

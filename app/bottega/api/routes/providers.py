@@ -16,7 +16,7 @@ from pydantic import ConfigDict, StringConstraints
 from sqlalchemy import Text, Uuid, and_, bindparam, select, text
 from sqlalchemy.dialects.postgresql import ARRAY
 
-from bottega.agents.provider import DialectName
+from bottega.agents.provider import DialectName, StructuredOutput, TokensField
 from bottega.api.errors import problems
 from bottega.api.schemas.base import Answer, Body, Name, named_examples
 from bottega.api.shared.definitions import (
@@ -126,8 +126,8 @@ class ProviderSummary(Answer):
     requests_per_minute: int | None
     tokens_per_minute: int | None
     timeout_s: float | None
-    structured_output: Literal["native", "tool", "prompt"] | None
-    max_tokens_field: Literal["max_completion_tokens", "max_tokens"] | None
+    structured_output: StructuredOutput | None
+    max_tokens_field: TokensField | None
     created_at: datetime | None
     """Time at which this version was stored."""
 
