@@ -9,8 +9,8 @@ the ratio to the floor of the same turn is comparable. The floor makes seven cal
 by ``chat.completions.create``, which do not stream, and nothing else, as many at a time.
 
 Without ``--table`` API and worker are one process, runs come by ``POST /v1/runs?wait=60``, and
-floor and runs are measured in turns; the last lines are of ``GET`` of a run, and of runs that are
-alone.
+floor, runs, and the runs of ``benchmarks.skeleton`` are measured in turns; the last lines are of
+``GET`` of a run, and of runs that are alone.
 README.md in this folder explains the columns of ``--table``.
 """
 
@@ -57,34 +57,53 @@ _COLUMNS = {
 
 
 async def in_turns(url: str, postmaster: int, runs: int, turns: int, memory: str) -> None:
-    """Measure the floor and runs of one process in turns, then ``GET`` of a run."""
+    """Measure the floor, runs of one process, and the skeleton in turns; then ``GET`` of a run."""
     async with (
+        contextlib.AsyncExitStack() as stack,
         fast_model() as model,
         served(url, model.base_url, **_ROOM, BOTTEGA_MEMORY=memory) as service,
     ):
         await define(service.base_url)
         client = Client(service.port, RUN)
         await client.waited(2 * _AT_ONCE, _AT_ONCE)  # fills caches and statistics
-        cells = ("floor", "service", "database", "sum/floor", "runs/s")
-        print(f"{runs} runs, {_AT_ONCE} at a time; CPU in ms per run:")
-        print("".join(f"{cell:>11}" for cell in cells))
+        arguments = url, model.base_url, str(await _stored_bytes(url))
+        skeleton = process(*arguments, ready="listens", module="benchmarks.skeleton")
+        (bare, line) = await stack.enter_async_context(skeleton)
+        bare_client = Client(int(line.split()[-1]), RUN)
+        await bare_client.waited(2 * _AT_ONCE, _AT_ONCE)
+        cells = "floor", "service", "database", "sum/floor", "runs/s"
+        print(f"{runs} runs, {_AT_ONCE} at a time; CPU in ms per run; skeleton last:")
+        print("".join(f"{cell:>11}" for cell in (*cells, *cells[1:])))
         lines = []
         for _ in range(turns):
             floor_ms = await floor(model.base_url, max(2 * _AT_ONCE, runs // 4), _AT_ONCE)
-            before, began = (cpu_s(service.pid), cpu_s(postmaster)), time.perf_counter()
-            await client.waited(runs, _AT_ONCE)
-            took = time.perf_counter() - began
-            await embedded_all(url)
-            of_service = (cpu_s(service.pid) - before[0]) * 1000 / runs
-            of_database = (cpu_s(postmaster) - before[1]) * 1000 / runs
-            ratio = (of_service + of_database) / floor_ms
-            lines.append((floor_ms, of_service, of_database, ratio, runs / took))
-            print("".join(f"{value:11.2f}" for value in lines[-1]), flush=True)
+            costs = [floor_ms]
+            for pid, target in ((service.pid, client), (bare.pid, bare_client)):
+                before, began = (cpu_s(pid), cpu_s(postmaster)), time.perf_counter()
+                await target.waited(runs, _AT_ONCE)
+                took = time.perf_counter() - began
+                await embedded_all(url)
+                of_process = (cpu_s(pid) - before[0]) * 1000 / runs
+                of_database = (cpu_s(postmaster) - before[1]) * 1000 / runs
+                ratio = (of_process + of_database) / floor_ms
+                costs += of_process, of_database, ratio, runs / took
+            lines.append(costs)
+            print("".join(f"{value:11.2f}" for value in costs), flush=True)
         medians = [statistics.median(column) for column in zip(*lines, strict=True)]
         print("".join(f"{value:11.2f}" for value in medians) + "  medians")
         await _print_get(client, service, postmaster)
         await _print_alone(client)
         client.close()
+        bare_client.close()
+
+
+async def _stored_bytes(url: str) -> int:
+    """Return the mean number of bytes of a run's events."""
+    connection = await asyncpg.connect(url)
+    query = "SELECT sum(octet_length(events)) / count(DISTINCT run_id) FROM run_steps"
+    stored = int(await connection.fetchval(query))
+    await connection.close()
+    return stored
 
 
 async def _print_get(client: Client, service: Service, postmaster: int, times: int = 2000) -> None:

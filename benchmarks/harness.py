@@ -34,13 +34,13 @@ RUN = {
 
 @asynccontextmanager
 async def process(
-    *arguments: str, ready: str, **environment: str
+    *arguments: str, ready: str, module: str = "bottega.cli.commands", **environment: str
 ) -> AsyncIterator[tuple[Any, str]]:
-    """Run our command as a process; yield it and the line that reports readiness."""
+    """Run a module, usually our command, as a process; yield it and the line of readiness."""
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "bottega.cli.commands",
+        module,
         *arguments,
         env={**os.environ, "COLUMNS": "200", **environment},
         stderr=asyncio.subprocess.PIPE,
@@ -48,7 +48,7 @@ async def process(
     assert child.stderr is not None
     while ready not in (line := (await child.stderr.readline()).decode()):
         if not line:
-            raise SystemExit(f"`bottega {' '.join(arguments)}` did not start")
+            raise SystemExit(f"`{module} {' '.join(arguments)}` did not start")
     drained = asyncio.ensure_future(_drain(child.stderr))
     try:
         yield child, line
