@@ -1,16 +1,20 @@
 """Each set of names is written once; SQL, the console and the command line have the same ones."""
 
 import re
-from typing import get_args
+from collections.abc import Collection
+from typing import Any, get_args
 
 import pytest
 
 from bottega.agents.provider import DialectName
 from bottega.api.schemas.params import BuiltinTool
 from bottega.cli.transcript import AWAITED
+from bottega.events.data import OutcomeValue, Status, TaskStatus
 from bottega.events.types import FOR_PEOPLE, RunStatus, WaitReason
 from bottega.llm.server import VENDORS
+from bottega.memory.episodes.episode import Outcome
 from bottega.memory.episodes.scope import MemoryMode
+from bottega.subagents.handle import SubagentStatus
 from bottega.tools.builtin import BUILTIN
 from tests.arch.sources import PACKAGE, ROOT
 
@@ -36,18 +40,18 @@ def test_the_database_allows_the_same_names(constraint: str, names: tuple[str, .
     assert sorted(re.findall(r"'(\w+)'", allowed)) == sorted(names)
 
 
-@pytest.mark.parametrize("table", ["WAITS_FOR", "WAITED_FOR"])
-def test_the_console_has_words_for_each_reason_of_a_wait(table: str) -> None:
-    assert sorted(keys_of(table)) == sorted(get_args(WaitReason))
-
-
-def test_the_command_line_has_words_for_each_reason_of_a_wait_but_for_people() -> None:
-    assert sorted([*AWAITED, *FOR_PEOPLE]) == sorted(get_args(WaitReason))
-
-
-def test_each_built_in_tool_can_be_defined() -> None:
-    assert get_args(BuiltinTool.model_fields["name"].annotation) == tuple(BUILTIN)
-
-
-def test_each_dialect_has_a_vendor() -> None:
-    assert tuple(VENDORS) == get_args(DialectName)
+@pytest.mark.parametrize(
+    ("names", "same"),
+    [
+        (BuiltinTool.model_fields["name"].annotation, BUILTIN),
+        (DialectName, VENDORS),
+        (OutcomeValue, Outcome),
+        (Status, RunStatus),
+        (TaskStatus, SubagentStatus),
+        (WaitReason, keys_of("WAITS_FOR")),
+        (WaitReason, keys_of("WAITED_FOR")),
+        (WaitReason, (*AWAITED, *FOR_PEOPLE)),
+    ],
+)
+def test_both_lists_have_the_same_names(names: Any, same: Collection[str]) -> None:
+    assert sorted(get_args(names)) == sorted(same)

@@ -11,9 +11,7 @@ import pytest
 from bottega import errors
 from bottega.api import documents
 from bottega.api.routes.deploy import Resources
-from bottega.api.schemas.runs import Event
 from bottega.errors import BottegaError
-from bottega.events.types import EventType
 from bottega.main import create_app
 from bottega.settings import Settings
 
@@ -95,10 +93,6 @@ def test_streams_are_operations_of_their_own(document: dict[str, Any]) -> None:
         for method, operation in operations.items():
             kinds = {*operation["responses"].get("200", {}).get("content", {})}
             assert "text/event-stream" not in kinds or len(kinds) == 1, (method, path)
-
-
-def test_events_are_unchanged() -> None:
-    check("events", {"types": sorted(EventType), "envelope": Event.model_json_schema()})
 
 
 def test_asyncapi_document_is_unchanged() -> None:
