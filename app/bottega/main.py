@@ -29,10 +29,16 @@ from bottega.api import documents, errors
 from bottega.api.auth import Authenticate, refusal
 from bottega.api.routes import batches, operations, websocket
 from bottega.api.routes.files import LONGEST_BODY
-from bottega.api.schemas.parts import LONGEST_DATA, MOST_BODY_BYTES
+from bottega.api.schemas.base import LONGEST_DATA, MOST_BODY_BYTES
 from bottega.api.server import connections
-from bottega.api.server.addresses import Addresses, KeylessRates, Networks
-from bottega.api.server.connections import Bounds, HttpProtocol, WebSocketProtocol
+from bottega.api.server.connections import (
+    Addresses,
+    Bounds,
+    HttpProtocol,
+    KeylessRates,
+    Networks,
+    WebSocketProtocol,
+)
 from bottega.api.server.documents import add_console, add_docs
 from bottega.api.server.middleware import (
     Answers,

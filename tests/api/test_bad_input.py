@@ -12,8 +12,7 @@ import pytest
 import websockets
 from pydantic_core import PydanticCustomError
 
-from bottega.api.schemas.base import check_storable
-from bottega.api.schemas.parts import MOST_BODY_BYTES
+from bottega.api.schemas.base import MOST_BODY_BYTES, check_storable
 from bottega.settings import Settings
 from tests.rows import unchanged
 from tests.service import Running, running

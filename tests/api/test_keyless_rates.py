@@ -9,7 +9,7 @@ import httpx2
 import pytest
 import websockets
 
-from bottega.api.server.addresses import KeylessRates
+from bottega.api.server.connections import KeylessRates
 from bottega.settings import Settings
 from bottega.tenants import ratelimit
 from tests.service import Running, running

@@ -7,7 +7,7 @@ import httpx2
 import pytest
 from pydantic_core import to_json
 
-from bottega.api.schemas.parts import MOST_BODY_BYTES
+from bottega.api.schemas.base import MOST_BODY_BYTES
 from tests.service import Running
 
 LATEST = "2026-07-28"

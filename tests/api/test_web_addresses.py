@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from bottega.api.schemas.parts import WebAddress, WebhookUrl
+from bottega.api.schemas.base import WebAddress, WebhookUrl
 
 ACCEPTED = (
     "https://example.com",

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bottega.agents import AssistantMessage
-from bottega.agents.history import check_history
+from bottega.agents.messages import check_history
 from bottega.subagents.handle import DispatchParams, Parent, SubagentHandle
 from bottega.subagents.plugins import PluginContext, Refused
 from tests.domain.scripted import COST

@@ -17,7 +17,7 @@ from bottega.agents import (
     ToolSchema,
     Usage,
 )
-from bottega.agents.history import check_history
+from bottega.agents.messages import check_history
 from bottega.agents.provider import ModelOptions, OnDelta
 from bottega.events import data as wire
 

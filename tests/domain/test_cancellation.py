@@ -16,7 +16,7 @@ from bottega.agents import (
     ToolResult,
     tool,
 )
-from bottega.agents.history import check_history
+from bottega.agents.messages import check_history
 from bottega.errors import BottegaError, FencedError
 from tests.domain.scripted import Notes, ScriptedModel, agent, answers_in, ask, call, model_of
 

@@ -22,8 +22,8 @@ from bottega.agents import (
     ToolResult,
     tool,
 )
-from bottega.agents.history import check_history
 from bottega.agents.hooks import CONTRACTS
+from bottega.agents.messages import check_history
 from tests.domain.scripted import ScriptedModel, let_others_run
 from tests.examples import examples
 

@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from bottega.agents import BaseAgent, HumanMessage, StandardMessage
-from bottega.agents.history import (
+from bottega.agents.messages import (
     DEMAND_TITLES,
     demands_message,
     query_messages,

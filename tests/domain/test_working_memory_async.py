@@ -3,7 +3,7 @@
 from typing import Any
 
 from bottega.agents import BaseAgent, ToolMessage
-from bottega.agents.history import check_history
+from bottega.agents.messages import check_history
 from bottega.memory.prompts import RECALL, RunMemory
 from tests.domain.scripted import call
 from tests.domain.subagents import Model, coordinator, dispatch, registry, results

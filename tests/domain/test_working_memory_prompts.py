@@ -22,7 +22,7 @@ from bottega.agents import (
     ToolStatus,
     tool,
 )
-from bottega.agents.history import check_history
+from bottega.agents.messages import check_history
 from bottega.agents.parts import estimated_tokens
 from bottega.memory.prompts import RECALL, RunMemory, schema_tokens, tokens_of
 from bottega.memory.working_memory import Budgets, Retrieved, WorkingMemory

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from bottega.agents.history import without_calls
 from bottega.agents.messages import (
     AssistantMessage,
     HumanMessage,
     ToolCall,
     ToolMessage,
     ToolResult,
+    without_calls,
 )
 from bottega.errors import ModelError
 from bottega.llm.dialects.opaque import state_of, take

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bottega.agents.history import check_history
 from bottega.agents.messages import (
     AssistantMessage,
     HumanMessage,
@@ -16,6 +15,7 @@ from bottega.agents.messages import (
     ToolCall,
     ToolMessage,
     ToolResult,
+    check_history,
 )
 from bottega.agents.provider import ModelOptions
 from bottega.llm.dialects.chat import chat

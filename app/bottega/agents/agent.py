@@ -15,10 +15,17 @@ from difflib import get_close_matches
 from typing import Any, Self, get_args
 
 from bottega.agents.context import Caller
-from bottega.agents.history import QueryInput, query_messages, split_turns
 from bottega.agents.hooks import AgentEvent, Hook
 from bottega.agents.loop import QueryLoop
-from bottega.agents.messages import AgentUsage, AssistantResponse, StandardMessage, SystemMessage
+from bottega.agents.messages import (
+    AgentUsage,
+    AssistantResponse,
+    QueryInput,
+    StandardMessage,
+    SystemMessage,
+    query_messages,
+    split_turns,
+)
 from bottega.agents.output import ToolRequirement, answer_schema
 from bottega.agents.params import ModelParams, ToolChoiceScope
 from bottega.agents.provider import LLMProvider, default_provider

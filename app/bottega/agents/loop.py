@@ -5,13 +5,15 @@ import logging
 from collections.abc import Sequence
 from functools import cached_property
 
-from bottega.agents.history import check_history, with_distinct_ids, without_calls
 from bottega.agents.hooks import AgentEvent, HookDecision, HookOutcome
 from bottega.agents.messages import (
     AssistantMessage,
     AssistantResponse,
     HumanMessage,
     StandardMessage,
+    check_history,
+    with_distinct_ids,
+    without_calls,
 )
 from bottega.agents.output import OUTPUT_INVALID, Objection, OutputCheck, unmet
 from bottega.agents.provider import LLMProvider, Permit, ToolSchema

@@ -8,8 +8,7 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from bottega.agents.history import QueryInput
-from bottega.agents.messages import AssistantResponse, ToolCall, ToolResult, ToolStatus
+from bottega.agents.messages import AssistantResponse, QueryInput, ToolCall, ToolResult, ToolStatus
 from bottega.agents.query import CurrentCall, QueriedAgent, Query, current_call, next_query
 from bottega.agents.tools import ToolBase, error_result, raised, refused_arguments
 

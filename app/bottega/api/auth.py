@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bottega.api.errors import database_unavailable, for_error, problem_response
 from bottega.api.schemas.base import names_nobody
-from bottega.api.server.addresses import KeylessRates, sent
+from bottega.api.server.connections import KeylessRates, sent
 from bottega.api.server.middleware import ALLOW_ORIGIN, limited, refuse
 from bottega.container import Service
 from bottega.db.failures import is_transient

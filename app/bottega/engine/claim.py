@@ -9,7 +9,7 @@ from uuid import UUID
 import asyncpg
 from pydantic_core import from_json, to_json
 
-from bottega.agents.history import DEMAND_TITLES
+from bottega.agents.messages import DEMAND_TITLES
 from bottega.db.failures import persist
 from bottega.definitions.agents import DEMO, OF_DEMO, overridden, with_default
 from bottega.definitions.pinned import Pin, PinnedDefinitions, draft_of, pinned_graph, pins_of
@@ -159,12 +159,11 @@ class ClaimedRun:
             if pin in definitions:
                 found[pin.kind][pin.name] = definitions[pin]
         graph = pinned_graph(self.tenant_id, {"graph": self.graph_pins or None}, definitions)
-        agents = {
-            name: with_default(
-                overridden(definition, self.overrides.get(name, {})), self.default_model
-            )
-            for name, definition in found["agent"].items()
-        }
+        agents = found["agent"]
+        for name in self.overrides.keys() & agents.keys():
+            agents[name] = {**overridden(agents[name], self.overrides[name])}
+        if (model := self.default_model) is not None:
+            agents = {name: {**with_default(agent, model)} for name, agent in agents.items()}
         if self.is_demo:
             agents = {name: {**definition, **OF_DEMO} for name, definition in agents.items()}
         return replace(

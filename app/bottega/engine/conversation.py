@@ -16,7 +16,6 @@ from pydantic_core import from_json
 
 from bottega.agents import BaseAgent
 from bottega.agents.approval import Resolution, as_edited
-from bottega.agents.history import query_of, user_message, with_distinct_ids, without_calls
 from bottega.agents.messages import (
     AgentUsage,
     AssistantMessage,
@@ -26,6 +25,10 @@ from bottega.agents.messages import (
     SystemMessage,
     ToolMessage,
     ToolResult,
+    query_of,
+    user_message,
+    with_distinct_ids,
+    without_calls,
 )
 from bottega.agents.parts import BYTES_PER_TOKEN, estimated_tokens
 from bottega.db.failures import persist

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import asyncpg
 
-from bottega.agents.history import (
+from bottega.agents.messages import (
     demands_message,
     query_messages,
     query_of,

@@ -16,8 +16,7 @@ import asyncpg
 from pydantic_core import from_json
 
 from bottega.agents.approval import Interrupt, Resolution
-from bottega.agents.history import user_message
-from bottega.agents.messages import StandardMessage, ToolCall, Usage
+from bottega.agents.messages import StandardMessage, ToolCall, Usage, user_message
 from bottega.agents.provider import ModelTarget
 from bottega.agents.query import CurrentCall, Path, Query, current_call
 from bottega.agents.subagent import SubAgentWrapper

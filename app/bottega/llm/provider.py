@@ -558,7 +558,7 @@ class ModelProvider:
             begins: called when the first piece of the answer arrives.
         """
         asked_at = asyncio.get_running_loop().time()
-        builder, response, request = begin(), None, Request()
+        builder, response, request = None, None, Request()
         try:
             try:
                 response = await self._client.post(path, body, request)
@@ -567,6 +567,7 @@ class ModelProvider:
             if not is_success(response):
                 request.is_owed = False
                 return await self._client.refusal(response, self._clock)
+            builder = begin()
             await read(response, builder, self._report, asked_at, on_delta, begins)
             answer = builder.finish(self._clock(), self._new_id, sent)
             request.is_owed = False
@@ -577,7 +578,7 @@ class ModelProvider:
             if response is not None:
                 response.close()  # closes the connection if the stream was not read to its end
             if request.is_owed:
-                lost(builder.usage_so_far(sent))
+                lost((builder or begin()).usage_so_far(sent))
 
 
 def _tell_lost(options: ModelOptions, pay: Callable[[Usage], None], usage: Usage) -> None:

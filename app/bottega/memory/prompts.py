@@ -30,7 +30,7 @@ from bottega.agents.parts import parts_tokens
 from bottega.agents.provider import ToolSchema
 from bottega.agents.query import Query
 from bottega.agents.shared_memory import AWARENESS, fence
-from bottega.agents.tools import FunctionTool, ToolBase
+from bottega.agents.tools import ClassTool, ToolBase, tool
 from bottega.errors import NotFoundError
 from bottega.graph.publication import as_text, message_lines
 from bottega.memory.text.summaries import TokenCounter, cut, summary_of
@@ -475,23 +475,27 @@ class Recalled:
         return [*history[:head], *filter(None, (self._note,)), *history[head:]]
 
 
-class RecallMemory(FunctionTool):
-    """A tool that returns shortened or removed messages of the conversation to the model."""
+class _Recall:
+    """A call of the tool that returns shortened or removed messages of the conversation."""
 
-    local = True
+    reference: Annotated[str, Field(min_length=1)]
 
     def __init__(self, memory: RunMemory) -> None:
         self._memory = memory
-        description = (
-            "Returns in full what was shortened or left out of this conversation, by its "
-            "reference, such as m3 or t7."
-        )
-        super().__init__(self._recall, name=RECALL, description=description, idempotent=True)
 
-    async def _recall(self, reference: Annotated[str, Field(min_length=1)]) -> str:
-        text = await self._memory.find(reference.strip())
+    async def execute(self) -> str:
+        text = await self._memory.find(self.reference.strip())
         if text is None:
             raise NotFoundError(
-                f"nothing is called '{reference[:40]}'; references are {self._memory.references}"
+                f"nothing is called '{self.reference[:40]}'; references are "
+                f"{self._memory.references}"
             )
         return text
+
+
+_DESCRIPTION = (
+    "Returns in full what was shortened or left out of this conversation, by its reference, such "
+    "as m3 or t7."
+)
+RecallMemory: type[ClassTool] = tool(RECALL, _DESCRIPTION, idempotent=True)(_Recall)
+RecallMemory.local = True

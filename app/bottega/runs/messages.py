@@ -11,8 +11,7 @@ from uuid import UUID
 from pydantic_core import from_json
 from sqlalchemy import ColumnElement, Select, and_, case, or_, select, true
 
-from bottega.agents.history import demands_message
-from bottega.agents.messages import AssistantMessage, ToolMessage, ToolResult
+from bottega.agents.messages import AssistantMessage, ToolMessage, ToolResult, demands_message
 from bottega.agents.parts import Part, text_of
 from bottega.agents.query import task_id_at
 from bottega.agents.subagent import question_of

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 from uuid import UUID
 
 import asyncpg
@@ -45,11 +45,24 @@ from bottega.llm.dialects import anthropic, chat, gemini, responses
 from bottega.llm.dialects.dialect import Media, WriteMedia, loaded
 from bottega.llm.server import VENDORS, reserved_in, supported
 from bottega.llm.usage import prices_of
-from bottega.memory.episodes.scope import MemoryScope, least_strict, strictest
+from bottega.memory.episodes.scope import MemoryMode, MemoryScope
 from bottega.tools.mcp import model_name, refuse_unfit, refuse_unfit_tools
 
 Dialects = Mapping[DialectName, Collection[str]]
 """Names of the parameters that an agent's models accept, by the models' dialect."""
+
+
+_MODES = get_args(MemoryMode)
+
+
+def strictest(*modes: str) -> str:
+    """Return the strictest of some memory modes."""
+    return min(modes, key=_MODES.index)
+
+
+def least_strict(modes: Iterable[str]) -> str:
+    """Return the least strict of some memory modes."""
+    return max(modes, key=_MODES.index)
 
 
 def dialects_of(servers: Iterable[tuple[DialectName, Mapping[str, Any]]]) -> Dialects:

@@ -40,8 +40,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
-from bottega.agents.history import DEMAND_TITLES
-from bottega.agents.messages import CURRENCY
+from bottega.agents.messages import CURRENCY, DEMAND_TITLES
 from bottega.db.pages import (
     MOST_SKEW,
     PageItems,

@@ -13,8 +13,7 @@ from uuid import UUID
 import asyncpg
 from sqlalchemy import and_, select
 
-from bottega.agents.history import DEMAND_TITLES
-from bottega.agents.messages import AgentUsage, ToolCall
+from bottega.agents.messages import DEMAND_TITLES, AgentUsage, ToolCall
 from bottega.agents.output import OUTPUT_INVALID
 from bottega.agents.query import ending_of, task_id_at
 from bottega.db.pool import AsyncConnection
@@ -29,8 +28,8 @@ from bottega.events.types import UNFINISHED, Event, EventError, EventType, RunSt
 from bottega.files.inputs import files_of
 from bottega.files.store import touch
 from bottega.graph.decisions import GraphRules, name_of_node
-from bottega.memory.episodes.scope import strictest
 from bottega.runs import graphs, read
+from bottega.runs.pins import strictest
 from bottega.runs.submit import Carried, accept
 from bottega.subagents.child import places_of
 from bottega.tenants.limits import NO_LIMITS, StoredLimits

@@ -32,9 +32,9 @@ from bottega.errors import (
     UserErasingError,
 )
 from bottega.events.log import line_of, storable
-from bottega.memory.episodes.scope import OFF, MemoryScope, memory_used, scope_of_run, strictest
+from bottega.memory.episodes.scope import OFF, MemoryScope, memory_used, scope_of_run
 from bottega.runs.control import REFUSED_MESSAGES, refused_message
-from bottega.runs.pins import PinCache, refuse_overrides, refuse_parts, refuse_unpriced
+from bottega.runs.pins import PinCache, refuse_overrides, refuse_parts, refuse_unpriced, strictest
 from bottega.runs.read import to_response
 from bottega.runs.sessions import conversation_busy, session_user
 from bottega.tenants.limits import NO_LIMITS, StoredLimits

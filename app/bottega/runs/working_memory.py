@@ -12,8 +12,7 @@ from uuid import UUID
 
 from sqlalchemy import ColumnElement, Row, and_, or_, select, text
 
-from bottega.agents.history import with_distinct_ids
-from bottega.agents.messages import AssistantMessage, ToolCall
+from bottega.agents.messages import AssistantMessage, ToolCall, with_distinct_ids
 from bottega.agents.parts import content_text, tokens_in
 from bottega.db.pool import AsyncConnection
 from bottega.db.tables import run_events

@@ -20,8 +20,7 @@ from bottega.api.schemas.agents import (
     PythonCheck,
     SchemaCheck,
 )
-from bottega.api.schemas.base import Body
-from bottega.api.schemas.parts import RunInput
+from bottega.api.schemas.base import Body, RunInput
 from bottega.api.schemas.runs import NewRun, Run
 from bottega.api.shared.definitions import (
     Caller,

@@ -15,8 +15,7 @@ from starlette.responses import StreamingResponse
 from bottega.api.auth import acts_for
 from bottega.api.errors import headers, problem_response, problems
 from bottega.api.routes import stream
-from bottega.api.schemas.base import Answer, Body, Metadata, Name, Page
-from bottega.api.schemas.parts import MOST_BODY_BYTES, WebhookUrl
+from bottega.api.schemas.base import MOST_BODY_BYTES, Answer, Body, Metadata, Name, Page, WebhookUrl
 from bottega.api.schemas.runs import CostBudget, Event
 from bottega.api.shared.deps import (
     Actor,

@@ -16,8 +16,7 @@ from starlette.requests import ClientDisconnect
 
 from bottega.api.auth import acts_for
 from bottega.api.errors import headers, problem_response, problems
-from bottega.api.schemas.base import Page
-from bottega.api.schemas.parts import File
+from bottega.api.schemas.base import File, Page
 from bottega.api.schemas.runs import SessionName
 from bottega.api.shared.deps import Actor, PrincipalDep, ServiceDep, Tenant, Transaction
 from bottega.api.shared.pages import LINK, OwnerNamed, PageQuery, QueriedUser

@@ -27,10 +27,11 @@ from bottega.api.schemas.base import (
     Body,
     Name,
     Part,
+    Role,
+    ShownCall,
     VersionNumber,
 )
 from bottega.api.schemas.params import ClientToolDefinition, OutputSchemaField, ToolDefinition
-from bottega.api.schemas.parts import Role, ShownCall
 from bottega.api.schemas.runs import CostBudget
 from bottega.api.shared.definitions import (
     Caller,

@@ -16,7 +16,7 @@ from bottega.api.errors import headers, problem_response, problems, storage_full
 from bottega.api.routes.providers import default_model
 from bottega.api.schemas.base import Answer, Page, PlaceInTime
 from bottega.api.schemas.runs import SessionName, UsageSum
-from bottega.api.server.addresses import sent
+from bottega.api.server.connections import sent
 from bottega.api.server.documents import CONSOLE, wants_page
 from bottega.api.shared.deps import (
     AdminTenant,

@@ -30,7 +30,7 @@ from bottega.api.schemas.runs import (
     Task,
     TaskProgress,
 )
-from bottega.api.server.addresses import sent
+from bottega.api.server.connections import sent
 from bottega.api.shared import idempotency
 from bottega.api.shared.definitions import PartOf
 from bottega.api.shared.deps import (

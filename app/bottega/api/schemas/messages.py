@@ -6,8 +6,7 @@ from uuid import UUID
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from bottega.api.schemas.base import Answer, Body, OwnUser
-from bottega.api.schemas.parts import Content, Role, ShownPart
+from bottega.api.schemas.base import Answer, Body, Content, OwnUser, Role, ShownPart
 from bottega.events.data import ModelToolCall, ShortenedPrompt, Usage
 
 

@@ -13,25 +13,23 @@ from bottega.api.schemas.base import (
     NAME_PATTERN,
     Answer,
     Body,
+    Demands,
     Metadata,
     Name,
     OwnUser,
+    RunInput,
+    ShownDemands,
+    ShownMessage,
+    Text,
     UserName,
     VersionNumber,
+    WebhookUrl,
 )
 from bottega.api.schemas.params import (
     AgentChanges,
     AgentOverrides,
     OutputSchemaField,
     ShownOverrides,
-)
-from bottega.api.schemas.parts import (
-    Demands,
-    RunInput,
-    ShownDemands,
-    ShownMessage,
-    Text,
-    WebhookUrl,
 )
 from bottega.events.data import (
     AgentUsage,

@@ -27,8 +27,7 @@ from uvicorn.protocols.utils import ClientDisconnected
 
 from bottega import metrics, trace_context
 from bottega.api.errors import FAILURE, MEDIA_TYPE, problem_response
-from bottega.api.server.addresses import for_path, sent
-from bottega.api.server.connections import RECEIVED
+from bottega.api.server.connections import RECEIVED, for_path, sent
 from bottega.clock import monotonic
 from bottega.db.failures import PAUSES_S, REPEAT_S, is_undone
 from bottega.tenants.limits import StoredLimits

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, get_args
+from typing import Literal
 
 from pydantic_core import to_json
 
@@ -25,18 +25,6 @@ MemoryMode = Literal["off", "read", "full"]
 """Use of memory by a run, strictest first: none, only reading, or reading and storing the run."""
 MemoryScope = Literal["run", "session", "agent", "user", "tenant"]
 """Values of ``memory_scope``: the owners of the episodes that an agent's runs may see."""
-
-_MODES = get_args(MemoryMode)
-
-
-def strictest(*modes: str) -> str:
-    """Return the strictest of some memory modes."""
-    return min(modes, key=_MODES.index)
-
-
-def least_strict(modes: Iterable[str]) -> str:
-    """Return the least strict of some memory modes."""
-    return max(modes, key=_MODES.index)
 
 
 class Reach(StrEnum):

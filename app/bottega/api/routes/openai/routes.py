@@ -64,7 +64,7 @@ from bottega.api.schemas.base import UserName, names_nobody
 from bottega.api.schemas.interrupts import NewDecision
 from bottega.api.schemas.messages import NewMessage
 from bottega.api.schemas.runs import NewRun
-from bottega.api.server.addresses import sent
+from bottega.api.server.connections import sent
 from bottega.api.shared.deps import PrincipalDep, ServiceDep, Tenant, Transaction
 from bottega.api.shared.new_runs import start_run
 from bottega.api.shared.pages import storable
