@@ -1,4 +1,4 @@
-/** Requests to the public API, and the key or the person's token that they are sent with. */
+/** Requests to the public API, and the key or the person's token for these requests. */
 import { signal } from "@preact/signals";
 
 /**
@@ -7,20 +7,20 @@ import { signal } from "@preact/signals";
  * @typedef {import("#api").components["schemas"]} Schemas
  */
 
-/** Path below which a proxy serves the API and this console; mostly empty. */
+/** Path below which a proxy serves the API and this console; usually empty. */
 export const ROOT = new URL("..", document.baseURI).pathname.slice(0, -1);
 const KEPT = `bottega.key${ROOT}`, SIGNED_IN = `bottega.person${ROOT}`;
 
 /**
- * The token of who signed in, or the API key; "": none. A key stays in memory unless the user asks to keep it, a
- * token with its tab.
+ * The signed-in person's token, or the API key; "": none. A key is only in memory unless the user keeps the key; a
+ * token lasts as long as the tab.
  */
 export const key = signal(sessionStorage.getItem(SIGNED_IN) ?? localStorage.getItem(KEPT) ?? "");
-/** True while it is a person's. */
+/** True while `key` is a person's token. */
 export const isPerson = signal(sessionStorage.getItem(SIGNED_IN) !== null);
-/** True after a request was refused for want of a valid key. */
+/** True after the server refused a request without a valid key. */
 export const needsKey = signal(false);
-/** False after a request did not reach the server, until one does. */
+/** False after a request did not reach the server, until the next request that does. */
 export const connected = signal(true);
 
 export function useKey(value, keep) {
@@ -49,7 +49,7 @@ export function forgetPerson() {
 
 export const isKept = () => localStorage.getItem(KEPT) !== null;
 
-/** An answer that is not a success. `code` is stable; 0 as `status`: the server was not reached. */
+/** An answer that is an error. `code` is stable; `status` 0: the request did not reach the server. */
 export class ApiError extends Error {
   constructor(status, code, detail, problem = {}) {
     super(detail);
@@ -60,7 +60,7 @@ export class ApiError extends Error {
 }
 
 /**
- * Send a request; return the answer's JSON, or null if it has none. `body`: a form, or what is sent as JSON.
+ * Send a request. Return the answer's JSON; null: no JSON. `body`: a form, or a value that is sent as JSON.
  *
  * @param {string} method
  * @param {string} path
@@ -106,11 +106,11 @@ export const newId = () => Array.from(crypto.getRandomValues(new Uint8Array(16))
 const word = (value) => encodeURIComponent(value)
   .replace(/^\.{1,2}$/, (dots) => encodeURIComponent(dots.replaceAll(".", "%2E")));
 
-/** Tag of an address: each value in it stays one word, whatever it contains. No other way makes an address. */
+/** Tag of an address: each value becomes one word, with any content. Only this tag makes addresses. */
 export const url = (texts, ...values) => texts.reduce((before, text, number) => before + word(values[number - 1])
   + text);
 
-/** A path with those parameters that have a value; a list stands for several values. */
+/** A path with the parameters that have a value; a list is several values of a parameter. */
 export function withQuery(path, parameters) {
   const query = new URLSearchParams();
   for (const [name, values] of Object.entries(parameters)) {
@@ -122,7 +122,7 @@ export function withQuery(path, parameters) {
   return text ? `${path}${path.includes("?") ? "&" : "?"}${text}` : path;
 }
 
-/** Store a file; return it as the API shows it. `session`: it is deleted with this one. */
+/** Store a file; return the API's answer. `session`: the session with which the file is deleted. */
 export function upload(file, session) {
   const form = new FormData();
   form.append("session_id", session);

@@ -23,8 +23,8 @@ const REVIEW = "read approve";
 const WAITING_EVERY_MS = 10_000;
 const COMPARE = { name: "Comparison", needs: "read", load: () => import("./pages/compare.js").then((m) => m.Compare) };
 /**
- * The pages by the first word of their address, with the scopes of which a caller needs one. Those with
- * `load` are read when they are first shown; so are those in `below`, by the third word.
+ * The pages by the first word of the address, with scopes: a caller needs one of these. The modules of pages with
+ * `load` are loaded when the page is first shown; so are the modules in `below`, by the third word.
  */
 const PAGES = {
   "": { name: "Home", needs: REVIEW, view: Home },
@@ -48,13 +48,13 @@ const PAGES = {
 const asksForKey = signal(false);
 const signedOut = signal(null);
 
-/** Other words for pages: what the API calls them. */
+/** Other names of pages, as in the API. */
 const ALSO = { interrupts: "approvals" };
 
-/** Pages that keep the period of the page before. */
+/** Pages that keep the period of the previous page. */
 const PERIODIC = ["health", "usage", "memory"];
 
-/** A page gets `rest`, the words of its address after the first, and `query`; `id` is the first of `rest`. */
+/** A page gets `rest`, all words of the address but the first, and `query`; `id` is the first word of `rest`. */
 function page({ path: [area = "", ...rest], query }) {
   const meant = PAGES[ALSO[area] ?? area];
   const found = meant?.below?.[rest[1]] ?? meant;
@@ -72,7 +72,7 @@ function page({ path: [area = "", ...rest], query }) {
   return html`<${view} key=${rest[0]} ...${given} />`;
 }
 
-/** A page whose module is read when it is first shown. `load` returns a promise of its component. */
+/** A page whose module is loaded when the page is first shown. `load` returns a promise of the component. */
 function Later({ name, load, given }) {
   const [view, setView] = useState(null);
   const [error, setError] = useState(null);
@@ -105,7 +105,7 @@ function KeyDialog({ onClose }) {
   <//>`;
 }
 
-/** Who one is, and the way in and out. */
+/** The name of the caller, and the buttons to sign in and out. */
 function Person() {
   const name = me.value && html`<span class="small soft" title=${me.value.user ?? ""}>${me.value.name}</span>`;
   if (isPerson.value) return html`${name}<${Button} kind="small"
@@ -133,8 +133,8 @@ function Connection() {
 }
 
 /**
- * How many calls and questions wait for people, also in the tab's title. A part of its own, so that no page is
- * drawn again when it is read. `name`: of the page; "": the first.
+ * The number of calls and questions that wait for people, also in the tab's title. It is a separate component, so that
+ * a new number draws no page again. `name`: the page's name; "": the first page.
  */
 function Waiting({ name }) {
   const found = useData(needsKey.value ? null : "/v1/interrupts?status=pending", { everyMs: WAITING_EVERY_MS });
@@ -157,7 +157,7 @@ function App() {
     if (!mayReview) document.title = shown ? `${shown} · Bottega` : "Bottega";
   }, [shown, mayReview]);
   useEffect(() => {
-    // A tab keeps the focus, else the next arrow key would be lost.
+    // A tab keeps the focus; otherwise the next arrow key would have no effect.
     if (document.activeElement?.role !== "tab") main.current?.focus({ preventScroll: true });
     scrollBack();
     document.querySelector(".top nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });

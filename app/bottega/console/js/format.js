@@ -1,11 +1,11 @@
-/** Numbers, amounts and times as text. Pure, but for the language and zone of dates. */
+/** Numbers, amounts and times as text. Pure, except for the language and time zone of dates. */
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 let exactTime, dayTime, day, relative;
 setDates("en", "");
 
-/** Choose the language of dates and times, and their zone; "": the browser's. */
+/** Set the language of dates and times, and their time zone; "": the browser's. */
 export function setDates(language, zone) {
   const timeZone = zone || undefined;
   exactTime = new Intl.DateTimeFormat(language, { year: "numeric", month: "short", day: "numeric", hour: "2-digit",
@@ -21,11 +21,11 @@ export const count = (value) => (value == null ? NONE : whole.format(value));
 export const tokens = (value) =>
   value == null ? NONE : value < 10_000 ? whole.format(value) : short.format(value);
 
-/** The amount of a cost; null: none of its calls has a known price. */
+/** The amount of a cost; null: no call has a known price. */
 export const knownAmount = (cost) => (!cost || (Number(cost.amount) === 0 && cost.complete === false) ? null
   : cost.amount);
 
-/** An amount of money: at least two digits, and enough to see the first that is not zero. */
+/** An amount of money: at least two decimals, and enough decimals to show a digit other than zero. */
 export function money(cost) {
   if (!cost) return NONE;
   if (knownAmount(cost) === null) return "no price";
@@ -35,7 +35,7 @@ export function money(cost) {
   return `${sign}${amount.toFixed(digits)} ${cost.currency}`;
 }
 
-/** A length of time in milliseconds, in two units at most. */
+/** A duration in milliseconds, as text with at most two units. */
 export function duration(ms) {
   if (ms == null || Number.isNaN(ms)) return NONE;
   if (ms < 1000) return `${Math.max(0, Math.round(ms))} ms`;
@@ -48,14 +48,14 @@ export function duration(ms) {
   return `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
 
-/** A time of seconds that is known within a tenth. */
+/** A duration in seconds that is exact to 10 %. */
 export const about = (value) => (value == null ? NONE : `≈ ${seconds(Number(value.toPrecision(2)))}`);
 export const seconds = (value) => (value == null ? NONE : duration(1000 * value));
 export const exact = (at) => (at ? exactTime.format(new Date(at)) : NONE);
 
 export const dayOf = (at) => day.format(new Date(at));
 
-/** The time of day; of another day with its date. */
+/** The time of day; for another day, with the date. */
 export const clock = (at) =>
   day.format(new Date(at)) === day.format(new Date()) ? dayTime.format(new Date(at)) : exact(at);
 
@@ -67,7 +67,7 @@ const STEPS = [
   [Infinity, "day", 86_400],
 ];
 
-/** How long ago or ahead a time is, such as "3 minutes ago". */
+/** The distance of a time from now, such as "3 minutes ago". */
 export function ago(at, now = Date.now()) {
   if (!at) return NONE;
   const s = (new Date(at).getTime() - now) / 1000;
@@ -81,7 +81,7 @@ export function excerpt(text, most = 140) {
   return line.length > most ? `${line.slice(0, most - 1)}…` : line;
 }
 
-/** The full stop after a text that may have its own. */
+/** The full stop after a text, unless the text ends with a full stop. */
 export const stopAfter = (text) => (/[.!?…]$/.test(text.trim()) ? "" : ".");
 
 /** The text of an input or a message: a string, or a list of messages or parts. */

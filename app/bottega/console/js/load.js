@@ -4,21 +4,21 @@ import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 
 import { connected, get } from "./api.js";
 
-/** Pauses before a failed read is repeated. After the last pause and another failure, it is not repeated. */
+/** Pauses before a failed read is repeated. After the last pause and another failure, the read ends. */
 const PAUSES_MS = [1000, 2000, 4000, 8000, 15_000];
-/** True for errors that may not come again: no connection, too many requests, an error of the server. */
+/** True for errors that may pass: no connection, too many requests, an error of the server. */
 const mayPass = ({ status }) => status === 0 || status === 429 || status >= 500;
 const pause = (ms) => new Promise((done) => setTimeout(done, ms));
 const never = () => false;
 const unread = (path) => ({ path, data: null, error: null, retries: false, loading: path !== null });
 
 /**
- * Read a path; again every `everyMs`, while the page is visible, until `ended(data)`; and when the
- * server is there again that could not be reached.
+ * Read a path. Read it again every `everyMs`, while the page is visible, until `ended(data)`, and when the
+ * server answers again.
  *
- * Returns `{data, error, retries, loading, reload}`. Old data stay while new ones are read, or cannot
- * be. `retries`: what failed is read again. `reload` returns a promise: true after it was read.
- * A null path reads nothing. `from` reads a path; it may not depend on the drawing.
+ * Return `{data, error, retries, loading, reload}`. Old data stay until new data have arrived. `retries`:
+ * true while a failed read is repeated. `reload` returns a promise: true after a success.
+ * A null path reads nothing. `from` reads a path; it must be a constant function.
  *
  * @param {string | null} path
  * @param {{everyMs?: number, ended?: (data: any) => boolean, from?: (path: string) => Promise<any>}} [options]
@@ -62,7 +62,7 @@ export function useData(path, { everyMs = 0, ended = never, from = get } = {}) {
     read();
     const again = () => document.visibilityState === "visible" && !over.current && read();
     document.addEventListener("visibilitychange", again);
-    // Wait for a slow answer: a newer request each time would make every answer outdated.
+    // Wait for a slow answer: new requests would make each answer outdated.
     const timer = everyMs ? setInterval(() => answered.current === current.current && again(), everyMs) : 0;
     const forget = connected.subscribe((isUp) => void (isUp && lost.current && read()));
     return () => {
@@ -76,5 +76,5 @@ export function useData(path, { everyMs = 0, ended = never, from = get } = {}) {
   return { ...state, reload: read };
 }
 
-/** What waits for people: `useData` of `GET /v1/interrupts?status=pending`, read once for all pages. */
+/** Calls that wait for people: `useData` of `GET /v1/interrupts?status=pending`, read once for all pages. */
 export const pending = signal(/** @type {any} */ ({ data: null, error: null, retries: true }));

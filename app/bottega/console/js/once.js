@@ -1,18 +1,18 @@
-/** Requests that can be sent again after a lost answer, and that the server still executes only once. */
+/** Requests that the server executes only once, even if the console repeats them after a lost answer. */
 import { useRef } from "preact/hooks";
 
 import { newId, post } from "./api.js";
 
-/** True if the server may have done the request although the answer is an error. */
+/** True if the server may have executed the request although the answer is an error. */
 const isOpen = ({ status, code }) => status === undefined || status === 0 || status >= 500 || code === "in_flight";
 
-/** The last request of each page that keeps it while another page is shown. */
+/** The last request of each page that keeps its request while another page is shown. */
 const places = new Map();
 
 /**
  * Return two functions. `postOnce(path, body)` sends a POST. If its answer is lost, the same request
- * is sent with the same key the next time, so that the server does it once; another request has
- * another key. `lost(body)` returns the path of the request with this body whose answer was lost, or null.
+ * is sent with the same key the next time, so the server executes it once; a different request has
+ * a different key. `lost(body)` returns the path of the request with this body whose answer was lost, or null.
  * `place`: a name under which the key is kept while another page is shown.
  *
  * @param {string} [place]

@@ -1,4 +1,4 @@
-/** Who uses the console: sign-in by OpenID Connect (authorization code with PKCE), and what that person may do. */
+/** The user of the console: sign-in by OpenID Connect (authorization code with PKCE), and the user's scopes. */
 import { effect, signal } from "@preact/signals";
 
 import { forgetPerson, get, key, post, ROOT, usePerson } from "./api.js";
@@ -10,18 +10,18 @@ const INCLUDED = { run: ["read"], define: ["read"], admin: SCOPES };
 
 /** The OpenID Connect provider from the server's settings; null: people sign in with keys. */
 export const provider = signal(null);
-/** `name`, `user` and `scopes` of the caller; null: not read, or there are no keys. */
+/** `name`, `user` and `scopes` of the caller; null: not known yet, or the server has no keys. */
 export const me = signal(null);
-/** False while it is not known who the caller is: pages ask for nothing until then. */
+/** False until the caller is known: pages send no requests before. */
 export const isKnown = signal(false);
-/** Why the last sign-in failed; "": it did not. */
+/** Reason why the last sign-in failed; "": it did not fail. */
 export const failure = signal("");
 
 const encoded = (bytes) => btoa(String.fromCharCode(...new Uint8Array(bytes))).replace(/\+/g, "-").replace(/\//g,
   "_").replace(/=+$/, "");
 const secret = () => encoded(crypto.getRandomValues(new Uint8Array(32)));
 
-/** Go to the provider. It comes back to this page with a code. */
+/** Go to the provider, which sends the browser back to this page with a code. */
 export async function signIn() {
   if (!crypto.subtle) return void (failure.value = "Signing in needs HTTPS.");
   const verifier = secret(), state = secret();
@@ -34,7 +34,7 @@ export async function signIn() {
   location.assign(to);
 }
 
-/** Forget the person's token here. The provider's session goes on: return the address that ends it, if known. */
+/** Forget the person's token. The provider's session continues: return the address that ends the session, if known. */
 export function signOut() {
   forgetPerson();
   const end = provider.value?.end_session_endpoint;
@@ -52,8 +52,8 @@ export async function comeBack() {
   const started = JSON.parse(sessionStorage.getItem(STARTED) ?? "{}");
   sessionStorage.removeItem(STARTED); // a code works once
   history.replaceState(history.state, "", `${HERE.pathname}${started.hash ?? ""}`);
-  dispatchEvent(new HashChangeEvent("hashchange")); // the router started with another address
-  // Some providers leave the state out of an error.
+  dispatchEvent(new HashChangeEvent("hashchange")); // the router began with a different address
+  // Some providers send an error without the state.
   if (!started.state || (state ?? (error
     && started.state)) !== started.state) return void (failure.value = "This page did not ask for that sign-in.");
   if (error) return void (failure.value = error_description || error);
@@ -69,14 +69,14 @@ const holds = (scope) => me.value.scopes.some((each) => each === scope || INCLUD
 /** Whether the caller has one of the scopes in `needs`, such as "read approve"; true without it, or without keys. */
 export const may = (needs) => !needs || !me.value || needs.split(" ").some(holds);
 
-/** Learn about the provider, and who the caller is whenever that changes. */
+/** Load the provider's settings, and load the caller after each change of the key or token. */
 export async function begin() {
   effect(() => {
     const used = key.value;
     me.value = null;
     isKnown.value = !used;
     const learn = (found) => {
-      if (key.value !== used) return; // another one was entered meanwhile
+      if (key.value !== used) return; // the user entered another key meanwhile
       me.value = found;
       isKnown.value = true;
     };

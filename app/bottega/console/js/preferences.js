@@ -1,4 +1,4 @@
-/** What a person chose for this browser: theme, and language and zone of dates. */
+/** Choices of a person for this browser: theme, and the language and time zone of dates. */
 import { effect, signal } from "@preact/signals";
 
 import { setDates } from "./format.js";
@@ -7,7 +7,7 @@ const THEME = "bottega.theme", DATES = "bottega.dates";
 
 /** `system`, `light` or `dark`. */
 export const theme = signal(localStorage.getItem(THEME) ?? "system");
-/** `{language, zone}`; "": the browser's zone. */
+/** `{language, zone}`; "": the browser's time zone. */
 export const dates = signal(readDates());
 
 function readDates() {

@@ -1,18 +1,18 @@
-/** The page that the address names: `#/runs/ID?tab=events`. */
+/** The page in the address: `#/runs/ID?tab=events`. */
 import { computed, signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 
 const hash = signal(location.hash);
 
-/** What a reader left behind at each entry of the browser's history: `{top, pages: {path: number}}`. */
+/** The scroll position and list pages of each entry in the browser's history: `{top, pages: {path: number}}`. */
 const places = new Map();
 let entries = history.state?.entry ?? 0;
-/** How far down the reader was at the entry to which the way back leads, until the page is scrolled there. */
+/** Scroll position to restore after "back"; unset again when the page is scrolled to this position. */
 let goal = 0;
 history.scrollRestoration = "manual";
 history.replaceState({ entry: entries }, "");
 
-/** The place of what is shown now. */
+/** The history entry of the current page. */
 export function place() {
   const { entry } = history.state;
   if (!places.has(entry)) places.set(entry, { top: 0, pages: {} });
@@ -21,7 +21,7 @@ export function place() {
 
 addEventListener("scroll", () => void (goal || (place().top = scrollY)), { passive: true });
 addEventListener("popstate", () => {
-  if (history.state === null) history.replaceState({ entry: ++entries }, ""); // a link, not the way back
+  if (history.state === null) history.replaceState({ entry: ++entries }, ""); // after a link, not after "back"
   goal = page() === location.hash.split("?")[0] ? 0 : place().top;
 });
 addEventListener("hashchange", () => (hash.value = location.hash));
@@ -29,7 +29,7 @@ addEventListener("hashchange", () => (hash.value = location.hash));
 const ACTS = ["wheel", "keydown", "pointerdown"];
 const PATIENCE_MS = 3000;
 
-/** Scroll to where the reader was, once the page is that long again; a reader who acts meanwhile is left alone. */
+/** Scroll to the old position when the page is long enough, unless the reader scrolls or types before. */
 export function scrollBack() {
   scrollTo(0, 0);
   const until = performance.now() + PATIENCE_MS;
@@ -46,7 +46,7 @@ export function scrollBack() {
   look();
 }
 
-/** Decode a word of an address; a word that ends in the middle of an encoded character stays as it is. */
+/** Decode a word of an address. Return a word with an incomplete encoded character unchanged. */
 function word(text) {
   try {
     return decodeURIComponent(text);
@@ -67,7 +67,7 @@ export const route = computed(() => {
 /** Text for the tab's title; "": the page's name is used. */
 export const title = signal("");
 
-/** Name what the page shows in the tab's title, while it is shown. */
+/** Show the page's content in the tab's title while the page is shown. */
 export function useTitle(text) {
   useEffect(() => {
     title.value = text ?? "";
@@ -84,7 +84,7 @@ export function to(path, query = {}) {
 
 const page = () => hash.value.split("?")[0];
 
-/** Open the page to which an answer leads, unless the user has left this page before the answer came. */
+/** Open the page to which an answer leads, unless the user left this page before the answer arrived. */
 export async function follow(answer, pathOf) {
   const here = page();
   const found = await answer;

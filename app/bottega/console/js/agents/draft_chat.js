@@ -1,4 +1,4 @@
-/** A conversation with an agent as it is in the form, before it is stored. */
+/** A conversation with the agent in the form, before the agent is stored. */
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { url } from "../api.js";
@@ -18,8 +18,8 @@ import { trialOf } from "./schema.js";
 const MODELS = { demo: "Demo model: tools are not called", real: "Its own model: tools are called" };
 
 /**
- * `draft`: the agent's content; `name`: of the agent; `asked`: `{definition, input, model}` that the page asks by
- * itself, a new object each time; `onProblems` gets `[{pointer, detail}]` of what is wrong with the draft.
+ * `draft`: the agent's content; `name`: the agent's name; `asked`: `{definition, input, model}` that the page sends by
+ * itself, a new object each time; `onProblems` gets the errors of the draft, as `[{pointer, detail}]`.
  */
 export function DraftChat({ name, draft, asked, onProblems }) {
   const [turns, setTurns] = useState([]);
@@ -73,7 +73,7 @@ export function DraftChat({ name, draft, asked, onProblems }) {
         disabled=${!text.trim()}>Ask<//></div></form><//>`;
 }
 
-/** The arguments with which a tool is tried, typed by a person. `parameters`: its schema, if it is known. */
+/** The arguments that a person types to try a tool. `parameters`: the tool's schema, if the schema is known. */
 export function TrialForm({ definition, parameters, onAsk, onCancel = null }) {
   const [values, setValues] = useState(parameters?.properties ? begun(parameters, parameters.$defs ?? {}) : {});
   return html`<${Panel} title=${`Try ${definition.name ?? definition.server}`}><form class="form body"

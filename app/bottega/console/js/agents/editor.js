@@ -1,4 +1,4 @@
-/** An agent while it is edited: its form, which keeps what is not stored when the page is left. */
+/** The form of an agent. When the user leaves the page, the form keeps changes that are not stored. */
 import { useEffect, useState } from "preact/hooks";
 
 import { call, get, url } from "../api.js";
@@ -12,22 +12,22 @@ import { AgentForm } from "./form.js";
 import { asText, contentOf, withNote } from "./schema.js";
 
 /**
- * The edited state of an agent, which is the same on all pages. `stored`: the agent when the page was opened; a later
- * version that somebody else stores is not taken unasked. `begin(old, now)` begins to edit a version, or null: the
- * present one; `form`: what `Editor` needs.
+ * The edited state of an agent, the same on all pages. `stored`: the agent when the page was opened. If somebody else
+ * stores a later version, the form keeps its version. `begin(old, now)` begins to edit a version; null: the current
+ * version. `form`: the properties of `Editor`.
  */
 export function useEdited(stored, known) {
   const place = `agents/${stored.name}`;
-  const left = unsaved(place); // when the page was left
+  const left = unsaved(place); // the draft when the user left the page
   const [agent, setAgent] = useState(left?.agent ?? stored);
   const [base, setBase] = useState(left?.base ?? null);
-  const [turn, setTurn] = useState(0); // counts what the form began with
+  const [turn, setTurn] = useState(0); // number of the version with which the form began
   const path = url`/v1/agents/${agent.name}`;
   const schema = known?.schemas.AgentContent;
   const put = (content) => call("PUT", path, content, { headers: { "If-Match": `"${agent.version}"` } });
   const save = async (content, draft) => {
     const now = await put(content);
-    if (unsaved(place)?.draft === draft) keep(place, null); // also if the page was left
+    if (unsaved(place)?.draft === draft) keep(place, null); // also if the user has left the page
     setBase(null);
     setAgent(now);
     return contentOf(now, schema);
@@ -45,8 +45,8 @@ export function useEdited(stored, known) {
 }
 
 /**
- * `left`: the draft when the page was left; `onDraft` gets each draft, or null if it is what is stored. `stored`: the
- * agent that a draft is compared with. `isAlone`: on a page of its own, where the draft can be tried.
+ * `left`: the draft when the user left the page; `onDraft` gets each draft; null: no changes. `stored`: the stored
+ * agent. `isAlone`: true on the agent's own page, where the user can try the draft.
  */
 export function Editor({ known, name, content, label, save, again, stored, isChanged = false, left, onDraft,
   isAlone = true, children }) {
@@ -54,17 +54,17 @@ export function Editor({ known, name, content, label, save, again, stored, isCha
   const [note, setNote] = useState("");
   const { busy, error, work, setError } = useWork();
   const [problems, setProblems] = useState([]);
-  const [turn, setTurn] = useState(0); // counts how often all was undone
+  const [turn, setTurn] = useState(0); // counts how often the user dropped all changes
   const [asked, setAsked] = useState(null);
-  const [tried, setTried] = useState(null); // a tool, for which arguments are typed
-  const [isWrong, setIsWrong] = useState(false); // a field has a text that is no JSON yet
+  const [tried, setTried] = useState(null); // the tool for which the user types arguments
+  const [isWrong, setIsWrong] = useState(false); // the text in a field is not valid JSON yet
   const touched = isChanged || isWrong || JSON.stringify(draft) !== JSON.stringify(content);
   useEffect(() => onDraft(touched ? draft : null));
   useEffect(() => setProblems(error?.problem?.errors ?? []), [error]);
   const submit = instead(() => work(async () => {
     const now = await save(withNote(draft, note), draft);
     setNote("");
-    if (now) setDraft((other) => (other === draft ? now : other)); // what was typed meanwhile stays
+    if (now) setDraft((other) => (other === draft ? now : other)); // keeps what the user typed meanwhile
   }));
   const undo = () => {
     setDraft(content);

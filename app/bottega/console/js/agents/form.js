@@ -15,7 +15,7 @@ const featuresOf = (tools) => [...new Set(tools.flatMap((each) => Object.keys(ea
  * Args:
  *   known: what the editors offer; see `Known`.
  *   draft: the agent's content; onChange: gets a changed copy.
- *   turn: another one drops what was typed and is no JSON yet.
+ *   turn: a new value drops typed text that is not valid JSON yet.
  */
 export function AgentForm({ known, draft, turn, onChange }) {
   const [view, setView] = useState("form");

@@ -7,7 +7,7 @@ const GROUPS = {
   "Memory, people and success": ["memory", "memory_scope", "facts", "recall", "approval", "success_check"],
 };
 
-/** Names of the fields in groups; those that no group names come last: `[[title, [name, …]], …]`. */
+/** Names of the fields in groups: `[[title, [name, …]], …]`. Fields without a group come last. */
 export function groupsOf(schema) {
   const known = new Set(Object.values(GROUPS).flat());
   const others = Object.keys(schema.properties).filter((name) => !known.has(name));
@@ -34,14 +34,14 @@ const NOTE = "version_note";
 
 export const noteOf = (agent) => agent.metadata?.[NOTE] ?? "";
 
-/** The content with a note on the version that it will be; "": without one. */
+/** The content with a note on the new version; "": without a note. */
 export function withNote(content, note) {
   if (!note && !noteOf(content)) return content;
   const { [NOTE]: gone, ...rest } = content.metadata ?? {};
   return { ...content, metadata: note ? { ...rest, [NOTE]: note } : rest };
 }
 
-/** An agent to try a tool with given arguments: it has only this tool, and its instructions are to call it. */
+/** An agent that tries a tool with given arguments: it has only this tool, and instructions to call the tool. */
 export function trialOf(tool, given) {
   const name = tool.type === "mcp" ? tool.tools?.[0] ?? tool.server : tool.name;
   return { model: "real", definition: { system_message: "Call the tool as you are told, then say what it answered.",

@@ -1,4 +1,4 @@
-/** Whether runs went well by those who judged them, over time, and whether a version or memory helped. */
+/** Outcomes of runs over time, by source, and whether a version or memory helped. */
 import { JUDGES } from "../en.js";
 import { about, count } from "../format.js";
 import { html } from "../html.js";
@@ -15,13 +15,13 @@ import { differenceCells, differenceOf, helped, memorySentence, numberOf, pairOf
 
 const Partial = ({ of }) => !of.complete && html`<p class="small soft body">Of the newest 20,000 judged runs.</p>`;
 
-/** What the choice among those who judge is made of. */
+/** The options in the choice of a source of outcomes. */
 export const JUDGE_CHOICE = ["judged_by", "Judged by", Object.entries(JUDGES), { any: "all", kind: "inline" }];
 
 const DAYS = { day: ({ key }) => key, judged_by: ({ source }) => JUDGES[source], good: ({ good }) => good,
   partly: ({ partly }) => partly, bad: ({ bad }) => bad };
 
-/** Days with judged runs: the share of good ones as lines by source, and their numbers. `agent`: of one; or null. */
+/** Days with judged runs: the share of good runs as lines by source, and the numbers. `agent`: its name; null: all. */
 export function OutcomesOverTime({ agent, span, judge }) {
   const found = useOutcomes(span, { by: "day", agent }, judge);
   return html`<${Panel} title="Outcomes over time" actions=${found.data && html`<${Export} name="outcomes over time"
@@ -44,7 +44,7 @@ export function OutcomesOverTime({ agent, span, judge }) {
   }}<//><//>`;
 }
 
-/** Columns of a file of comparisons: of runs with what memory learned, and of two versions. */
+/** Columns of a file with comparisons: runs with and without learned patterns, or two versions. */
 const DIFFERENCE = { difference: (of) => of.difference, low_95: ({ low }) => low, high_95: ({ high }) => high,
   verdict: helped };
 const COMPARED = { compared: ({ name }) => name,
@@ -54,7 +54,7 @@ const VERSIONS_COMPARED = { version: ({ after }) => after.number, compared_with:
   good: ({ after }) => after.good, judged: ({ after }) => after.runs,
   good_of_other: ({ before }) => before.good, judged_of_other: ({ before }) => before.runs, ...DIFFERENCE };
 
-/** What an effect of memory consists of: all runs, each pattern, each version of the agent. */
+/** The parts of memory's effect: all runs, each pattern, each version of the agent. */
 const comparisonsOf = (effect, agent) => [
   ...effect.by_pattern.map((each) => ({ ...each, kind: "pattern",
     name: `${each.name}, version ${each.version}, ${each.on_trial ? "on trial" : "validated"}` })),
@@ -62,7 +62,7 @@ const comparisonsOf = (effect, agent) => [
   { ...effect, kind: "all", name: "all" },
 ];
 
-/** Runs with what memory learned beside those without it, a row for each comparison. */
+/** Runs with learned patterns compared with runs without patterns, a row for each comparison. */
 const Compared = ({ of, what, runs }) => of.length > 0 && html`<${Rows} label=${`Good runs by ${what}`} items=${of}
   head=${[`By ${what}`, "#Good with it", "#Good without it", "#Difference", "#95 % certainty", "Did it help?"]}
   id=${({ name }) => name} cells=${({ name, pattern_id: id, version, given, without, ...each }) => [
@@ -71,7 +71,7 @@ const Compared = ({ of, what, runs }) => of.length > 0 && html`<${Rows} label=${
       path=${["runs"]} query=${{ ...runs, version, memory_draw: draw }}>${rateOf(tally)}<//>`)),
     ...differenceCells(each)]} />`;
 
-/** Whether what memory learned helped, by the runs that were drawn to go without it. */
+/** Whether learned patterns helped, compared with the runs that got no patterns by random choice. */
 export function MemoryHelp({ agent, span, judge }) {
   const effect = useSpan("/v1/metrics/memory-effect", span, { agent, judged_by: judge });
   const own = useData("/v1/agents?limit=200").data?.items.find(({ name }) => name === agent);
@@ -92,7 +92,7 @@ export function MemoryHelp({ agent, span, judge }) {
       <//><//>`;
 }
 
-/** Two versions of an agent compared in words: those of the address, or the newest two that have judged runs. */
+/** Two versions of an agent, compared in words: the versions in the address, or the newest two with judged runs. */
 function VersionHelp({ agent, of: { span, judge, found: totals, outcomes }, query, set }) {
   const { items } = outcomes.data ?? { items: [] };
   const ran = (totals.data?.items ?? []).filter(({ key, runs }) => runs && key.includes("@"));
@@ -120,7 +120,7 @@ function VersionHelp({ agent, of: { span, judge, found: totals, outcomes }, quer
 
 const costOf = ({ run_cost: cost, runs }) => (cost ? dollars(cost / runs) : "what is not known");
 
-/** Models that an agent called in a span, and whose price is not known. */
+/** Models without a known price that an agent called in a period. */
 function useUnpriced(agent, span) {
   const found = useSpanOfUsage(agent, span);
   return (found.data?.items ?? []).filter(({ cost }) => !cost.complete).map(({ model }) => model);
@@ -136,7 +136,7 @@ function costSentence(agent, span, all) {
   return `${ran} ${cost}. ${count(all.errors)} of these runs failed.`;
 }
 
-/** What an agent costs, in a sentence. */
+/** The cost of an agent, in a sentence. */
 function Cost({ agent, span }) {
   const found = useTotals(span, { by: "agent", agent });
   const unpriced = useUnpriced(agent, span);
@@ -147,7 +147,7 @@ function Cost({ agent, span }) {
     <//><//>`;
 }
 
-/** Answers about one agent, in words and then in figures. */
+/** Results of one agent, in words and then in figures. */
 export function AgentFigures({ agent, span, judge, ...address }) {
   const about = { agent, span, judge }, of = useVersions(agent, span, judge);
   return html`<div class="stacked"><${Cost} ...${about} /><${VersionHelp} ...${{ agent, of, ...address }} />
@@ -155,7 +155,7 @@ export function AgentFigures({ agent, span, judge, ...address }) {
     <${OutcomesOverTime} ...${about} /></div>`;
 }
 
-/** The same about memory, of one agent or of all. */
+/** Results of memory, for one agent or for all agents. */
 export function MemoryFigures({ query }) {
   const { set, choice } = filtersOf(["memory", "figures"], query);
   const span = spanOf(query);
@@ -167,7 +167,7 @@ export function MemoryFigures({ query }) {
       <${OutcomesOverTime} ...${{ agent, span, judge }} /></div>`;
 }
 
-/** The choice of an agent, of all agents at first; `set` changes the address. */
+/** The choice of an agent; the first option is all agents. `set` changes the address. */
 export function AgentChoice({ agent, set }) {
   const agents = useData("/v1/agents?limit=200");
   const names = new Set([...(agents.data?.items ?? []).map(({ name }) => name), ...(agent ? [agent] : [])]);

@@ -9,7 +9,7 @@ export function tallyOf(items) {
   return { good: sum((each) => each.good), runs: sum((each) => each.good + each.partly + each.bad) };
 }
 
-/** "people 20 of 21, checks 80 of 83": the good runs of items by who judged them. */
+/** "people 20 of 21, checks 80 of 83": numbers of good runs by the source of the outcome. */
 export const bySource = (items) => Object.entries(JUDGES)
   .map(([source, name]) => ({ name, ...tallyOf(items.filter((each) => each.source === source)) }))
   .filter(({ runs }) => runs).map(({ name, good, runs }) => `${name} ${good} of ${runs}`).join(", ");
@@ -17,12 +17,12 @@ export const bySource = (items) => Object.entries(JUDGES)
 export const percent = (share) => (share == null ? "–" : `${Math.round(100 * share)} %`);
 export const points = (share) => `${share < 0 ? "−" : "+"}${Math.abs(Math.round(100 * share))}`;
 
-/** "80 % (8 of 10)"; "–": none was judged. */
+/** "80 % (8 of 10)"; "–": no run was judged. */
 export const rateOf = ({ good, runs }) => (runs ? `${percent(good / runs)} (${good} of ${runs})` : "–");
 
 /**
- * By how much the share of good runs of `a` is higher than that of `b`, with the ends of its 95 % interval: that of
- * Agresti and Caffo (2000), which adds a good and a bad run to each. Null: one has none.
+ * The share of good runs of `a` minus the share of good runs of `b`, and the 95 % interval by
+ * Agresti and Caffo (2000), who add a good and a bad run to each. Null: `a` or `b` has no runs.
  */
 export function differenceOf(a, b) {
   if (!a.runs || !b.runs) return null;
@@ -32,7 +32,7 @@ export function differenceOf(a, b) {
     high: Math.min(1, p - q + half) };
 }
 
-/** "better", "worse" or "open": what an interval says. */
+/** "better", "worse" or "open": the result of an interval. */
 export const verdictOf = ({ low, high }) => (low > 0 ? "better" : high < 0 ? "worse" : "open");
 
 /** "+20 points, with 95 % certainty between −20 and +52" */
@@ -42,7 +42,7 @@ export const difference = (of) => `${points(of.difference)} points, with 95 % ce
 const VERSION_WORDS = { better: "did better than", worse: "did worse than",
   open: "cannot be told from" };
 
-/** Whether a version did better than another: a sentence. `a` and `b`: `{number, good, runs}`. */
+/** A sentence about which of two versions is better. `a` and `b`: `{number, good, runs}`. */
 export function versionSentence(a, b) {
   const of = differenceOf(a, b);
   if (!of) return `Version ${a.runs ? b.number : a.number} has no judged run in this time.`;
@@ -59,7 +59,7 @@ export const numberOf = ({ key }) => Number(key.split("@").at(-1));
 export const tallyOfVersion = (items, number) => ({ number,
   ...tallyOf(items.filter((each) => numberOf(each) === number)) });
 
-/** Two versions to compare: those chosen, then the newest of some `numbers`, first of those that `items` judge. */
+/** Two versions to compare: chosen versions, then the newest of `numbers`; versions with judged `items` come first. */
 export function pairOf(chosen, numbers, items) {
   const judged = new Set(items.map(numberOf));
   const usual = [true, false].flatMap((is) => numbers.filter((each) => judged.has(each) === is)).slice(0, 2);
@@ -67,8 +67,8 @@ export function pairOf(chosen, numbers, items) {
 }
 
 /**
- * Agents of which the newest judged version did worse than the one before: `[{agent, after, before}]`, both as in
- * `versionSentence`; the worst first.
+ * Agents whose newest judged version is worse than the version before: `[{agent, after, before}]`; versions as in
+ * `versionSentence`; the worst agent first.
  *
  * @param {any[]} items as of `GET /v1/metrics/outcomes` by version
  */
@@ -86,10 +86,10 @@ const UNKNOWN = "It is not known yet if memory helped";
 const MEMORY_WORDS = { better: "Memory helped", worse: "Memory did harm", open: UNKNOWN };
 const HELPED = { better: "it helped", worse: "it did harm", open: "not known yet" };
 
-/** What a comparison of runs with and without something says, in words. */
+/** The result of a comparison of runs with and without something, in words. */
 export const helped = (of) => HELPED[verdictOf(of)];
 
-/** The difference, its 95 % interval and what it says, as a table has them. `of`: null as of `differenceOf`. */
+/** Cells of a table: the difference, the 95 % interval and the result. `of`: result of `differenceOf`, or null. */
 export const differenceCells = (of) => [...(of ? [`${points(of.difference)} points`,
   `${points(of.low)} to ${points(of.high)}`] : ["–", "–"]), helped(of ?? {})];
 

@@ -1,9 +1,9 @@
-/** How a value of a schema of the API is edited. Pure. */
+/** The form for a value of the API, derived from the value's schema. Pure. */
 import { FIELD_HELP } from "../en.js";
 
-/** More characters than this are typed in several lines. */
+/** A field whose text may be longer than this number of characters has several lines. */
 const LONGEST_LINE = 2000;
-/** Fields that are JSON Schemas, or conditions, which the document calls objects. */
+/** Fields with JSON Schemas or conditions, whose type in the OpenAPI document is object. */
 const SCHEMAS = ["parameters", "output_schema", "input_schema", "schema"];
 const CONDITIONS = ["when", "until"];
 const ABBREVIATIONS = { url: "URL", json: "JSON", id: "ID", ttl: "TTL", s: "(seconds)", k: "count" };
@@ -14,21 +14,21 @@ export function labelOf(name) {
   return words[0].toUpperCase() + words.slice(1);
 }
 
-/** A description in the words of a form, which shows defaults, and whose fields can be left empty. */
+/** A description, changed for a form: a form shows defaults, and fields can be empty. */
 const inForm = (text) => text.replace(/\s*Default: (?:"[^"]*"|\S+?)\.(?=\s|$)/g, "").replace(/\bnull:/g, "left empty:")
   .replace(/\bNull:/g, "Left empty:").replace(/^True: (.)/, (_, first) => first.toUpperCase());
 
-/** The schema that a reference names, with the description beside the reference. */
+/** The schema of a reference, with the description next to the reference. */
 export function resolved(schema, schemas) {
   if (!schema?.$ref) return schema ?? {};
   const found = resolved(schemas[schema.$ref.split("/").at(-1)], schemas);
   return schema.description ? { ...found, description: schema.description } : found;
 }
 
-/** The value that a property has in one of several kinds of an object; undefined: any. */
+/** The value of a property in one kind of an object; undefined: any value. */
 const constOf = (property) => (property?.enum?.length === 1 ? property.enum[0] : property?.const ?? undefined);
 
-/** The property that tells kinds of an object apart, and their schemas by its value; null: none does. */
+/** The property that names the kind of an object, and the schemas by the property's value; null: none. */
 function kindsOf(choices, schemas) {
   const all = choices.map((each) => resolved(each, schemas));
   const names = Object.keys(all[0]?.properties ?? {});
@@ -37,7 +37,7 @@ function kindsOf(choices, schemas) {
 }
 
 /**
- * How a field is edited: `{kind, name, label, help, isRequired, mayBeNull, usual, …}`.
+ * The description of a form field: `{kind, name, label, help, isRequired, mayBeNull, usual, …}`.
  *
  * @param {string} name
  * @param {any} schema
@@ -111,7 +111,7 @@ function ofObject(one, schemas) {
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 const isTexts = (value) => Array.isArray(value) && value.every((each) => typeof each === "string");
 const isText = (value) => typeof value === "string";
-/** What the editor of a kind can show; the others show anything. */
+/** The values that the editor of a kind can show; other editors show all values. */
 const FITS = { switch: (value) => typeof value === "boolean", choice: isText, text: isText, long: isText,
   number: (value) => typeof value === "number", several: isTexts, lines: isTexts,
   models: (value) => isText(value) || (isTexts(value) && value.length > 0), object: isObject, kinds: isObject,
@@ -119,7 +119,7 @@ const FITS = { switch: (value) => typeof value === "boolean", choice: isText, te
   condition: isObject, texts: (value) => isObject(value) && Object.values(value).every((each) => isText(each)
     || isText(each?.secret)), named: (value) => isObject(value) && Object.values(value).every(isObject) };
 
-/** True if the editor of a field can show a value, which may have been typed as JSON; else it is edited as JSON. */
+/** True if a field's editor can show a value, which a user may have typed as JSON; false: edit the value as JSON. */
 export const fits = ({ kind, choices }, value) => value === null || ((FITS[kind]?.(value) ?? true)
   && (kind !== "choice" || choices.includes(value)));
 
@@ -127,7 +127,7 @@ export const fits = ({ kind, choices }, value) => value === null || ((FITS[kind]
 export const fieldsOf = (schema, schemas) => Object.entries(schema.properties).map(([name, each]) =>
   shapeOf(name, each, schemas, schema.required?.includes(name)));
 
-/** What a new value of a kind of an object begins with: what is required. */
+/** A new object of a kind: it has the required fields. */
 export function begun(schema, schemas) {
   const start = { string: "", integer: 1, number: 1, boolean: false, array: [], object: {} };
   return Object.fromEntries(Object.entries(schema.properties).flatMap(([name, property]) => {
@@ -141,14 +141,14 @@ export function begun(schema, schemas) {
   }));
 }
 
-/** An object of another kind, with those of its fields that this kind has too. */
+/** A copy of an object with another kind. The copy keeps the fields that both kinds have. */
 export function changedTo(schema, value, by, schemas) {
   const kept = Object.entries(value ?? {}).filter(([name]) => name !== by && name in schema.properties
     && constOf(schema.properties[name]) === undefined && schema.properties[name].const === undefined);
   return { ...begun(schema, schemas), ...Object.fromEntries(kept) };
 }
 
-/** An object with one field changed; undefined: without it. */
+/** A copy of an object with one changed field; undefined: without the field. */
 export function withField(value, name, part) {
   if (part !== undefined) return { ...value, [name]: part };
   const { [name]: gone, ...rest } = value ?? {};
@@ -158,7 +158,7 @@ export function withField(value, name, part) {
 const namesIn = (text) => [...new Set([...(text ?? "").matchAll(/\{(\w+)\}/g)].map(([, name]) => name))];
 const PLACEHOLDER = JSON.stringify({ type: "string" });
 
-/** An HTTP tool after its URL was changed: each placeholder has a parameter; one that was made so goes with it. */
+/** An HTTP tool after a change of its URL: each placeholder has a parameter. Unused parameters without text go. */
 export function withPlaceholders(before, after) {
   const [old, now] = [namesIn(before.url), namesIn(after.url)];
   const schema = { type: "object", properties: {}, ...after.parameters };
@@ -175,7 +175,7 @@ export function withPlaceholders(before, after) {
 export const TYPES = { string: "text", number: "number", integer: "whole number", boolean: "yes or no",
   array: "list of texts" };
 
-/** The word for the type of a property; "other": it is edited as JSON. */
+/** The word for the type of a property; "other": the property is edited as JSON. */
 export function typeOf(property) {
   const type = property?.type;
   if (type === "array") return property.items?.type === "string" ? "array" : "other";
@@ -187,11 +187,11 @@ export const hasRows = (schema) => schema?.type === "object"
   && (schema.properties === undefined || (typeof schema.properties === "object" && schema.properties !== null))
   && (schema.required === undefined || Array.isArray(schema.required));
 
-/** `[{name, of, isRequired}]` of a schema that has rows. */
+/** The rows of a schema: `[{name, of, isRequired}]`. */
 export const rowsOf = (schema) => Object.entries(schema.properties ?? {}).map(([name, of]) =>
   ({ name, of, isRequired: schema.required?.includes(name) ?? false }));
 
-/** The schema with these rows in place of its own; all else of it stays. */
+/** A copy of a schema with other rows; the rest of the schema stays. */
 export function withRows(schema, rows) {
   const names = rows.filter((each) => each.isRequired).map((each) => each.name);
   const own = new Set(Object.keys(schema.properties ?? {}));
@@ -216,7 +216,7 @@ export const TEST = { feature: "output", op: "contains", value: "" };
 const isTest = (each) => typeof each?.feature === "string" && each.op in OPERATORS
   && Object.keys(each).every((name) => ["feature", "op", "value"].includes(name));
 
-/** `{group, tests}` of a condition; null: it is nested, and edited as JSON. */
+/** `{group, tests}` of a condition; null: the condition is nested, and edited as JSON. */
 export function testsOf(condition) {
   if (isTest(condition)) return { group: "all", tests: [condition] };
   const [group, ...others] = Object.keys(condition ?? {});
@@ -224,7 +224,7 @@ export function testsOf(condition) {
   return condition[group].every(isTest) ? { group, tests: condition[group] } : null;
 }
 
-/** A condition of some tests; one that was a group stays one. */
+/** A condition with some tests; a group stays a group. */
 export const conditionOf = (group, tests, before) => (tests.length === 1 && !before?.[group] ? tests[0]
   : { [group]: tests });
 
@@ -236,9 +236,9 @@ function parsed(text) {
   }
 }
 
-/** A value as it is typed: texts as they are, unless they look like another value. */
+/** A value as text for a field: a text has no quotes unless it looks like another value. */
 export const typedOf = (value) => (typeof value === "string" && parsed(value.trim()) === undefined ? value
   : value === undefined ? "" : JSON.stringify(value));
 
-/** What a typed text means; see `typedOf`. */
+/** The value of a typed text; see `typedOf`. */
 export const meantBy = (text) => parsed(text.trim()) ?? (text.trim() === "null" ? null : text);

@@ -1,4 +1,4 @@
-/** Editors of values by their schemas: each changes only what is changed in it. */
+/** Editors of values by schema. Each editor changes only the part that the user edits. */
 import { useContext, useId } from "preact/hooks";
 
 import { html } from "../html.js";
@@ -7,21 +7,21 @@ import { JsonField, Known, Name } from "./parts.js";
 import { ConditionRows, SchemaRows } from "./rows.js";
 import { begun, changedTo, fieldsOf, fits, labelOf, meantBy, typedOf, withField, withPlaceholders } from "./shape.js";
 
-/** Names that a field of this name offers: the list of `Known`. */
+/** Fields that offer names: the list in `Known`, by the field's name. */
 const OFFERED = { agent: "agents", names: "agents", graph: "graphs", server: "servers", tool_name: "tools",
   exit_on_success: "tools", from: "nodes", secret: "secrets" };
 const TOOL_WORDS = { builtin: "Built in", http: "HTTP request", mcp: "MCP server", client: "Client program" };
-/** A slider is of use for a range of at most so many. */
+/** Maximum length of a range for which a slider is shown. */
 const WIDEST = 1000;
 
-/** Fields of tools that few need. */
+/** Fields of tools that few users need. */
 const RARE = ["approval_reason", "expires_s", "headers", "idempotent", "max_bytes", "output_schema", "timeout_s"];
 
-/** Whether a value is what it would be without being set. */
+/** Whether a value is the default. */
 const isUsual = (value, usual = null) => value === undefined || JSON.stringify(value) === JSON.stringify(usual)
   || (usual === null && JSON.stringify(value) === "[]");
 
-/** Fields that few need, behind a title that names what is set of them; open at first if one of them is wrong. */
+/** Fields that few users need, below a title that names the set fields; open at first if a field has an error. */
 export function FoldedFields({ title, names, schema, value, at, onChange }) {
   const { schemas, problems } = useContext(Known);
   const isWrong = problems.some(({ pointer }) => pointer?.startsWith(at)
@@ -36,7 +36,7 @@ export function FoldedFields({ title, names, schema, value, at, onChange }) {
 /** @type {(shape: any) => boolean} */
 const always = () => true;
 
-/** The fields of an object; `at`: its JSON Pointer; `shown`: which of them, by shape; all if left out. */
+/** The fields of an object; `at`: its JSON Pointer; `shown`: chooses fields by shape; without it, all fields. */
 export function Fields({ schema, value, at, onChange, shown = always }) {
   const { schemas } = useContext(Known);
   return fieldsOf(schema, schemas).filter((each) => each.kind !== "constant" && shown(each)).map((each) => html`
@@ -46,10 +46,10 @@ export function Fields({ schema, value, at, onChange, shown = always }) {
 
 const WHOLE = ["object", "list", "kinds", "named"];
 
-/** A text in which what stands between backticks is code. */
+/** A text with code between backticks. */
 const coded = (text) => text?.split("`").map((part, place) => (place % 2 ? html`<code>${part}</code>` : part));
 
-/** One field with its help, and what was wrong with it. */
+/** One field with its help and its error. */
 export function Field({ shape, value, at, onChange }) {
   const { problems } = useContext(Known);
   const id = useId();
@@ -160,7 +160,7 @@ function Lines({ shape, input, value, onChange, gone }) {
     onChange=${(e) => tell(e.target.value)}></textarea></label>`;
 }
 
-/** One model, or several of which the next is tried when one fails. */
+/** One model, or several models: if a model fails, the next model is tried. */
 function Models({ shape, input, value, onChange }) {
   const { models = [] } = useContext(Known);
   const own = [value ?? ""].flat();
@@ -178,7 +178,7 @@ function Models({ shape, input, value, onChange }) {
         model<//>`}`;
 }
 
-/** The bounds of a rule that asks twice above them, by argument; null: it is another rule. */
+/** The limits of a rule that asks twice above them, by argument; null: a different rule. */
 function aboveOf(value) {
   const bounds = value?.always === true && Object.keys(value).length === 2 ? value.confirm_above : null;
   return bounds && Object.values(bounds).every((each) => typeof each === "number") ? bounds : null;

@@ -1,4 +1,4 @@
-/** Changes of a graph that is not stored yet. All functions are pure: they return another graph. */
+/** Changes of a graph that is not stored yet. All functions are pure: each returns a changed copy. */
 
 export const POLICIES = { final_response_only: "the answer", tool_results: "the answer and the tools' results",
   full_history: "the whole conversation" };
@@ -6,16 +6,16 @@ export const POLICIES = { final_response_only: "the answer", tool_results: "the 
 /** The part of `GET /v1/graphs/{name}` that can be changed. */
 export const draftOf = ({ nodes, edges, ttl_s, output }) => ({ nodes, edges, ttl_s, ...(output ? { output } : {}) });
 
-/** The name of a node, as edges have it. */
+/** The name of a node, as in edges. */
 export const nameOf = (node) => node.name ?? node.agent;
 
 export const idOf = (edge) => `${edge.source}→${edge.target}`;
 
 export const has = (graph, agent) => graph.nodes.some((node) => nameOf(node) === agent);
 
-/** What a node of a type has before anything is set in it. */
+/** The first content of a node, by type. */
 const FRESH = { agent: {}, tool: { arguments: {} }, human: { ask: "" }, graph: { graph: "" } };
-/** What all types of nodes have in common. */
+/** Fields of all types of nodes. */
 const COMMON = ["name", "ttl_s", "join", "timeout_s", "retry", "on_error"];
 
 export function withNode(graph, name, type = "agent") {
@@ -24,7 +24,7 @@ export function withNode(graph, name, type = "agent") {
   return { ...graph, nodes: [...graph.nodes, node] };
 }
 
-/** A node of another type: what both have stays. */
+/** A copy of a node with another type. It keeps the fields that both types have. */
 export const retyped = (node, type) => ({
   ...Object.fromEntries(Object.entries(node).filter(([name]) => COMMON.includes(name))), type,
   ...(type === "agent" ? { agent: nameOf(node) } : FRESH[type]),
@@ -44,7 +44,7 @@ export const withoutNode = (graph, agent) => ({
   edges: graph.edges.filter((edge) => edge.source !== agent && edge.target !== agent),
 });
 
-/** The path that an edge would close to a cycle, from its source back to it; null: none. */
+/** The cycle that an edge would close, as a path from the edge's source to the same node; null: none. */
 export function cycleOf(graph, source, target) {
   const paths = [[target]];
   const seen = new Set([target]);
@@ -91,7 +91,7 @@ function detailsOf(graph, id) {
 }
 
 /**
- * A condition in words; "": none.
+ * A condition in words; "": no condition.
  *
  * @param {{when?: any, else?: boolean}} node
  * @returns {string}
@@ -105,7 +105,7 @@ export function conditionOf({ when, else: isElse }) {
   return `${when.feature} ${when.op}${when.op === "exists" ? "" : ` ${JSON.stringify(when.value)}`}`;
 }
 
-/** Agents by level: each is one below the deepest that it reads from. */
+/** Agents by level: each agent is one level below the deepest agent whose answer it reads. */
 export function levelsOf(graph) {
   const level = new Map(graph.nodes.map((node) => [nameOf(node), 0]));
   for (let turn = 0; turn < graph.nodes.length; turn++) {

@@ -1,4 +1,4 @@
-/** The drawing of a graph, and all that can be changed in it: by mouse in the drawing, and in lists below it. */
+/** The editor of a graph: a drawing that can be changed by mouse, and lists of nodes and edges below the drawing. */
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { Editor, useEdited } from "../agents/editor.js";
@@ -22,7 +22,7 @@ const KINDS = { agent: "agent", tool: "tool", human: "person", graph: "graph" };
 
 /**
  * `graph`: the draft; `agents`: names of all agents, or null if there are too many; `problems`: `[{pointer, detail}]`
- * of the last try to store it; `onChange` gets another draft; `onAgent` is called after an agent was made.
+ * of the last try to store the graph; `onChange` gets the changed draft; `onAgent` is called after a new agent.
  */
 export function GraphEditor({ graph, agents, problems, onChange, onAgent }) {
   const [chosen, setChosen] = useState(null);
@@ -72,7 +72,7 @@ export function GraphEditor({ graph, agents, problems, onChange, onAgent }) {
       && html`<div ref=${panel}><${Details} ...${{ graph, chosen, agents, problems, change, onAgent }} /></div>`}`;
 }
 
-/** Leave the focus at the table whose row is removed. */
+/** Move the focus to the table whose row is removed. */
 const keepFocus = (event) => event.currentTarget.closest(".scroll").focus();
 
 const isUnknown = (agents, agent) => Boolean(agent) && agents !== null && !agents.includes(agent);
@@ -169,7 +169,7 @@ export const MissingAgents = ({ graph, agents }) => {
     : null;
 };
 
-/** Fields that nodes of one type have alone. */
+/** Fields that only nodes of one type have. */
 const OWN = { agent: ["agent", "router"], tool: ["tool", "arguments"], human: ["ask", "schema", "who", "expires_s"],
   graph: ["graph", "version", "loop"] };
 const TYPE_WORDS = { agent: "Agent", tool: "Tool", human: "A person", graph: "Another graph" };
@@ -178,7 +178,7 @@ const ELSEWHERE = ["name", "type", "ttl_s", "source", "target", "policy"];
 const OTHERS = Object.values(OWN).flat();
 const FEATURES = ["status", "output", "output_json", "input", "metadata"];
 
-/** `problems`: `[{pointer, detail}]` of the last try to store the graph; `onAgent`: an agent of it was made. */
+/** `problems`: `[{pointer, detail}]` of the last try to store the graph; `onAgent` is called after a new agent. */
 function Details({ graph, chosen, agents, problems, change, onAgent }) {
   const [schemas, error] = useSchemas();
   const graphs = useData("/v1/graphs?limit=200").data?.items.map((each) => each.name);
@@ -234,7 +234,7 @@ function EdgePanel({ graph, at, schemas, change }) {
       <p class="small soft">${conditionOf(edge) ? `Now: ${conditionOf(edge)}` : ""}</p></div><//>`;
 }
 
-/** What is wrong with nodes and edges, with a way to each. */
+/** Errors of nodes and edges, with a link to each node or edge. */
 function Problems({ graph, problems, onChoose }) {
   const found = problems.map((each) => ({ ...each, id: placeOf(graph, each.pointer) })).filter(({ id }) => id);
   return found.length > 0 && html`<ul class="rows">${found.map(({ id, detail }) => html`<li>
@@ -242,7 +242,7 @@ function Problems({ graph, problems, onChoose }) {
     </ul>`;
 }
 
-/** The node or edge that a JSON Pointer is in; null: none. */
+/** The node or edge to which a JSON Pointer leads; null: none. */
 function placeOf(graph, pointer) {
   const [, list, at] = pointer?.split("/") ?? [];
   const one = list === "nodes" ? graph.nodes[Number(at)] : list === "edges" ? graph.edges[Number(at)] : null;
@@ -258,7 +258,7 @@ function NodeAgent({ name }) {
     <//>`;
 }
 
-/** A node's agent that does not exist yet: its instructions make it, all else is set later. */
+/** A form that makes a node's missing agent from instructions. The user sets all other fields later. */
 function NewAgent({ name, onMade }) {
   const [text, setText] = useState("");
   const [postOnce] = usePostOnce();
@@ -273,7 +273,7 @@ function NewAgent({ name, onMade }) {
       <${Link} path=${["agents", "+new"]} query=${{ name }}>With tools and all else<//></div></form>`;
 }
 
-/** What is changed and not stored is the same on the agent's own page. */
+/** The agent's own page has the same changes that are not stored. */
 function Form({ known, stored }) {
   const { agent, form } = useEdited(stored, known);
   return html`<div class="node-agent"><${Editor} ...${form} label=${`Save ${agent.name}`} isAlone=${false}>

@@ -21,7 +21,7 @@ export function holdersOf(running) {
   return { text: names.join(", "), since: running.map((each) => each.started_at).filter(Boolean).sort()[0] };
 }
 
-/** What keeps runs in the queue, and what can be done about it: `[cause, what]`. */
+/** Causes why runs stay in the queue, and what users can do: `[cause, what]`. */
 function causeOf(workers, runs) {
   if (!workers.length) return ["no worker is up", "Start one with bottega worker."];
   if (runs.used >= runs.limit) return [`${count(runs.used)} runs are under way, and no more may be at once (limit
@@ -32,7 +32,7 @@ function causeOf(workers, runs) {
 }
 
 /**
- * Runs that wait for a model: `{runs, text}`; null: none does. A run waits anew after each try: since when is not told.
+ * Runs that wait for a model: `{runs, text}`; null: none. The wait begins again after each try, so it has no time.
  *
  * @param {any[]} waiting as of `GET /v1/scheduler`
  * @param {string} [agent] only its runs
@@ -49,7 +49,7 @@ export function modelWaits(waiting, agent) {
 }
 
 /**
- * `{text, isBad, since}`; null: nothing is wrong. `since`: time of the oldest run that waits.
+ * `{text, isBad, since}`; null: no problem. `since`: time of the oldest waiting run.
  *
  * @param {any} scheduler as of `GET /v1/scheduler`
  * @param {number} now ms

@@ -1,22 +1,22 @@
-/** Which agents and models are far slower than they were. Pure. */
+/** Agents and models that are much slower than before. Pure. */
 
-/** Fewer runs than these say nothing about time. */
+/** Minimum number of runs for a comparison of times. */
 const LEAST_RUNS = 5;
-/** What takes so many times as long as before is slow. */
+/** An agent or model is slow if it takes this many times as long as before. */
 const FAR = 5;
-/** Nobody notices less. */
+/** Minimum difference in seconds: users do not notice a smaller difference. */
 const LEAST_S = 1;
 
-/** Agents by the time in which 95 % of their runs end, the longest first. */
+/** Agents by the time in which 95 % of their runs end, the longest time first. */
 export const slowestFirst = (items) => items.toSorted((a, b) => (b.duration_p95 ?? 0) - (a.duration_p95 ?? 0));
 
-/** Calls under way for less time than this are usual. */
+/** A call in progress for less than this time is not slow. */
 const LONG_MS = 5000;
-/** So many answered calls tell what is usual. */
+/** Minimum number of answered calls for a usual duration. */
 const LEAST_CALLS = 5;
 
 /**
- * Servers of which a call is under way far longer than usual, before any run ends: `[{name, number, since, usual_ms}]`.
+ * Servers with a call in progress that takes much longer than usual: `[{name, number, since, usual_ms}]`.
  *
  * @param {any[]} servers as of `GET /v1/provider-health`
  * @param {number} now ms
@@ -30,18 +30,18 @@ export const stuckOf = (servers, now) => servers.flatMap(({ name, calls, recent 
 
 const runsOf = (points) => points.reduce((sum, { runs }) => sum + runs, 0);
 
-/** The median of points that are medians, each counted as often as it has runs. */
+/** The median of medians; each median counts as often as its number of runs. */
 function medianOf(points) {
   let left = runsOf(points) / 2;
   return points.toSorted((a, b) => a.value - b.value).find(({ runs }) => (left -= runs) <= 0)?.value;
 }
 
 /**
- * Since when one is slow, by its own past: `{since, now, before}`, medians in seconds; null: it is not, or too little
- * ran to say so. `since` is null if it is slow in all minutes.
+ * The time since which an agent or model is slower than before: `{since, now, before}`, medians in seconds; null: not
+ * slow, or too few runs. `since` is null if all minutes are slow.
  *
  * @param {{at: string | null, value: number | null, runs: number | null}[]} points oldest first; `at` of the first may
- *   be null: it stands for the day before
+ *   be null: this point is the day before
  */
 export function slowSince(points) {
   const ran = points.filter(({ value, runs }) => value !== null && runs);

@@ -1,4 +1,4 @@
-/** Episodes: what runs remember. Search with the score explained, and the story of one. */
+/** Episodes: the memory of runs. A search with explained scores, and the page of an episode. */
 import { useRef, useState } from "preact/hooks";
 
 import { post, url, withQuery } from "../api.js";
@@ -26,7 +26,7 @@ export const Outcome = ({ value }) => html`<span class="status ${TONES[value] ??
  */
 const fieldsOf = (form) => Object.fromEntries([...new FormData(form)].map(([name, value]) => [name, String(value)]));
 
-/** Whose episodes are shown: of a user, of a session, else all; without the scope `admin`, those of neither. */
+/** Which episodes are shown: of a user, a session, or all; without the scope `admin`: without user and session. */
 function whoseOf({ user, session_id }) {
   if (user || session_id) return { user, session_id };
   return may("admin") ? { scope: "tenant" } : {};
@@ -83,7 +83,7 @@ function Hits({ found }) {
       ${score != null && html`<${Score} score=${score} parts=${parts} />`}</li>`)}</ol><//>`;
 }
 
-/** A score, the terms that add up to it, and what was measured for them. */
+/** A score, the terms of its sum, and the measured values of the terms. */
 function Score({ score, parts }) {
   const measured = Object.keys(parts).filter((name) => !TERMS.includes(name) && parts[name] !== null);
   return html`<details class="tool"><summary class="small">Score ${score.toFixed(3)}</summary>
@@ -140,11 +140,11 @@ export function Episode({ id }) {
     ${episode.reflection && html`<${Panel} title="What was learnt"><${Learnt} of=${episode.reflection} /><//>`}`}<//>`;
 }
 
-/** An error: of a run by `code`, of an imported episode by `type`. */
+/** An error: `code` of a run's error, `type` of an imported episode's error. */
 const Wrong = ({ error }) => html`<p class="note bad"><strong>${error.code ?? error.type}</strong> ${error.message}
   </p>`;
 
-/** Own runs record calls and answers; what other systems recorded is shown as it is. */
+/** Steps of Bottega's runs are calls and answers; steps of other systems are shown as JSON. */
 function Steps({ trace, text }) {
   if (!trace.length) return html`<div class="body"><pre class="text">${text || "No step is recorded."}</pre></div>`;
   return html`<ol class="rows steps">${trace.map((step, i) => html`<li key=${i}

@@ -1,4 +1,4 @@
-/** What agents wait for people to decide, worked one after the other: j and k go on, a, d and e decide. */
+/** Calls that wait for a person's decision, one after another: keys j and k move, keys a, d and e decide. */
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
 import { url, withQuery } from "../api.js";
@@ -21,10 +21,10 @@ import { textOf } from "../run/story.js";
 const EVERY_MS = 3000;
 const SHOWN_MESSAGES = 5;
 const SHOWN_DECISIONS = 10;
-/** For the first calls of the list it is read what users said, so that their rows have signs. */
+/** Number of calls at the top of the list whose conversations are read, so that their rows have signs. */
 const LOOKED_THROUGH = 30;
 
-/** Who decides: a person here, or the program that started the run. */
+/** Whether a person decides here, or the program that started the run. */
 const isForPrograms = ({ kind }) => kind === "client_tool";
 const TABS = { people: ["For people", (each) => !isForPrograms(each)], programs: ["For programs", isForPrograms],
   decided: ["Decided", () => false] };
@@ -60,7 +60,7 @@ export function Approvals({ query }) {
       query=${{ tab: "decided" }}>All<//>`}><${Decisions} of=${latest} /><//>`}`}`;
 }
 
-/** All that was decided, the latest decision first. */
+/** All decisions, the latest first. */
 function Decided({ query }) {
   const path = withQuery("/v1/interrupts", { status: "resolved", order: "resolved_at", user: query.user });
   const { field } = filtersOf(["approvals"], { tab: "decided" });
@@ -71,8 +71,8 @@ function Decided({ query }) {
 }
 
 /**
- * The item that is shown, and its place in the list: the named one once its name comes; else the same as before, even
- * after it left the list; after it was decided here, the one in its place.
+ * The shown item and its index in the list: the item in the address; otherwise the same item as before, even if the
+ * item left the list; after a decision on this page, the next item at the same index.
  */
 function useShown(items, named, isDecided) {
   const kept = useRef({ named: null, item: items[0], place: 0 });
@@ -85,7 +85,7 @@ function useShown(items, named, isDecided) {
   return kept.current;
 }
 
-/** The facts about each of some calls, by its id. `others`: as of `factsOf`; null: not read yet. */
+/** The facts about calls, by the call's id. `others`: see `factsOf`; null: not read yet. */
 function useFacts(items, shown, others) {
   const [known, setKnown] = useState({}); // what was before calls, by their ids: [text, results]
   const keep = (id, before) => setKnown((old) => ({ ...old, [id]: before }));
@@ -102,7 +102,7 @@ function useFacts(items, shown, others) {
   return { facts, keep };
 }
 
-/** How much there is to look at in a call before it is decided. */
+/** The number of facts to check before the decision on a call. */
 const Warned = ({ of }) => of.length > 0 && html` <span
   class=${`status ${of.some(({ isGrave }) => isGrave) ? "bad" : "wait"}`}>${of.length === 1 ? "1 warning"
     : `${of.length} warnings`}</span>`;
@@ -140,7 +140,7 @@ function Inbox({ found, tab, named, others, onDecided }) {
   </div>`;
 }
 
-/** What the run of a decided call answered then, as the customer gets it. */
+/** The answer of the run after the decision on a call, as the customer gets it. */
 function Followed({ of: { run_id: run, tool, agent, user } }) {
   const { data } = useData(url`/v1/runs/${run}`, { everyMs: 1000, ended: ({ status }) => isFinal(status) });
   const says = data && (isFinal(data.status) ? textOf(data.output) || `no answer: the run ${data.status}`
@@ -150,7 +150,7 @@ function Followed({ of: { run_id: run, tool, agent, user } }) {
     path=${["runs", run]}>The run<//></p>`;
 }
 
-/** What was decided on calls and questions, by whom. */
+/** Decisions on calls and questions, with the deciding person. */
 const Decisions = ({ of }) => html`<ul class="rows">${of.map((each) => html`<li key=${each.id}>
   <strong>${each.tool ?? each.agent}</strong> for ${each.user ?? "a user without a name"}:
   ${" "}${decided(each)} <code>${excerpt(worth(each.resolution?.arguments ?? each.arguments), 80)}</code>
@@ -158,7 +158,7 @@ const Decisions = ({ of }) => html`<ul class="rows">${of.map((each) => html`<li 
     path=${["runs", each.run_id]}>the run<//></span>
   ${each.resolution?.comment && html`<p class="small">Why: ${each.resolution.comment}</p>`}</li>`)}</ul>`;
 
-/** `others`: as of `factsOf`; null: not read yet. `onRead` gets what the users said, and what tools answered. */
+/** `others`: see `factsOf`; null: not read yet. `onRead` gets the users' text and the tools' results. */
 function One({ asked, isThere, others, onDone, onRead }) {
   const checks = useChecks(asked, others);
   const { talk, said, text, results } = checks;

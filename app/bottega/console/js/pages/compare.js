@@ -1,4 +1,4 @@
-/** Two runs side by side: figures, outputs, and what each agent received. */
+/** Two runs side by side: figures, outputs, and the input of each agent. */
 import { useState } from "preact/hooks";
 
 import { get, url, withQuery } from "../api.js";
@@ -22,7 +22,7 @@ export function Compare({ id, query }) {
     return html`<div class="head"><h1>There is no such run</h1></div>
       <p><${Link} path=${["runs"]}>Show all runs<//></p>`;
   }
-  // The older run is the "before"; ids begin with their time.
+  // The older run is `before`; ids begin with their time.
   const choose = (chosen) => {
     setChooses(false);
     const [before, after] = chosen < id ? [chosen, id] : [id, chosen];
@@ -39,7 +39,7 @@ export function Compare({ id, query }) {
     ${other && html`<${Both} key=${`${id} ${other}`} id=${id} other=${other} />`}`;
 }
 
-/** The agent that was asked, which is shown first; null: a graph was. */
+/** The agent of the run, which is shown first; null: the run has a graph. */
 const asked = ({ before, after }) => after.agent ?? before.agent;
 const isOver = ({ before, after }) => isFinal(before.status) && isFinal(after.status);
 const hasAsked = (found) => asked(found) === null || found.agents.some((each) => each.agent === asked(found));
@@ -61,7 +61,7 @@ function Both({ id, other }) {
   }}<//>`;
 }
 
-/** What was asked in both runs. */
+/** The questions of both runs. */
 function Questions({ before, after }) {
   const [old, now] = [useData(url`/v1/runs/${before}`), useData(url`/v1/runs/${after}`)];
   return html`<${Panel} title="Question"><${Loaded} from=${old} what="the question">${(first) => html`
@@ -72,7 +72,7 @@ function Questions({ before, after }) {
         label="Difference of the questions" />`}<//>`}<//><//>`;
 }
 
-/** What a run was worth, and its version. */
+/** The outcome and the version of a run. */
 function Worth({ id }) {
   const { data } = useData(url`/v1/runs/${id}`);
   return data && html`<span class="small">${data.judged_by ? worth(data) : "not judged"}
@@ -125,10 +125,10 @@ const Received = ({ agent, items, more }) => items.length === 0 ? null : html`
       at(each)("before"), at(each)("after"), compared(each)]} />
   ${more && html`<p class="small soft">There are more than 100 sources.</p>`}`;
 
-/** Beside the answers of models, a run's end and its waits come, whatever was asked for. */
+/** The server adds a run's end and waits to the answers of models, with any filter. */
 const LATEST = { types: "llm.completed", order: "desc", limit: 20 };
 
-/** The prompt of the last model call of an agent, and its answer, as lines; "": it made no call. */
+/** Prompt and answer of an agent's last model call, as lines; "": the agent made no call. */
 async function readTalk(id, agent) {
   const { items } = await get(withQuery(url`/v1/runs/${id}/events`, { agents: agent, ...LATEST }));
   const last = items.find(({ type }) => type === "llm.completed");
@@ -138,7 +138,7 @@ async function readTalk(id, agent) {
   return linesOf([...prompt.messages, { role: "assistant", origin: "model", ...last.data.message }]);
 }
 
-/** `before` and `after`: ids of the runs. It is read once it is opened; `isOpen`: at first. */
+/** `before` and `after`: ids of the runs. The data are read when the user opens the part; `isOpen`: open at first. */
 function Talk({ agent, before, after, isOpen: opens }) {
   const [isOpen, setOpen] = useState(opens);
   const found = useData(isOpen ? `${before} ${after} ${agent}` : null, {
@@ -153,7 +153,7 @@ function Talk({ agent, before, after, isOpen: opens }) {
 
 const UUID = /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/;
 
-/** How another run relates to this one; those that repeat each other come first. */
+/** Relations of other runs to this run; runs that repeat each other come first. */
 const relation = (run, each) =>
   each.id === run.retry_of ? "this run repeats it" : each.retry_of === run.id ? "repeats this run" : "";
 
@@ -195,7 +195,7 @@ const ROWS = [
   ["model_calls", "Model calls", count], ["tool_calls", "Tool calls", count], ["queries", "Times asked", count],
 ];
 
-/** The number of a figure; null if it is unknown, such as a cost without any price. */
+/** The number of a figure; null: not known, such as a cost without a price. */
 function amount(value) {
   if (value === null || typeof value === "number") return value;
   const known = knownAmount(value);
@@ -212,7 +212,7 @@ function change(before, after) {
   return `${percent > 0 ? "+" : "−"}${Math.abs(percent).toFixed(digits)} %`;
 }
 
-/** A row for each figure that `of` has as `{before, after}`; `label`: for screen readers. */
+/** A row for each figure in `of` (`{before, after}`); `label`: for screen readers. */
 const Differences = ({ of, label }) => html`<${Rows} label=${label} items=${ROWS.filter(([name]) => of[name])}
   id=${([name]) => name} head=${["Figure", "#Before", "#After", "#Change"]} cells=${([name, label, shown]) => {
     const changed = change(amount(of[name].before), amount(of[name].after));
@@ -231,7 +231,7 @@ function Line({ row, side, tag }) {
   return html`${start}<${tag}>${middle}</${tag}>${end}`;
 }
 
-/** `rows`: as of `rowsOf` or `rowsOfTexts`; `label`: for screen readers. */
+/** `rows`: result of `rowsOf` or `rowsOfTexts`; `label`: for screen readers. */
 const Sides = ({ rows, label }) =>
   html`<div class="scroll" tabindex="0" role="region" aria-label=${label}><table class="differs">
   <thead><tr><th scope="col">Before</th><th scope="col">After</th></tr></thead>

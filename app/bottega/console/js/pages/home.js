@@ -1,4 +1,4 @@
-/** What runs now, what waits for a person, what failed last, and what today cost. */
+/** Active runs, calls that wait for a person, the last failures, and today's cost. */
 import { useEffect, useRef } from "preact/hooks";
 
 import { get, url, withQuery } from "../api.js";
@@ -20,13 +20,13 @@ import { NextSteps } from "../setup/next.js";
 
 const EVERY_MS = 5000, SCHEDULER_EVERY_MS = 10_000, COUNTS_EVERY_MS = 30_000, BAD_EVERY_MS = 60_000;
 const BROKEN_EVERY_MS = 65_000, DAY_MS = 86_400_000;
-/** What the demo calls its own agents, and the team that it starts first. */
+/** Names of the demo's agents, and the demo's first team. */
 const DEMO = { mark: "bottega demo", run: { agent: "coordinator", graph: "software", user: "me",
   input: "Build a todo app." } };
 
 const recent = (status, limit = 6) => withQuery("/v1/runs", { status, limit, order: "desc" });
 
-/** Read parts of a page again when the latest runs, the scheduler's figures or what waits for people change. */
+/** Read parts of a page again when the latest runs, the scheduler's figures or the waiting calls change. */
 function useChanges(last, scheduler, parts) {
   const { quotas, runs, waiting } = scheduler.data ?? {};
   const used = quotas?.filter(({ name }) => name !== "storage_bytes"); // which are counted later
@@ -39,7 +39,7 @@ function useChanges(last, scheduler, parts) {
   }, [state]);
 }
 
-/** How many runs are in a state: by the scheduler, which tells it exactly, or by a list of them. */
+/** The number of runs in a state: from the scheduler, which is exact, or from a list of runs. */
 function useNumber(status, scheduler, number) {
   const listed = useData(may("read") ? null : recent(status), { everyMs: COUNTS_EVERY_MS });
   return scheduler.data ? count(number(scheduler.data)) : atLeast(listed.data);
@@ -111,13 +111,13 @@ export function Home() {
 
 const byEnd = (a, b) => (a.ended_at < b.ended_at ? 1 : -1);
 
-/** What went wrong with a run that failed, or that somebody judged. */
+/** The problem of a run that failed, or that somebody judged. */
 const whyOf = (run) => (run.error ? causeOf(run.error)
   : `${run.agent ?? run.graph}${run.version ? ` version ${run.version}` : ""} ${excerpt(judgedOf(run), 160)}`);
 
 /**
- * Failed runs and those that went badly, newest first, together with those that failed alike. `hasMore`: there are
- * older ones, so that a number is a least one.
+ * Failed runs and bad runs, the newest first, in groups of similar failures. `hasMore`: true if there are
+ * older runs, so that a number is a minimum.
  */
 function Causes({ runs, hasMore }) {
   const groups = [...Map.groupBy(runs, whyOf)];
@@ -150,7 +150,7 @@ function Broken() {
   return brokenOf(found.data?.items ?? []).map((each) => html`<${One} key=${each.agent} ...${each} />`);
 }
 
-/** "clerk version 5: 0 of 21 good, version 4: 101 of 104; stored 06:43." Nothing, once a newer version is stored. */
+/** "clerk version 5: 0 of 21 good, version 4: 101 of 104; stored 06:43." Nothing after a newer version is stored. */
 function One({ agent, after, before }) {
   const versions = useData(url`/v1/agents/${agent}/versions?order=desc&limit=1`);
   const newest = versions.data?.items[0];

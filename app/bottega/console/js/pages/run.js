@@ -1,4 +1,4 @@
-/** One run: its tasks over time, who gave what to whom, each agent's text as it comes, playback. */
+/** One run: tasks over time, publications between agents, live text of each agent, playback. */
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
 import { post, ROOT, url } from "../api.js";
@@ -55,7 +55,7 @@ export function Run({ id, query }) {
     const timer = setTimeout(() => setLate(true), LOG_MS);
     return () => clearTimeout(timer);
   }, [id]);
-  // Before its log is read, a run that is over would look as if it waited.
+  // Before the log is read, an ended run would look like a waiting run.
   const isUnread = run.data && isFinal(run.data.status) && !live.queuedAt && !isLate;
 
   if (link === "gone" || run.error?.status === 404) {
@@ -119,15 +119,15 @@ export function Run({ id, query }) {
     </div>`;
 }
 
-/** Whose earlier runs a run may read, in words: of "user", "session" or "tenant", or of "none (why)". */
+/** The scope of a run's memory in words: from "user", "session", "tenant" or "none (reason)". */
 const memoryOf = (used) => (used.startsWith("none") ? `remembers no earlier runs${used.slice("none".length)}`
   : `remembers earlier runs of this ${used}`);
 
-/** The run that this one repeats. */
+/** The run that this run repeats. */
 const Source = ({ of, id }) => html`<${Link} path=${["runs", of]}>another run<//>
   ${may("read") && html` (<${Link} path=${["runs", of, "compare"]} query=${{ with: id }}>compare<//>)`}`;
 
-/** The place from which this run repeats another one, and what it took over. */
+/** The place from which this run repeats another run, and the steps that this run took over. */
 const ForkedFrom = ({ of, id, taken }) => html` · repeats <${Source} of=${of.run_id} id=${id} /> from
   ${" "}${of.node ? html`<strong>${of.node}</strong>` : `event ${of.seq}`}; took over ${count(taken.events)} events,
   ${" "}${tokens(taken.usage.input + taken.usage.output)} tokens`;
@@ -135,7 +135,7 @@ const ForkedFrom = ({ of, id, taken }) => html` · repeats <${Source} of=${of.ru
 const lastTaskOf = (state, agent) =>
   [...state.tasks.values()].findLast((task) => (task.node ?? task.agent) === agent);
 
-/** How many tasks are in each state but "completed", such as "3 failed · 2 running". */
+/** The numbers of tasks by state without "completed", such as "3 failed · 2 running". */
 function unfinished(tasks) {
   const counts = new Map();
   for (const { status } of tasks) if (status !== "completed") counts.set(status, (counts.get(status) ?? 0) + 1);
@@ -172,7 +172,7 @@ function Numbers({ state, now }) {
   <//>`;
 }
 
-/** What people are asked in this run. */
+/** The questions to people in this run. */
 function Asked({ state, run }) {
   const open = [...state.interrupts.values()].filter((each) => each.status === "pending");
   if (!open.length) return null;
@@ -184,7 +184,7 @@ function Asked({ state, run }) {
 
 const Checked = ({ asked }) => html`<${Decision} interrupt=${asked} ...${useChecks(asked, useOthers(0))} />`;
 
-/** `status`: the present one; that of `run` is as old as its last reading. */
+/** `status`: the current status; the status in `run` may be older. */
 function Actions({ run, status, onDone }) {
   const [postOnce] = usePostOnce();
   const moves = !isFinal(status);
@@ -212,7 +212,7 @@ function Actions({ run, status, onDone }) {
     ${error && html`<span class="bad-text small" role="alert">${error.message}</span>`}`;
 }
 
-/** The run as a program that starts one like it. */
+/** A program that starts a similar run. */
 function CopyAs({ run }) {
   const [isOpen, setOpen] = useState(false);
   return html`<${Button} aria-expanded=${isOpen} onClick=${() => setOpen(!isOpen)}>Copy as<//>
@@ -221,7 +221,7 @@ function CopyAs({ run }) {
         text=${text} label=${name} />`)}</span>`}`;
 }
 
-/** Ask the same agent another question: a new run, outside of the session of the old one. */
+/** A form that asks the same agent another question: a new run, outside the session of the old run. */
 function Changed({ run, onClose }) {
   const [postOnce] = usePostOnce();
   const [input, setInput] = useState(run.input);
@@ -248,7 +248,7 @@ function Steer({ run, state, moves }) {
   const [sent, setSent] = useState({});
   const { busy, error, work } = useWork();
   const takes = moves && run.mode !== "dag" && may("run");
-  // A message that was just sent comes into the log a little later.
+  // A new message appears in the log a little later.
   const known = new Set(state.messages.map((each) => each.id));
   const coming = Object.keys(sent).filter((id) => !known.has(id)).map((id) => ({ id, delivered: false }));
   const messages = [...state.messages, ...coming];
@@ -274,7 +274,7 @@ function Steer({ run, state, moves }) {
 const ROW = 30;
 const time = (at) => new Date(at).toISOString().slice(11, 23);
 
-/** `events` grows in place: `last`, the number of the last of them, says so. */
+/** `events` grows in place; `last`, the number of the last event, shows the growth. */
 function EventList({ events, last, follow }) {
   const [wanted, setWanted] = useState("");
   const [open, setOpen] = useState(null);
@@ -298,7 +298,7 @@ function EventList({ events, last, follow }) {
 const FLOW_ROW = 34;
 const kindOf = (flow) => (flow.isRecalled ? "recalled" : `version ${flow.version}`);
 
-/** The publications of a run, and those of earlier runs that were received: who got them, and how often. Pure. */
+/** Publications of a run, and received publications of earlier runs, with their readers and numbers of reads. Pure. */
 function publicationsOf(state) {
   const found = new Map();
   const of = (source, version, at) => {
@@ -317,7 +317,7 @@ function publicationsOf(state) {
 
 const times = ([agent, number]) => `${agent}${number > 1 ? ` (${number} times)` : ""}`;
 
-/** `state` grows in place: `last`, the number of its last event, says so. */
+/** `state` grows in place; `last`, the number of its last event, shows the growth. */
 function Flows({ state, last }) {
   const [open, setOpen] = useState(null);
   const number = state.flows.length + state.recalled.length;

@@ -1,8 +1,8 @@
-/** Facts about a call that waits for a person: what differs from the conversation, what is repeated. Pure. */
+/** Facts about a call that waits for a person: differences from the conversation, and repetitions. Pure. */
 
 const NUMBER = /(?<![\p{L}\p{N}]|\d[.,])(?:eur|usd|gbp|chf)?(\d+(?:[.,'’]\d+)*)(?:eur|usd|gbp|chf)?(?![\p{L}\p{N}])/gu;
 const GROUPED = /^[1-9]\d{0,2}([.,'’])\d{3}(?:\1\d{3})*(?:(?!\1)[.,]\d+)?$/;
-/** A number as a JSON number is written; a text such as "007" is a name. */
+/** A number in the form of JSON; a text such as "007" is a name. */
 const PLAIN = /^(?:0|[1-9]\d*)(?:\.\d+)?$/;
 
 /** The number that people mean by `1000`, `1,000`, `1.000,00`, `15.0` or `15,50`. */
@@ -11,13 +11,13 @@ function read(written) {
   return Number((group ? written.replaceAll(group, "") : written).replace(",", "."));
 }
 
-/** Whether a text has a number, however it is written. */
+/** Whether a text has a number, in any notation. */
 function hasNumber(text, number) {
-  const joined = text.replace(/(\d)[ \u00a0\u202f](?=\d{3}(\D|$))/g, "$1"); // 1 000 is one number, or two
+  const joined = text.replace(/(\d)[ \u00a0\u202f](?=\d{3}(\D|$))/g, "$1"); // "1 000" may be one number or two
   return [text, joined].some((each) => [...each.matchAll(NUMBER)].some(([, written]) => read(written) === number));
 }
 
-/** Whether a text has a value, not as a part of a longer word or number. Equal numbers are the same value. */
+/** Whether a text has a value, but not as a part of a longer word or number. Equal numbers are equal values. */
 export function mentions(text, value) {
   const lower = text.toLowerCase(), word = String(value).toLowerCase();
   if (PLAIN.test(word) && hasNumber(lower, Number(word))) return true;
@@ -30,7 +30,7 @@ export function mentions(text, value) {
   return false;
 }
 
-/** Amounts and names among the arguments, by their places: `[[["order", "id"], "A-17"], …]`. */
+/** Amounts and names among the arguments, with their paths: `[[["order", "id"], "A-17"], …]`. */
 export function valuesOf(value, path = []) {
   if (value !== null && typeof value === "object") {
     return Object.entries(value).flatMap(([name, each]) => valuesOf(each, [...path, name]));
@@ -44,14 +44,14 @@ const sorted = (_, value) => (value && typeof value === "object" && !Array.isArr
   : value);
 const sameText = (value) => JSON.stringify(value, sorted);
 
-/** All text of users in messages; null: there is none, or there are files, whose content is unknown here. */
+/** All text of users in messages; null: no text, or files, whose content is not known here. */
 export function saidByUser(messages) {
   const said = messages.filter(({ role, source }) => role === "user" && !source);
   const isText = said.every(({ parts = [] }) => parts.every(({ type }) => type === "text"));
   return said.length && isText ? said.map(({ content }) => content).join("\n") : null;
 }
 
-/** What became of a call, such as "denied". */
+/** The result of a decision on a call, such as "denied". */
 export function decided({ status, resolution }) {
   if (status !== "resolved") return status === "pending" ? "waiting" : status;
   if (resolution?.decision === "deny") return "denied";
@@ -59,10 +59,10 @@ export function decided({ status, resolution }) {
   return resolution.arguments ? "approved with other arguments" : "approved";
 }
 
-/** Fields that name whose something is. */
+/** Names of fields with an owner. */
 const OWNER = /^(customer|user|owner|client|account)(_?(id|name))?$/i;
 
-/** Whose something is by a tool's result: of the object in it that has the value; null: it does not say. */
+/** The owner in a tool's result: in the object that has the value; null: the result names no owner. */
 function ownerIn(found, value) {
   if (typeof found === "string" && /^\s*[[{]/.test(found)) {
     try {
@@ -78,24 +78,24 @@ function ownerIn(found, value) {
   return fields.map(([, each]) => ownerIn(each, value)).find(Boolean) ?? null;
 }
 
-/** Whether two names may be one person's, such as "ada" and "Ada Byron". */
+/** Whether two names may mean the same person, such as "ada" and "Ada Byron". */
 const isSame = (a, b) => [[a, b], [b, a]].some(([one, other]) => one.toLowerCase().includes(other.toLowerCase()));
 
-/** Numbers that differ by less than this part are almost the same. */
+/** Numbers are almost equal if their difference is less than this share. */
 const SLIGHTLY = 0.1;
 
-/** Whether users wrote a number that differs from this one a little. */
+/** Whether users wrote a number that is almost equal to this number. */
 const isNear = (text, number) => [...text.toLowerCase().matchAll(NUMBER)].some(([, written]) =>
   Math.abs(read(written) - number) <= SLIGHTLY * Math.abs(number));
 
 /**
- * `[{name, text, run, isGrave}]`: what a person should see before deciding.
+ * `[{name, text, run, isGrave}]`: facts that a person should see before the decision.
  *
- * `text`: all that the users said in the conversation; null: it is not known. `others`: calls of the tenant, decided
- * or not. `results`: of tools before the call. `name`: of the argument that a fact is about; null: the whole call.
- * `run`: the other run that it is about.
- * `isGrave`: of what is another user's, a call again, or an amount that nobody wrote or looked up; a value may be
- * missing in messages for a good reason, or differ a little.
+ * `text`: all text of the users in the conversation; null: not known. `others`: calls of the tenant, with a decision
+ * or without. `results`: results of earlier tools. `name`: the argument of the fact; null: the fact is about the call.
+ * `run`: the other run of the fact.
+ * `isGrave`: true if a value belongs to another user, a call is repeated, or nobody wrote or looked up an amount. Other
+ * values may be missing in messages for a good reason, or differ a little.
  */
 export function factsOf(asked, text, others, results = []) {
   const facts = [];
@@ -129,7 +129,7 @@ export function factsOf(asked, text, others, results = []) {
 }
 
 /**
- * `[{name, value, limit}]`: arguments above the numbers of `confirm_above`, and those that are no numbers.
+ * `[{name, value, limit}]`: arguments above the limits in `confirm_above`, and arguments that are no numbers.
  *
  * @param {{arguments: object, confirm_above?: Record<string, number> | null}} asked
  * @param {object} [given] other arguments

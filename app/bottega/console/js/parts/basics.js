@@ -1,4 +1,4 @@
-/** The small parts of all pages. */
+/** Small components of all pages. */
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { connected } from "../api.js";
@@ -18,16 +18,16 @@ const TONES = {
 };
 export const toneOf = (status) => TONES[status] ?? "quiet";
 
-/** A status by sign, colour and word. */
+/** A status as a sign, a colour and a word. */
 export const Status = ({ value }) => html`
   <span class="status ${toneOf(value)}"><span aria-hidden="true">${SIGNS[value] ?? "·"}</span> <span class="word">
     ${value}</span></span>`;
 
-/** The status of a run, with what it waits for. */
+/** The status of a run, with the reason of its wait. */
 export const RunStatus = ({ status, waitsFor }) => html`<${Status} value=${status} />
   ${status === "waiting" && waitsFor && html`<span class="small soft"> for ${WAITS_FOR[waitsFor]}</span>`}`;
 
-/** A time as "3 min. ago"; the exact one on hover and for screen readers. */
+/** A time as "3 min. ago"; the exact time on hover and for screen readers. */
 export function Time({ at }) {
   const [, tick] = useState(0);
   useEffect(() => {
@@ -39,21 +39,21 @@ export function Time({ at }) {
 }
 
 /**
- * `busy`, true or a text: the button ignores clicks, but keeps the focus, which a disabled button loses. `needs`, also
- * of links and panels: scopes; who has none of them does not see it.
+ * `busy`, true or a text: the button ignores clicks, but keeps the focus (a disabled button loses it). `needs`, also
+ * of links and panels: scopes; only callers with one of these scopes see the element.
  */
 export const Button = ({ kind = "", busy = false, needs, children, ...rest }) => may(needs) && html`
   <button type="button" class="button ${kind}" aria-disabled=${Boolean(busy)} aria-busy=${Boolean(busy)}
     ...${rest}>${children}</button>`;
 addEventListener("click", (event) => {
   if (!(event.target instanceof Element) || !event.target.closest('[aria-disabled="true"]')) return;
-  event.preventDefault(); // a form is not sent again, by Enter either
+  event.preventDefault(); // prevents that Enter or a click sends the form again
   event.stopImmediatePropagation();
 }, true);
 
 /**
- * For a page that shows one item after the other: if the focus was in what showed the item before, it goes to the
- * heading of the next. Returns the ref of what shows it; `id` is the item's.
+ * For a page that shows one item after another: if the focus was in the previous item, move the focus to the heading
+ * of the next item. Return the ref for the element that shows the item; `id`: the item's id.
  */
 export function useHeading(id) {
   const box = useRef(null);
@@ -70,7 +70,7 @@ export function useHeading(id) {
 export const Link = ({ path, query, needs, children, ...rest }) => may(needs) && html`<a href=${to(path, query)}
   ...${rest}>${children}</a>`;
 
-/** One of some values, or of some `[value, words]`; `any`: words for none of them. */
+/** A choice of one of some values, or of some `[value, words]`; `any`: words for no choice. */
 export const Select = ({ label, options, onChange = null, any = "", kind = "", ...rest }) => html`<label class=${kind}>
   ${label} <select ...${rest} onChange=${(e) => onChange?.(e.target.value)}>
   ${[...(any ? [["", any]] : []), ...options.map((each) => [each].flat())].map(([value, words = value]) => html`<option
@@ -88,7 +88,7 @@ export const Loading = ({ what = "" }) => html`<p class="state" role="status"><s
 export const Empty = ({ title, children }) => html`<div class="state"><p><strong>${title}</strong></p>${children}
   </div>`;
 
-/** An error of the API, in its own words, with a way on. */
+/** An error of the API in the API's words, with a link or a button that helps. */
 export const Failure = ({ error, again }) => html`
   <div class="state bad" role="alert">
     <p><strong>${ERROR_TITLES[error.status] ?? "This did not work"}</strong></p>
@@ -97,7 +97,7 @@ export const Failure = ({ error, again }) => html`
     ${again && html`<${Button} onClick=${again}>Try again<//>`}
   </div>`;
 
-/** A note that the data shown are old, because they could not be read again. */
+/** A note that the data on the page are old, because the page could not load new data. */
 export const Stale = ({ from, again = from.reload }) => from.error && (from.error.status !== 0 || connected.value)
   && html`
   <p class="note bad" role="alert">${from.error.message} ${from.retries ? "It is tried again." : html`<${Button}
@@ -110,10 +110,10 @@ export function Loaded({ from, what, children }) {
   return html`<${Loading} what=${what} />`;
 }
 
-/** Copy a text; false: the browser refused. Without HTTPS browsers have only the old way. */
+/** Copy a text; false: the browser refused. Without HTTPS, browsers only have `execCommand`. */
 export async function copied(text, button) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text).then(() => true, () => false);
-  // Placed next to the button, because outside of an open dialog nothing can be selected.
+  // The text is placed next to the button, because outside an open dialog no text can be selected.
   const field = button.parentNode.appendChild(document.createElement("textarea"));
   field.value = text;
   field.select();
@@ -139,10 +139,10 @@ export const Figure = ({ name, value, note, href }) => html`
     ${note}</small>`}</dd></div>`;
 export const Figures = ({ children }) => html`<dl class="figures">${children}</dl>`;
 
-/** Those of the tabs `[[name, label, needs], …]` that the caller may see; without `needs` all may. */
+/** The tabs of `[[name, label, needs], …]` that the caller may see; all callers may see a tab without `needs`. */
 export const permitted = (tabs) => tabs.filter(([, , needs]) => may(needs));
 
-/** The tab that an address names, if there is such a one; else the first. */
+/** The tab in the address, if the tab exists; otherwise the first tab. */
 export const chosenOf = (tabs, name) => (permitted(tabs).find(([each]) => each === name) ?? tabs[0])[0];
 
 /** Tabs; `chosen` is the name of one of `[[name, label], …]`. */
@@ -156,7 +156,7 @@ export function Tabs({ tabs, chosen, onChoose, label }) {
   const onKeyDown = (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;
-    event.preventDefault(); // the arrow would move the list too
+    event.preventDefault(); // the arrow would also scroll the list
     const at = tabs.findIndex(([name]) => name === chosen);
     const [name] = tabs[(at + step + tabs.length) % tabs.length];
     onChoose(name);
@@ -174,6 +174,6 @@ export function Tabs({ tabs, chosen, onChoose, label }) {
 export const Value = ({ value }) =>
   html`<pre class="value" tabindex="0">${typeof value === "string" ? value : JSON.stringify(value, null, 2)}</pre>`;
 
-/** `models`: names of those without a known price. */
+/** `models`: names of the models without a known price. */
 export const Unpriced = ({ models }) => models.map((model) => html`<${Link} key=${model} needs="read" class="small"
   path=${["operations", "providers"]} query=${{ model }}>Set the price of ${model}<//> `);

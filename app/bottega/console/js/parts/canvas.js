@@ -1,4 +1,4 @@
-/** A graph drawn: nodes in layers, and edges around them. The layout is read only where a graph is. */
+/** The drawing of a graph: nodes in layers, and edges around nodes. Only pages with a graph load the layout's code. */
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
 import { html } from "../html.js";
@@ -27,7 +27,7 @@ function Edge({ edge: { classes }, points, isFlash, arrow, onClick }) {
     <path class="reach" d=${path} /><path d=${path} marker-end=${`url(#${arrow})`} /></g>`;
 }
 
-/** The ids of edges whose `seq` has just grown, since they were first drawn. */
+/** The ids of edges whose `seq` has grown since the previous drawing. */
 function useFlashes(edges) {
   const seqs = useRef(null);
   const [flashes, setFlashes] = useState(new Set());
@@ -42,7 +42,7 @@ function useFlashes(edges) {
   return flashes;
 }
 
-/** The width and height of what a ref holds, in pixels. */
+/** The width and height of a ref's element, in pixels. */
 function useSize(box) {
   const [size, setSize] = useState({ width: 0, height: 0 });
   useEffect(() => {
@@ -64,10 +64,10 @@ let drawings = 0;
 
 /**
  * `nodes`: `[{id, label, classes}]`; `edges`: `[{id, source, target, label, room, classes, seq}]`: an edge lights up
- * when its `seq` grows, and keeps as much place as `room` takes for a label that comes later.
+ * when its `seq` grows, and reserves the space of the text `room` for a later label.
  *
- * `onNode` and `onEdge` get the id of what is clicked; `onConnect` gets two ids when a line is pulled from node to
- * node. The wheel zooms, and the ground is moved by the mouse.
+ * `onNode` and `onEdge` get the id of a clicked node or edge; `onConnect` gets two ids when the user draws a line from
+ * node to node. The wheel zooms, and the mouse moves the background.
  *
  * @param {{nodes: any[], edges: any[], label: string, onNode?: (id: string) => void,
  *   onEdge?: (id: string) => void, onConnect?: (source: string, target: string) => void}} properties
@@ -140,7 +140,7 @@ export function Canvas({ nodes, edges, label, onNode, onEdge, onConnect }) {
     ${isMoved && html`<${Button} kind="small fit" onClick=${() => setView(WHOLE)}>Show all<//>`}</div>`;
 }
 
-/** All nodes, small, and what of them is shown; for who moved away from them. */
+/** A small drawing of all nodes with the visible part, shown when the user has moved the drawing. */
 const Overview = ({ places, corner, shown }) => html`<svg class="overview" aria-hidden="true"
   viewBox=${`${-MARGIN} ${-MARGIN} ${places.width + 2 * MARGIN} ${places.height + 2 * MARGIN}`}>
   ${[...places.nodes.values()].map(({ x, y }) => html`<rect x=${x - WIDTH / 2} y=${y - HEIGHT / 2} width=${WIDTH}

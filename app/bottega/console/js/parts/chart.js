@@ -8,13 +8,13 @@ import { Table } from "./lists.js";
 const HEIGHT = 200;
 /** The width of a letter beside the chart. */
 const LETTER = 7;
-/** Names of colours, and dashes once they are used up. */
+/** Names of colours, and dashes for more series than colours. */
 const COLOURS = ["accent", "bad", "ok", "wait", "busy", "quiet"];
 const DASHES = [[], [6, 4], [2, 3]];
 const MOST_ROWS = 200;
 
 const colourOf = (place, series) => series.colour ?? COLOURS[place % COLOURS.length];
-/** A computed colour: a canvas does not know light-dark(). */
+/** A computed colour, because a canvas does not support light-dark(). */
 function paint(name) {
   const probe = document.body.appendChild(document.createElement("i"));
   probe.style.color = `var(--${name})`;
@@ -46,7 +46,7 @@ const marksOf = (marks) => ({
 const dayOf = new Intl.DateTimeFormat("en", { month: "short", day: "numeric" });
 const timeOf = new Intl.DateTimeFormat("en", { timeStyle: "short", hourCycle: "h23" });
 const whenOf = (at) => (at.getHours() + at.getMinutes() ? timeOf : dayOf).format(at);
-/** Texts without those that repeat the one before, as counts between two whole ones do. */
+/** Texts without repetitions of the text before, which counts between two whole numbers would have. */
 const distinct = (texts) => texts.map((text, place) => (text === texts[place - 1] ? "" : text));
 
 function optionsOf(series, format, marks, width) {
@@ -66,7 +66,7 @@ function optionsOf(series, format, marks, width) {
   };
 }
 
-/** The canvas, drawn again when its data, its width or the colours change. */
+/** The canvas, which is drawn again when the data, the width or the colours change. */
 function Plot({ series, format, marks, label }) {
   const box = useRef(null);
   useEffect(() => {
@@ -96,7 +96,7 @@ function Plot({ series, format, marks, label }) {
   return html`<div class="plot" ref=${box} role="img" aria-label=${label}></div>`;
 }
 
-/** The values, the newest first; times at which no series has any are left out. */
+/** The values, the newest first, without times at which no series has a value. */
 function Values({ label, series, format }) {
   const rows = series[0].points
     .map(({ at }, place) => ({ at, values: series.map(({ points }) => points[place].value) }))
@@ -107,7 +107,7 @@ function Values({ label, series, format }) {
     ${rows.length > MOST_ROWS && html`<p class="small soft">The newest ${MOST_ROWS} are shown.</p>`}`;
 }
 
-/** One bar for each series, where only one time has values. */
+/** One bar for each series, if only one time has values. */
 const Bars = ({ label, series, format, place }) => {
   const shown = series.map(({ key, points }) => ({ key, value: points[place].value }))
     .filter(({ value }) => value != null);
@@ -123,7 +123,7 @@ const Bars = ({ label, series, format, place }) => {
 const NO_MARKS = [];
 
 /**
- * Values over time as lines, with a table of them.
+ * Values over time as lines, with a table of the values.
  *
  * @param {{label: string, series: {key: string, colour?: string, points: {at: string, value: number | null}[]}[],
  *   format: (value: number) => string, marks?: {at: string, text: string}[], none?: string}} properties

@@ -1,4 +1,4 @@
-/** A form for what a person is asked: an approval, a question, or the result of a client's tool. */
+/** A form in which a person decides: an approval, a question, or the result of a client tool. */
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { post, url } from "../api.js";
@@ -14,10 +14,10 @@ import { useKeys, useReason } from "./keys.js";
 import { Readable } from "./readable.js";
 import { useWork } from "./work.js";
 
-/** Keyboard shortcuts work only after this time, so that a key meant for the item before does nothing. */
+/** Time until keyboard shortcuts work, so that a key for the previous item has no effect. */
 const SETTLED_MS = 400;
 
-/** Arguments by name, those marked of which there are facts, and the facts about the whole call. */
+/** Arguments by name, with marks on arguments that have facts, and the facts about the whole call. */
 function Arguments({ of, facts }) {
   const about = (name) => facts.filter((each) => each.name === name);
   return html`<${Readable} value=${of} isMarked=${(name) => about(name).length > 0}
@@ -30,20 +30,20 @@ const Fact = ({ of: { text, run, isGrave } }) => html`<span class="about"><stron
   ${run && html` <${Link} class="small" path=${["runs", run]}>the other run<//>`}</span>`;
 
 /**
- * `interrupt`: as of `GET /v1/interrupts`; `onDone` is called after the server has taken the decision. `facts`: as
- * of `factsOf`; null: not known yet, so nothing can be approved. `asking`: what the user wrote last. `byKey`: the keys
- * a, d, e and c approve, deny, edit and comment. `isThere`: it waits still; else somebody else decided it, or its time
- * is over. `user`: of its run.
+ * `interrupt`: as of `GET /v1/interrupts`; `onDone` is called after the server stored the decision. `facts`: result
+ * of `factsOf`; null: not known yet, so nobody can approve. `asking`: the user's last text. `byKey`: the keys
+ * a, d, e and c approve, deny, edit and comment. `isThere`: the call still waits; false: somebody else decided, or the
+ * time is over. `user`: the user of the call's run.
  */
 export function Decision({ interrupt, user = interrupt.user, onDone, facts = [], asking = "", byKey = false,
   isThere = true }) {
   const { busy: sending, error, work } = useWork();
-  const [isSent, setSent] = useState(false); // it stays busy until the page learns that nothing waits any more
+  const [isSent, setSent] = useState(false); // the form stays busy until the page knows that the call no longer waits
   const busy = isSent || sending !== "";
   const [comment, setComment] = useState("");
   const [answer, setAnswer] = useState("");
   const [edited, setEdited] = useState(null);
-  const [doubts, setDoubts] = useState([]); // what the person must confirm once more
+  const [doubts, setDoubts] = useState([]); // facts that the person must confirm once more
   const id = `decision-${interrupt.id}`;
   const box = useRef(null);
   const enter = () => box.current?.querySelector("input, textarea, select")?.focus();
@@ -72,12 +72,12 @@ export function Decision({ interrupt, user = interrupt.user, onDone, facts = [],
   const reason = useReason(() => busy || deny());
   const edit = () => {
     if (edited === null) setEdited(interrupt.arguments);
-    else enter(); // what was typed stays
+    else enter(); // keeps the typed text
   };
   const isApproval = interrupt.kind === "approval";
   const isOthers = interrupt.who === "user" && (!me.value?.user || me.value.user !== user);
   const mayDecide = !isOthers && may(isApproval || interrupt.who === "approve" ? "approve" : "run approve");
-  const isOpen = isThere || busy; // a decision being sent from here does not count as made elsewhere
+  const isOpen = isThere || busy; // a decision that this form sends is not somebody else's decision
   const [isSettled, setSettled] = useState(false);
   useEffect(() => {
     if (!byKey || facts === null) return undefined;

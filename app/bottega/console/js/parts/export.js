@@ -8,7 +8,7 @@ import { Button } from "./basics.js";
 import { csvOf } from "./csv.js";
 import { useWork } from "./work.js";
 
-/** Save something as a file of the person's machine.
+/** Save a blob as a file on the person's machine.
  *
  * @param {Blob} blob
  */
@@ -21,10 +21,10 @@ export function save(blob, name) {
 }
 
 const PAGE = 200;
-/** So many items are written to a file; then it says that there are more. */
+/** Maximum number of items in a file; after it, the file says that there are more. */
 const MOST = 10_000;
 
-/** The items of a list, page by page: `{items, isCut}`. `most`: about so many. */
+/** The items of a list, page by page: `{items, isCut}`. `most`: approximate maximum number. */
 export async function allOf(path, most = MOST) {
   const items = [];
   let cursor = null;
@@ -38,9 +38,9 @@ export async function allOf(path, most = MOST) {
 
 /**
  * Args:
- *   name: what the items are, such as "runs": the file's name.
- *   path: of the list, all pages of which are read; or `items`, if the page has them all.
- *   columns: as of `csvOf`.
+ *   name: plural name of the items, such as "runs", which is the file's name.
+ *   path: path of the list, of which all pages are read; or `items`, if the page has all items.
+ *   columns: see `csvOf`.
  *   label: of the button.
  */
 export function Export({ name, path, items, columns, label = "Export all" }) {

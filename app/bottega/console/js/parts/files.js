@@ -1,4 +1,4 @@
-/** Files of messages: chosen, pasted or dropped ones before they are sent, and those that were. */
+/** Files of messages: chosen, pasted or dropped files before they are sent, and files of sent messages. */
 import { useEffect, useState } from "preact/hooks";
 
 import { fetchBlob, upload, url } from "../api.js";
@@ -9,14 +9,14 @@ import { Button } from "./basics.js";
 const kindOf = (type) => (type.startsWith("image/") ? "image" : type.startsWith("audio/") ? "audio"
   : type === "application/pdf" ? "document" : "file");
 
-/** The parts of a message: a text, and files as the server answered their upload. */
+/** The parts of a message: a text, and files in the form of the server's answers to the uploads. */
 export const partsOf = (text, files) => [
   ...(text ? [{ type: "text", text }] : []),
   ...files.map((file) => ({ type: kindOf(file.media_type), file: file.id })),
 ];
 
 /**
- * The files that are to be sent. `add` takes a list of the browser's files; each has `id` once it is
+ * The files to send. `add` takes a list of the browser's files; each file has `id` after it was
  * stored, or `error` in words.
  */
 export function useFiles(session) {
@@ -43,7 +43,7 @@ export const ChosenFiles = ({ of }) => of.files.length > 0
   <${Button} kind="small ghost" aria-label=${`Remove ${each.name}`} onClick=${() => of.remove(each.key)}>✕<//></li>`)}
     </ul>`;
 
-/** A part that is not text: an image in its place, all else to download. */
+/** A part that is not text: an image is shown, all other files can be downloaded. */
 export function FilePart({ part }) {
   const [address, setAddress] = useState(null);
   const [error, setError] = useState(null);

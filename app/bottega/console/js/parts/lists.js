@@ -1,4 +1,4 @@
-/** Lists by pages, tables, forms, and buttons that ask once more. */
+/** Lists with pages, tables, forms, and buttons that ask for a confirmation. */
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { get, withQuery } from "../api.js";
@@ -11,7 +11,7 @@ import { leave } from "./keys.js";
 import { instead, useWork } from "./work.js";
 
 const LIMIT = 50;
-/** Who types no letter for this time may have typed all. */
+/** Pause after the last letter, after which the text may be complete. */
 const TYPING_MS = 300;
 /** @type {(answer: any) => boolean} */
 const always = () => true;
@@ -19,12 +19,12 @@ const always = () => true;
 const never = () => false;
 
 /**
- * A list by pages: what `useData` returns, and `more`, which reads a page more. All pages that were
- * asked for are read again together.
+ * A list with pages: the result of `useData`, and `more`, which reads the next page. All pages that were
+ * read are read again together.
  *
  * Args:
  *   of: name of the list in an answer, which holds the items of all these pages.
- *   isEnough: of an answer; while it is false, more pages are read unasked. It may not depend on the drawing.
+ *   isEnough: of an answer; while the result is false, the next pages are read at once. It must be a constant function.
  *
  * @param {string} path
  * @param {{of?: string, isEnough?: (answer: any) => boolean, everyMs?: number,
@@ -50,9 +50,9 @@ export function usePages(path, { of = "items", isEnough = always, ...options } =
 }
 
 /**
- * A list by pages: `children` gets all items asked for, what reads them again, and whether there are more. `isOver`: of
- * an item that does not change any more; the list is not read again by itself once all are so. `isSaved`: it can be
- * saved as a file.
+ * A list with pages: `children` gets all items, a function that reads them again, and whether there are more. `isOver`:
+ * true for an item that no longer changes; if all items are over, the list is not read again. `isSaved`: the list can
+ * be saved as a file.
  */
 export function Pages({ path, what, everyMs = 0, isOver = never, isSaved = false, children }) {
   const found = usePages(path, { everyMs, ended: ({ items }) => items.length > 0 && items.every(isOver) });
@@ -64,8 +64,8 @@ export function Pages({ path, what, everyMs = 0, isOver = never, isSaved = false
 }
 
 /**
- * A field that tells its text when it is left; what is typed stays while the page is drawn again. `leaves`: with Enter
- * and Escape, since keys act on the page. `soon`: it tells its text while one types, too, after each short pause.
+ * A field that reports its text when the focus leaves; typed text survives a redraw of the page. `leaves`: Enter and
+ * Escape leave the field, because keys act on the page. `soon`: the field also reports its text after short pauses.
  */
 export function Filter({ label, value, onChange, kind = "", leaves = false, soon = false, ...rest }) {
   const [typed, setTyped] = useState(null);
@@ -80,10 +80,10 @@ export function Filter({ label, value, onChange, kind = "", leaves = false, soon
     onChange=${(e) => (setTyped(null), onChange(e.target.value.trim()))} /></label>`;
 }
 
-/** The values of a filter in an address: several have commas between them. */
+/** The values of a filter in an address, separated by commas. */
 export const severalOf = (text) => (text ?? "").split(",").map((each) => each.trim()).filter(Boolean);
 
-/** Several of some values, behind what names those chosen; `onChange` gets their text for an address. */
+/** A choice of several values; a button names the chosen values. `onChange` gets the values' text for an address. */
 export function Choices({ label, values, chosen, onChange }) {
   const box = useRef(null);
   const close = () => void (box.current.open = false);
@@ -102,7 +102,7 @@ export function Choices({ label, values, chosen, onChange }) {
       onChange=${(e) => turn(each, e.target.checked)} /> ${each}</label>`)}</fieldset></details>`;
 }
 
-/** A button that asks once more before it acts; `needs` as of a button. */
+/** A button that asks for a confirmation before it acts; `needs`: see `Button`. */
 export function Confirmed({ label, question, act, needs, kind = "small danger" }) {
   const [asks, setAsks] = useState(null); // null: it never did
   const box = useRef(null);
@@ -122,7 +122,7 @@ export function Confirmed({ label, question, act, needs, kind = "small danger" }
     ${error && html`<span class="bad-text small" role="alert">${error.message}</span>`}</span>`;
 }
 
-/** A button that acts at once, and says so if that did not work; `needs` as of a button. */
+/** A button that acts at once, and shows an error if the action failed; `needs`: see `Button`. */
 export function Act({ label, act, needs, kind = "" }) {
   const { busy, error, work } = useWork();
   return html`<${Button} needs=${needs} kind=${kind} busy=${busy} onClick=${() => work(act)}>${label}<//>
@@ -133,8 +133,8 @@ export function Act({ label, act, needs, kind = "" }) {
 const fieldsOf = (form) => JSON.stringify([...new FormData(form)]);
 
 /**
- * A form that makes something, whose `send` gets its fields by name; errors of the API are shown with
- * their fields. Then it is empty for the next one, and says what was made, until something is typed.
+ * A form that makes an object. `send` gets the form's fields by name; the form shows errors of the API at
+ * their fields. After a success the form is empty, and names the new object until the user types.
  */
 export function Sending({ children, label, send }) {
   const { busy, error, work } = useWork();
@@ -154,7 +154,7 @@ export function Sending({ children, label, send }) {
       <span class="small soft" role="status">${made !== null && `Done: ${made}`}</span></div></form>`;
 }
 
-/** Numbers are on the right: their column's name begins with #. */
+/** Columns whose name begins with # have numbers, which are aligned to the right. */
 const sideOf = (name) => (String(name).startsWith("#") ? "right" : "");
 
 export const Table = ({ label, head, children }) => html`<div class="scroll" tabindex="0" role="region"
@@ -163,15 +163,15 @@ export const Table = ({ label, head, children }) => html`<div class="scroll" tab
   <tbody>${children}</tbody></table></div>`;
 
 /**
- * A table with a row for each item. `cells`: what an item's row shows, below the names in `head`; `id`: what tells
- * items apart; `kind`: a class of its row; `empty`: what is said, with `hint`, if there is none.
+ * A table with a row for each item. `cells`: the cells of an item's row, below the names in `head`; `id`: an item's
+ * unique id; `kind`: a CSS class of an item's row; `empty`: a text, with `hint`, if there are no items.
  */
 export const Rows = ({ items, cells, head, empty = "", hint = null, id = (each) => each.id, label, kind = null }) => (
   items.length === 0 && empty ? html`<${Empty} title=${empty}>${hint}<//>`
     : html`<${Table} label=${label} head=${head}>${items.map((each) => html`<tr key=${id(each)} class=${kind?.(each)}>
       ${cells(each).map((cell, place) => html`<td class=${sideOf(head[place])}>${cell}</td>`)}</tr>`)}<//>`);
 
-/** Filters that the address of a page holds: `set` changes them; `field` and `choice` make what a person fills in. */
+/** Filters in the address of a page: `set` changes the filters; `field` and `choice` make the form's elements. */
 export function filtersOf(path, query) {
   const set = (change) => go(path, { ...query, ...change }, { replace: true });
   const field = (name, label, rest = {}) => html`<${Filter} label=${label} value=${query[name] ?? ""} ...${rest}

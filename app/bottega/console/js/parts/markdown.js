@@ -1,4 +1,4 @@
-/** An agent's text as Markdown. All of it is hostile: no script, no style, no form, no address but those named here. */
+/** An agent's text as Markdown. The text may be hostile: no scripts, styles or forms, and only some addresses. */
 import DOMPurify from "dompurify";
 import { Marked } from "marked";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
@@ -7,19 +7,19 @@ import { fetchBlob, ROOT } from "../api.js";
 import { html } from "../html.js";
 import { Button, copied } from "./basics.js";
 
-/** A longer text is shown as it is: to render it would stop the page. */
+/** A longer text is shown without Markdown, because its rendering would block the page. */
 const LONGEST = 50_000;
-/** Most characters without a blank. The search for addresses and emphasis takes quadratic time in their number. */
+/** Maximum number of characters without a blank: the search for addresses and emphasis takes quadratic time. */
 const LONG_WORD = /[!-~]{5000}/;
 /**
- * A text that takes longer is shown as it is. Some constructs take the square of their number, which shorter texts than
- * these do not have: they are always rendered, on a busy machine, too.
+ * A text that takes longer is shown without Markdown. Some constructs take quadratic time. Shorter texts than
+ * this length are always rendered, even on a busy machine.
  */
 const MOST_MS = 300, QUICK = 10_000;
-/** Headings of a text come below those of the page. */
+/** Headings of a text have lower levels than headings of the page. */
 const TOP_HEADING = 3;
 const FILE = new RegExp(`^${ROOT}(/v1/files/[0-9a-f-]{36}/content)$`);
-/** Tags of HTML that a text may have, without attributes; all others are shown as text. */
+/** HTML tags that a text may have, without attributes; all other tags are shown as text. */
 const PLAIN_TAG = /^<\/?(b|br|code|del|em|hr|i|ins|kbd|mark|p|s|small|strong|sub|sup|u)\s*\/?>$/i;
 const ALLOWED = {
   ALLOWED_TAGS: ["a", "b", "blockquote", "br", "code", "del", "em", "h3", "h4", "h5", "h6", "hr", "i", "img", "ins",
@@ -36,7 +36,7 @@ const asText = (text) => text.replace(/[&<>]/g, (sign) => SIGNS[sign]);
 
 let deadline = Infinity;
 /**
- * Called at each step of the work, as it can be stopped nowhere else. False: the step is done as usual.
+ * Called at each step of the rendering, because only here the rendering can stop. False: the step continues.
  *
  * @returns {false}
  */
@@ -59,7 +59,7 @@ const marked = new Marked({
   },
 });
 
-/** An address as the browser understands it; null: it is none. */
+/** An address as the browser reads it; null: the text is no address. */
 function addressOf(text) {
   try {
     return new URL(text, document.baseURI);
@@ -68,7 +68,7 @@ function addressOf(text) {
   }
 }
 
-/** A link that leads out of the console in a tab of its own; a text instead if it does not lead out. */
+/** A link that opens an address outside the console in a new tab; text if the address is inside the console. */
 function openOutside(link) {
   const text = link.getAttribute("href") ?? "";
   if (!/^(https?:\/\/|mailto:)/i.test(text) || !addressOf(text)) {
@@ -79,7 +79,7 @@ function openOutside(link) {
   link.rel = "noopener noreferrer nofollow";
 }
 
-/** An image of this server; of another one only its address, so that nobody learns who reads the text. */
+/** An image of this server; for another server only the address, so that the other server learns nothing. */
 function keepOwn(image) {
   const at = addressOf(image.getAttribute("src") ?? "");
   const alt = image.getAttribute("alt") || "image";
@@ -100,7 +100,7 @@ function keepOwn(image) {
   image.replaceWith(link);
 }
 
-/** Make scrollable elements reachable by keyboard, and code copyable. */
+/** Make scrollable elements reachable by keyboard, and add a copy button to code. */
 function finishCode(block) {
   block.tabIndex = 0;
   const button = document.createElement("button");
@@ -126,7 +126,7 @@ function isJson(text) {
   }
 }
 
-/** A text as elements; null: it is no Markdown, too long, too deep or too slow, and shown as it is. */
+/** A text as elements; null: no Markdown, or too long, too deep or too slow, so the text is shown without Markdown. */
 export function rendered(text) {
   if (text.length > LONGEST || LONG_WORD.test(text) || isJson(text)) return null;
   let made;
@@ -143,7 +143,7 @@ export function rendered(text) {
   return made;
 }
 
-/** Rendered or, one click away, as it came. `kind`: a class. */
+/** A text with Markdown or, after a click, without. `kind`: a CSS class. */
 export function Markdown({ text, kind = "" }) {
   const [isRaw, setRaw] = useState(false);
   const [isPlain, setPlain] = useState(false);

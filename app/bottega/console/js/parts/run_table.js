@@ -1,4 +1,4 @@
-/** Runs as a table: what was asked, by whom, how it ended and why. */
+/** Runs as a table: question, user, end and reason. */
 import { OUTCOME_WORDS } from "../en.js";
 import { duration, excerpt, money } from "../format.js";
 import { html } from "../html.js";
@@ -11,22 +11,22 @@ const lasted = (run) =>
 
 /** @typedef {import("../api.js").Schemas["RunSummary"]} RunSummary */
 
-/** What a run was worth, and who says so: "bad by checks". */
+/** The outcome of a run with its source: "bad by checks". */
 export const worth = (run) => (run.judged_by ? `${OUTCOME_WORDS[run.outcome.value]} by ${judgeOf(run)}` : "–");
 
-/** The same with the reason, which its title has as a whole. */
+/** The outcome with the reason; the tooltip has the whole reason. */
 export const Worth = ({ of }) => html`<span title=${of.outcome.reason ?? ""}>${worth(of)}
   ${of.outcome.reason && html` <span class="why small">${excerpt(of.outcome.reason, 60)}</span>`}</span>`;
 
 /**
- * A run by what was asked; its id, which nobody remembers, only where nothing was.
+ * The name of a run: its question; the id only if there is no question.
  *
  * @param {RunSummary} run
  */
 export const titleOf = (run, most = 90) => excerpt(run.question, most) || `${run.agent ?? run.graph}, without a text`;
 
 /**
- * `chosen`: a set of ids, and `onChoose` gets another one, where rows can be chosen.
+ * `chosen`: a set of ids, if the user can choose rows; `onChoose` gets the changed set.
  *
  * @param {{runs: RunSummary[], chosen?: Set<string>, onChoose?: (chosen: Set<string>) => void}} properties
  */

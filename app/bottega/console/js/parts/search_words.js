@@ -1,10 +1,10 @@
-/** One field to find conversations by: names, words, and dates among them. Pure. */
+/** The search field for conversations: names, words and dates. Pure. */
 
 const DAY_MS = 86_400_000;
 const NEAR = { today: 0, yesterday: 1 };
 
 const startOf = (year, month, day) => new Date(year, month - 1, day);
-/** The days that a word means, as `[first, end]`; null: it is no date. `2026-11-28`, `2026-11`, `28.11.`, `today`. */
+/** The days of a word, as `[first, end]`; null: the word is no date. `2026-11-28`, `2026-11`, `28.11.`, `today`. */
 function daysOf(word, now) {
   const today = startOf(now.getFullYear(), now.getMonth() + 1, now.getDate());
   const lower = word.toLowerCase();

@@ -1,4 +1,4 @@
-/** Figures over a period, as the address names it: `?span=24h`, up to now, or `?from=…&to=…`. */
+/** Figures over the period in the address: `?span=24h`, which ends now, or `?from=…&to=…`. */
 import { get, withQuery } from "../api.js";
 import { exact } from "../format.js";
 import { html } from "../html.js";
@@ -8,9 +8,9 @@ import { Filter } from "./lists.js";
 
 const HOUR_MS = 3_600_000, DAY_MS = 24 * HOUR_MS;
 const EVERY_MS = 30_000;
-/** Minutes of charts are kept for 30 days. */
+/** Maximum age of figures by minute: the server keeps them for 30 days. */
 const MINUTES_KEPT_MS = 29 * DAY_MS;
-/** Spans up to now, and the step of their points. */
+/** Periods that end now, and the step between their points. */
 export const SPANS = {
   "15m": { text: "15 minutes", ms: HOUR_MS / 4, step: "1m" },
   "1h": { text: "1 hour", ms: HOUR_MS, step: "1m" },
@@ -18,7 +18,7 @@ export const SPANS = {
   "7d": { text: "7 days", ms: 7 * DAY_MS, step: "1h" },
   "30d": { text: "30 days", ms: 30 * DAY_MS, step: "1d" },
 };
-/** The period of all pages with figures, unless the address names one. */
+/** The period of all pages with figures if the address has none. */
 const USUAL = "7d";
 
 /** The part of an address that names a period. @param {Record<string, string>} query */

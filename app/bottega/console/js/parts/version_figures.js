@@ -1,4 +1,4 @@
-/** What each version of an agent did and cost. */
+/** Results and costs of each version of an agent. */
 import { bySource, numberOf, percent, rateOf, tallyOf } from "../figures/rates.js";
 import { ABOUT, JUDGES, JUDGES_MEAN, NOT_GOOD } from "../en.js";
 import { about, count } from "../format.js";
@@ -10,7 +10,7 @@ import { Rows } from "./lists.js";
 import { addressOf, periodColumns, useOutcomes, useTotals } from "./series.js";
 
 export const dollars = (value, tokens = 0) => (value ? `${value.toPrecision(3)} USD` : tokens ? "no price" : "–");
-/** The columns of a file of versions. `tally`: of a key, its judged runs and the good ones; `judge`: who judged. */
+/** The columns of a file of versions. `tally`: judged and good runs of a key; `judge`: source of the outcomes. */
 export const columnsOf = (tally, period, judge) => ({
   name: ({ key }) => key,
   runs: ({ runs }) => runs,
@@ -26,19 +26,19 @@ export const columnsOf = (tally, period, judge) => ({
   ...periodColumns(period),
 });
 
-/** Totals and outcomes of an agent by version, of a period as in series.js. `judge`: only outcomes of this source. */
+/** Totals and outcomes of an agent by version, in a period of series.js. `judge`: only outcomes of this source. */
 export const useVersions = (agent, span, judge) => ({
   span, judge,
   found: useTotals(span, { by: "version", agent }),
   outcomes: useOutcomes(span, { by: "version", agent }, judge),
 });
 
-/** What figures count as a good run. */
+/** The runs that figures count as good. */
 export const GoodMeans = ({ agent, span, judge }) => html`<p class="small soft body">Of judged runs; partly and bad are
   not good. ${JUDGES_MEAN} <${Link} path=${["runs"]} query=${{ agent, judged_by: judge, outcome: NOT_GOOD,
     ...addressOf(span) }}>Runs that are not good<//></p>`;
 
-/** Figures by version, the newest first. `of`: as of `useVersions`. */
+/** Figures by version, the newest first. `of`: result of `useVersions`. */
 export function VersionFigures({ agent, of: { span, judge, found, outcomes }, actions = null }) {
   const judged = (key) => (outcomes.data?.items ?? []).filter((each) => each.key === key);
   return html`<${Panel} title=${`Versions of ${agent}`} actions=${html`${actions}${found.data && html`<${Export}

@@ -1,4 +1,4 @@
-/** What keeps runs waiting, in the queue or for a model, with the cause, wherever an operator looks. */
+/** Warnings about runs that wait in the queue or for a model, with the cause, on all pages of operators. */
 import { get, url, withQuery } from "../api.js";
 import { clock, count, duration, seconds } from "../format.js";
 import { holdersOf, modelWaits, queueTrouble } from "../health/queue.js";
@@ -12,7 +12,7 @@ const EVERY_MS = 30_000, SERVERS_EVERY_MS = 15_000;
 /** The address of the list of these runs. */
 export const waitingForModel = (agent) => ({ waiting_for: "model", agent });
 
-/** All warnings. `scheduler`: of `useData`; `agent`: only its runs that wait for a model. */
+/** All warnings. `scheduler`: result of `useData`; `agent`: only runs of this agent that wait for a model. */
 export function Warnings({ scheduler, agent }) {
   const forModel = modelWaits(scheduler.data?.waiting ?? [], agent);
   const isBusy = forModel || scheduler.data?.workers.some(({ pool }) => pool.runs > 0);
@@ -31,7 +31,7 @@ function ModelWaits({ waits, agent, servers }) {
     ${" "}<${Link} path=${["operations", "providers"]}>Model servers<//></p>`;
 }
 
-/** Why runs wait in the queue, and who holds the places. `trouble`: of `queueTrouble`. */
+/** Why runs wait in the queue, and which runs use the places. `trouble`: result of `queueTrouble`. */
 function Queue({ trouble }) {
   const running = useData(trouble ? withQuery("/v1/runs", { status: "running", limit: 200 }) : null,
     { everyMs: EVERY_MS });
@@ -44,9 +44,9 @@ function Queue({ trouble }) {
       query=${{ status: "running" }}>Runs under way<//></p>`;
 }
 
-/** Minutes that are told apart: of 200 agents, too, they are no more than an answer may have. */
+/** Number of minutes with own figures: even with 200 agents, an answer may have this many. */
 const MINUTES_MS = 3_000_000, DAY_MS = 86_400_000;
-/** What is read how often: at other times each, so that few requests come at once. */
+/** Pauses between two reads of each kind of data; they differ, so that few requests coincide. */
 const AGENTS_EVERY_MS = 70_000, MODELS_EVERY_MS = 75_000, DAY_EVERY_MS = 600_000;
 const MEDIANS = { agent: "duration_p50", model: "first_token_p50" };
 const at = (ms) => new Date(ms).toISOString();
@@ -62,7 +62,7 @@ const useMinutes = (by, everyMs) => useData(url`/v1/metrics/series#${by}`, { eve
 const useDay = (by) => useData(url`/v1/metrics/totals#${by}`, { everyMs: DAY_EVERY_MS, from: () => get(withQuery(
   "/v1/metrics/totals", { by, from: at(Date.now() - DAY_MS), to: at(Date.now() - MINUTES_MS) })) });
 
-/** Those that are slow: `[{by, key, since, now, before}]`, models first. */
+/** Slow models and agents: `[{by, key, since, now, before}]`, models first. */
 function useSlow() {
   const minutes = { model: useMinutes("model", MODELS_EVERY_MS), agent: useMinutes("agent", AGENTS_EVERY_MS) };
   const days = { model: useDay("model"), agent: useDay("agent") };
@@ -74,7 +74,7 @@ function useSlow() {
 }
 
 /**
- * "Calls of office take 20.0 s since 06:32 (40 ms before)", for each that is slow. `servers`: as of
+ * "Calls of office take 20.0 s since 06:32 (40 ms before)", for each slow one. `servers`: as of
  * `GET /v1/provider-health`.
  */
 function SlowNow({ servers }) {

@@ -2,8 +2,8 @@
 import { useState } from "preact/hooks";
 
 /**
- * `{busy, error, work, setError}`. `work(act, name)` awaits `act` and returns what it does; `busy` is the name of the
- * work under way, else ""; `error`: what the last one failed with.
+ * `{busy, error, work, setError}`. `work(act, name)` awaits `act` and returns its result; `busy` is the name of the
+ * work in progress; "": none. `error`: the error of the last work that failed.
  */
 export function useWork() {
   const [busy, setBusy] = useState("");
@@ -23,7 +23,7 @@ export function useWork() {
   return { busy, error, work, setError };
 }
 
-/** What a form does instead of being sent by the browser. */
+/** The handler of a form that the browser does not send. */
 export const instead = (act) => (event) => {
   event.preventDefault();
   return act(event);
@@ -31,7 +31,7 @@ export const instead = (act) => (event) => {
 
 const AT_ONCE = 4;
 
-/** Do `act` with each item, a few at once; return how many it worked for, and the first reason why not. */
+/** Call `act` with each item, a few at once. Return the number of successes, and the reason of the first failure. */
 export async function forAll(items, act) {
   const left = [...items];
   let done = 0, reason = "";

@@ -1,10 +1,10 @@
-/** Why a run is as it is, in one sentence made from its log by rules. Pure. */
+/** The reason of a run's state, in one sentence that rules make from the run's log. Pure. */
 import { HELD_BACK, JUDGES, LONG_WORK, MEMORY_DRAWS, MODEL_ERRORS, OUTCOME_WORDS, RUN_ERRORS,
   WAITED_FOR } from "../en.js";
 import { ago, count, duration, excerpt, stopAfter } from "../format.js";
 import { isFinal } from "./state.js";
 
-/** From this share of a run's time on, what took it is named. */
+/** If a part takes at least this share of a run's time, the sentence names the part. */
 const MOST_OF_IT = 0.5;
 const ALIKE_MS = 3_600_000;
 
@@ -13,10 +13,10 @@ export const times = (number) => WORDS[number] ?? `${count(number)} times`;
 const statusOf = (error) => /HTTP \d{3}/.exec(error.message)?.[0];
 const saidOf = (error) => /It said: (.*)/s.exec(error.message)?.[1];
 
-/** True if the last try was not sent, since the model had failed before or is at its limits. */
+/** True if the last try was not sent, because the model had failed before or is at its limits. */
 const isHeldBack = (error) => error.code in HELD_BACK || error.message.includes("keeps failing");
 
-/** What a model's server did, by an error of it. */
+/** The failure of a model's server, in words. */
 export function didOf(error) {
   const status = statusOf(error);
   if (error.code === "model_limited") return "was at the limits of its server";
@@ -28,7 +28,7 @@ export function didOf(error) {
   return `answered ${status}${refused ? `: ${excerpt(refused, 160)}` : ""}`;
 }
 
-/** The cause of an error of a run in a few words, for lists; errors with the same words are alike. */
+/** The cause of a run's error in a few words, for lists. Similar errors have the same words. */
 export function causeOf(error) {
   if (!error) return "";
   if (error.code?.startsWith("model_")) return `model ${didOf(error)}`;
@@ -38,19 +38,19 @@ export function causeOf(error) {
 /** Who judged a run: "people", or "people (key:3f2a)" with a person's name. */
 export const judgeOf = ({ judged_by: by }) => by && `${JUDGES[by.source]}${by.author ? ` (${by.author})` : ""}`;
 
-/** What a run was worth, who said so, and why. */
+/** The outcome of a run, with source and reason. */
 export const judgedOf = (run) => `is ${OUTCOME_WORDS[run.outcome.value]}, by ${judgeOf(run)}${run.outcome.reason
   ? `: ${run.outcome.reason}` : ""}`;
 
 /**
- * Whether a run had memory: as chance drew it, or why it had none to draw.
+ * Whether a run had memory: by random choice, or the reason why there was no choice.
  *
  * @param {{memory_draw?: string | null, memory_used?: string, ended_at?: string | null}} run
  */
 export const memoryOf = ({ memory_draw: draw, memory_used: used = "", ended_at: end }) => MEMORY_DRAWS[draw]
   ?? (used === "off" || used.startsWith("none") ? "off" : end ? "no pattern" : "–");
 
-/** What a model did to the call that failed last and was never answered, and how often; null: there is none. */
+/** The last failed call without an answer: the model's failure and the number of tries; null: no such call. */
 function failedCall(state) {
   const isAnswered = ({ task_id: task, agent, data }) =>
     state.tasks.get(task ?? `@${agent}`)?.calls.find(({ call }) => call === data.call)?.message;
@@ -67,7 +67,7 @@ function failedCall(state) {
     : `calls are held back, because ${name} ${HELD_BACK[error.code] ?? "keeps failing"}`;
 }
 
-/** The tool that failed most often, with its last error; "": none failed. */
+/** The tool that failed most often, with its last error; "": no tool failed. */
 export function failedTool(state) {
   const failed = [...state.tasks.values()].flatMap(({ tools }) => tools.filter(({ status }) => status === "failed"));
   const [calls] = [...Map.groupBy(failed, ({ name }) => name).values()].sort((a, b) => b.length - a.length);
@@ -79,7 +79,7 @@ export function failedTool(state) {
 const isDenied = ({ kind, status, resolution }) => kind === "approval"
   && (status === "expired" || resolution?.decision === "deny");
 
-/** The call that was denied last: by whom and why, and how many others were. */
+/** The last denied call: by whom and why, and the number of other denied calls. */
 function deniedCall(state) {
   const denied = [...state.interrupts.values()].filter(isDenied);
   if (!denied.length) return "";
@@ -90,7 +90,7 @@ function deniedCall(state) {
   return `${others}${tool} was denied by ${by?.name ?? "a person"}${why}`;
 }
 
-/** What took most of a run's time, if one model, tool or person did. */
+/** The model, tool or person that took most of a run's time. */
 function slowest(state, total, now) {
   const sums = new Map();
   for (const task of state.tasks.values()) {
@@ -116,7 +116,7 @@ function slowest(state, total, now) {
   return `${time} of it in ${work}${longest}`;
 }
 
-/** The call that waits for its next try; null: none does. */
+/** The call that waits for its next try; null: no call waits. */
 function retried(state) {
   const isRetried = ({ live, calls }) => live && calls.at(-1)?.error && !calls.at(-1).message;
   return [...state.tasks.values()].some(isRetried) ? failedCall(state) : null;
@@ -137,7 +137,7 @@ function unfinished(state, now) {
   return again ? `Tries again: ${again}.` : `Works for ${duration(now - state.startedAt)}.`;
 }
 
-/** What happened, and why, if that is known; a reason may have its own full stop. */
+/** An event with its reason, if the reason is known; a reason may end with a full stop. */
 const sentence = (what, why = "") => {
   const text = `${what}${why ? `: ${why}` : ""}`;
   return `${text}${stopAfter(text)}`;
@@ -151,8 +151,8 @@ function neverStarted({ status, error }, after) {
 }
 
 /**
- * Return `{text, place, trouble}`: the sentence; the part of Operations that shows more; and which tool failed though
- * the run completed; "": none. `now`: ms.
+ * Return `{text, place, trouble}`: the sentence; the part of Operations with more information; and the tool that
+ * failed although the run completed; "": none. `now`: ms.
  *
  * @returns {{text: string, place: string, trouble?: string}}
  */
@@ -187,7 +187,7 @@ export function alike(run, runs) {
     && Math.abs(Date.parse(each.ended_at) - at) < ALIKE_MS);
 }
 
-/** A sentence, if runs of an agent fail since its present version and did not before; else "". */
+/** A sentence, if runs of an agent fail since its current version and not before; otherwise "". */
 export function brokenVersion(run, runs, version) {
   const over = runs.filter((each) => ["completed", "failed", "timeout"].includes(each.status));
   const [since, before] = [true, false].map((isSince) =>

@@ -1,20 +1,20 @@
-/** The events of a run as they come, over a WebSocket that reconnects where it broke off. */
+/** New events of a run, from a WebSocket that continues after the last event when it reconnects. */
 import { ROOT, connected, get, key, post, url } from "../api.js";
 import { FINAL } from "./state.js";
 
 const FIRST_PAUSE_MS = 300;
 const LONGEST_PAUSE_MS = 10_000;
-/** Between two calls of `onEvents`: each draws the page. */
+/** Minimum time between two calls of `onEvents`, because each call draws the page. */
 const SHOWN_EVERY_MS = 50;
 
 /**
  * Watch a run.
  *
  * Args:
- *   onEvents: called a few times a second at most, with the events since the last call.
+ *   onEvents: called at most a few times a second, with the events since the last call.
  *   onState: called with "live", "connecting", "ended" or "gone".
  *
- * Returns a function that stops.
+ * Return a function that stops the watch.
  */
 export function watch(runId, { onEvents, onState }) {
   let stopped = false, socket = null, after = 0, pause = FIRST_PAUSE_MS, timer = 0, isDue = false, shownAt = 0;
@@ -32,7 +32,7 @@ export function watch(runId, { onEvents, onState }) {
     if (event.seq != null) after = event.seq;
     if (isDue) return;
     isDue = true;
-    // A hidden page has no frames.
+    // The browser draws no frames of a hidden page.
     if (document.hidden) setTimeout(flush, 200);
     else setTimeout(() => requestAnimationFrame(flush), Math.max(0, shownAt + SHOWN_EVERY_MS - performance.now()));
   };
@@ -79,7 +79,7 @@ export function watch(runId, { onEvents, onState }) {
     };
   }
 
-  // Another request found that the server is there again: a pause that is left ends.
+  // Another request reached the server, so the rest of the pause is skipped.
   const forget = connected.subscribe((isUp) => {
     if (!isUp || !timer) return;
     clearTimeout(timer);

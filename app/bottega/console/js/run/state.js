@@ -1,8 +1,8 @@
 /**
- * What a run looks like after some of its events. Pure: the same events give the same state.
+ * The state of a run after some of its events. Pure: the same events give the same state.
  *
- * A task is one query of an agent: the run's own, a call of a sub-agent, or a dispatched task. Its
- * key is its id, or "@agent" for an agent of the run itself.
+ * A task is one query of an agent: the query of the run's agent, a call of a sub-agent, or a dispatched task. A task's
+ * key is the task's id, or "@agent" for an agent of the run itself.
  */
 
 import { HELD_BACK } from "../en.js";
@@ -87,7 +87,7 @@ export class RunState {
     else if (event.agent != null || event.task_id != null) this.#task(event, at);
   }
 
-  /** The text of an event: `content`, or that of the answer which it refers to. */
+  /** The text of an event: `content`, or the text of the answer to which the event refers. */
   textOf(data) {
     if (data.content != null) return data.content;
     if (data.output != null) return data.output;
@@ -100,7 +100,7 @@ export class RunState {
     return ended && FINAL[ended.type] ? this.textOf(ended.data) : "";
   }
 
-  /** Tasks in the order of a tree: each one before those that it called. */
+  /** Tasks in the order of a tree: each task before the tasks that it called. */
   tree() {
     const children = Map.groupBy(this.tasks.values(), ({ parent }) => (this.tasks.has(parent) ? parent : null));
     const rows = [];
@@ -193,7 +193,7 @@ export class RunState {
   }
 
   /**
-   * A node of a graph that decides; one that is no agent is shown as a task of its name.
+   * A node of a graph with decisions; a node without an agent is shown as a task with the node's name.
    *
    * @param {EventOf<"node">} event
    */
