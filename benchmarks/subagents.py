@@ -3,8 +3,8 @@
     python -m benchmarks.subagents
 
 By one coordinator and by 100, with a model that takes a second and no CPU: time inside a dispatch,
-CPU per task beside the same queries asked directly, memory per queued task. Each child answers with
-its number, and every answer is checked. Absolute figures depend on the machine.
+CPU per task beside the same queries without sub-agents, memory per queued task. Each child answers
+with its number, and every answer is checked. Absolute figures depend on the machine.
 ``python -m benchmarks.child_runs`` measures tasks through API, workers and journal.
 """
 
@@ -20,11 +20,13 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from benchmarks.harness import percentile
+from benchmarks.harness import CALLS, floor, percentile
+from benchmarks.model import fast_model
 from bottega.agents import AssistantMessage, BaseAgent, Query, Recorder, ToolCall, Usage
 from bottega.agents.messages import ToolMessage, ToolResult
 from bottega.agents.provider import LLMProvider
 from bottega.agents.query import CurrentCall, current_call
+from bottega.agents.tools import ToolBase, success_result
 from bottega.container import GC_THRESHOLD
 from bottega.subagents.child import DEFAULT_INSTRUCTIONS, own_file_tools
 from bottega.subagents.limits import SchedulerOptions, SubagentLimits
@@ -156,23 +158,55 @@ def check(results: Sequence[ToolResult], numbers: Sequence[int]) -> None:
         assert number_in(task["final_output"]) == number, task
 
 
-async def ask_directly(model: LLMProvider, numbers: Sequence[int], at_once: int) -> None:
-    """Run the floor: the children's queries by the same agents, asked directly."""
-    left = iter(numbers)
+class DirectTool(ToolBase):
+    """A tool in place of a tool for sub-agents, which answers at once and does nothing."""
 
-    async def worker() -> None:
-        for number in left:
+    local = True
+
+    def __init__(self, name: str) -> None:
+        self.name = self.description = name
+
+    def create_schema(self) -> dict[str, Any]:
+        return {"type": "object"}
+
+    async def execute(self, tool_call: ToolCall) -> ToolResult:
+        return success_result(tool_call, {"task_id": tool_call.id, "status": "queued"})
+
+
+async def without_subagents(parents: int) -> float:
+    """Return the CPU seconds of the floor: the same queries without sub-agents.
+
+    The coordinators call as many tools, which do nothing. Then the agents of the children are asked
+    directly, as many at a time.
+    """
+    model, total = Latency(), RUNNING + QUEUED
+    numbers = iter(range(total))
+    tools = [DirectTool("dispatch_subagent"), DirectTool("await_subagent")]
+
+    async def coordinator(first: int) -> None:
+        leads = Leader(model, range(first, total, parents))
+        agent = BaseAgent("You coordinate.", leads, "lead", max_iterations=10_000, tools=tools)
+        await agent.execute_query_async("Go.")
+
+    async def children() -> None:
+        for number in numbers:
             agent = BaseAgent(
-                DEFAULT_INSTRUCTIONS,
-                provider=model,
-                agent_name="subagent",
-                max_iterations=20,
-                tools=own_file_tools(),
+                DEFAULT_INSTRUCTIONS, model, "subagent", max_iterations=20, tools=own_file_tools()
             )
             response = await agent.execute_query_async(f"child {number}")
             assert number_in(response.content) == number, response
 
-    await asyncio.gather(*(worker() for _ in range(min(at_once, len(numbers)))))
+    async def work() -> None:
+        await asyncio.gather(*map(coordinator, range(parents)))
+        await asyncio.gather(*(children() for _ in range(RUNNING)))
+
+    return (await measured(work()))[0]
+
+
+async def bare_call() -> float:
+    """Return the CPU seconds of a bare ``chat.completions.create`` call."""
+    async with fast_model() as model:
+        return await floor(model.base_url, 400, 50) / CALLS / 1000
 
 
 async def measured(work: Awaitable[Any]) -> tuple[float, float]:
@@ -283,9 +317,6 @@ def measure_scale() -> None:
     many = (1, 100)
     rounds = {parents: [asyncio.run(swarm(parents)) for _ in range(ROUNDS)] for parents in many}
 
-    async def directly() -> float:
-        return (await measured(ask_directly(Latency(), range(total), RUNNING)))[0]
-
     def least(of: Callable[[Scale], float]) -> list[float]:
         return [min(map(of, rounds[parents])) for parents in many]
 
@@ -301,11 +332,16 @@ def measure_scale() -> None:
             "us",
             "< 1,000" if share > 0.5 else "",
         )
-    floor = min(asyncio.run(directly()) for _ in range(ROUNDS)) / total * 1e6
     whole = [cpu / total * 1e6 for cpu in least(lambda one: one.cpu_s)]
+    floors = [min(asyncio.run(without_subagents(p)) for _ in range(ROUNDS)) for p in many]
+    floors = [cpu / total * 1e6 for cpu in floors]
+    overhead = [cpu - floor for cpu, floor in zip(whole, floors, strict=True)]
+    bare = min(asyncio.run(bare_call()) for _ in range(ROUNDS)) * 1e6
     row("CPU of it all, per task", whole, "us")
-    row("the same agents asked directly", [floor] * 2, "us")
-    row("overhead per task", [cpu - floor for cpu in whole], "us", "< 200")
+    row("the same queries without sub-agents", floors, "us")
+    row("overhead per task", overhead, "us", "< 200")
+    row("a bare call", [bare] * len(many), "us")
+    row("overhead, part of a bare call", [each / bare for each in overhead], "", "<= 0.1")
     memory = [asyncio.run(bytes_per_queued(parents)) / 1024 for parents in many]
     row("memory per queued task", memory, "KB", "< 4")
     ideal = total / RUNNING * LATENCY_S
