@@ -19,7 +19,10 @@ DOCS = (TESTS.parents[1] / "README.md", *sorted((TESTS.parents[1] / "docs").rglo
 TOOLS = TESTS / "node/node_modules/.bin"
 DOCUMENT = TESTS / "snapshots/openapi.json"
 _BODY = re.compile(r"-d '(\{.*?\})'", re.DOTALL)
-_PATH = re.compile(r"\$\{?BOTTEGA\}?(/v1/[^\s\"'?]*)")
+_PART = r"(?:\$\([^)]*\)|[^\s\"'?])"
+_PATH = re.compile(rf"\$\{{?BOTTEGA(?:_URL)?\}}?(/v1/{_PART}*)")
+_POST = re.compile(rf"^ *post \"?({_PART}+)[^\s']* '(\{{.*?\}})'", re.DOTALL | re.MULTILINE)
+"""A page's own `post PATH BODY`."""
 _METHOD = re.compile(r"-X (\w+)")
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello?"}]
@@ -54,20 +57,26 @@ WRONG: tuple[tuple[str, str, Any], ...] = (
 
 
 def of_docs(document: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """Yield method, path and body of each request that the docs send with curl."""
+    """Yield method, path and body of each request that the docs send with curl or `post`."""
     templates = {path: re.sub(r"\{\w+\}", "[^/]+", path) for path in document["paths"]}
+    for method, sent, text in in_docs():
+        path = re.sub(r"\$\([^)]*\)", "x", sent)
+        exact = [path] if path in templates else []
+        like = [each for each, pattern in templates.items() if re.fullmatch(pattern, path)]
+        taken = [each for each in (*exact, *like) if method in document["paths"][each]]
+        yield method, taken[0], json.loads(re.sub(r"'\"?\$\{?\w+\}?\"?'", "x", text))
+
+
+def in_docs() -> Iterator[tuple[str, str, str]]:
+    """Yield method, path and body of each request as the docs write it."""
     for page in DOCS:
         text = page.read_text()
         for found in _BODY.finditer(text):
             command = text[text.rindex("curl ", 0, found.start()) : found.start()]
-            path = _PATH.search(command)
-            if path is None:
-                continue
-            exact = [path[1]] if path[1] in templates else []
-            like = [each for each, pattern in templates.items() if re.fullmatch(pattern, path[1])]
-            method = _METHOD.search(command)
-            body = re.sub(r"'\"?\$\{?\w+\}?\"?'", "x", found[1])
-            yield (method[1].lower() if method else "post"), (exact or like)[0], json.loads(body)
+            path, method = _PATH.search(command), _METHOD.search(command)
+            assert path, command
+            yield (method[1].lower() if method else "post"), path[1], found[1]
+        yield from (("post", f"/v1/{path}", body) for path, body in _POST.findall(text))
 
 
 def of_examples(document: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
@@ -97,8 +106,10 @@ def test_a_strict_client_compiles_the_bodies(tmp_path: Path) -> None:
         "type Body<P extends keyof paths, M extends keyof paths[P]> = paths[P][M] extends",
         '  { requestBody?: { content: { "application/json": infer B } } } ? B : never;',
     ]
-    taken = [*BODIES, *of_docs(document), *of_examples(document)]
-    assert len(taken) > len(BODIES) + 40
+    docs, examples = list(of_docs(document)), list(of_examples(document))
+    assert len(docs) > 80
+    assert len(examples) > 20
+    taken = [*BODIES, *docs, *examples]
     for is_wrong, bodies in ((False, taken), (True, WRONG)):
         for method, path, body in bodies:
             lines += ["// @ts-expect-error"] if is_wrong else []
