@@ -95,27 +95,3 @@ async def test_a_public_path_costs_a_millisecond_at_most(shared: Running, path: 
     app = server_config(create_app(shared.service)).app
     assert await cost_of(app, path) <= 1
     assert await cost_of(app, path, "DELETE") <= 1
-
-
-async def test_no_field_that_clients_send_has_a_default(shared: Running) -> None:
-    """Look for what generators of types take for a field that must be sent."""
-    document = (await shared.client.get("/openapi.json")).json()
-    schemas = document["components"]["schemas"]
-    todo: list[Any] = [
-        operation["requestBody"]
-        for operations in document["paths"].values()
-        for operation in operations.values()
-        if "requestBody" in operation
-    ]
-    seen: dict[str, set[str]] = {}
-    while todo:
-        part = todo.pop()
-        todo += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
-        name = str(part.get("$ref", "")).rpartition("/")[2] if isinstance(part, dict) else ""
-        if name and name not in seen:
-            fields = schemas[name].get("properties", {})
-            seen[name] = {each for each, field in fields.items() if "default" in field}
-            todo.append(schemas[name])
-    assert {name: fields for name, fields in seen.items() if fields} == {}
-    assert schemas["OrchestratedRun"]["properties"]["priority"]["x-default"] == 5
-    assert set(schemas["OrchestratedRun"]["required"]) == {"input", "agent"}

@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +72,46 @@ def test_every_operation_is_named_described_and_documents_its_problems(
     assert "HTTPValidationError" not in json.dumps(document)
 
 
-def test_every_field_parameter_and_operation_is_described(document: dict[str, Any]) -> None:
-    for name, schema in document["components"]["schemas"].items():
-        for member, shown in schema.get("properties", {}).items():
-            assert shown.get("description"), (name, member)
+def fields(part: Any, where: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the place and the schema of each field, at any depth of a document.
+
+    Values are no schemas. What a schema demands of a value with `not` or `contains` is no field.
+    """
+    if isinstance(part, list):
+        part = dict(enumerate(part))
+    if isinstance(part, dict):
+        members = part.get("properties")
+        if isinstance(members, dict) and not where.endswith("/properties"):
+            yield from ((f"{where}/{name}", member) for name, member in members.items())
+        for key, value in part.items():
+            named = where.endswith("/properties")
+            if named or key not in ("example", "examples", "const", "enum", "not", "contains"):
+                yield from fields(value, f"{where}/{key}")
+
+
+@pytest.mark.parametrize("kind", ["openapi", "asyncapi"])
+def test_every_field_is_described_and_no_default_makes_it_required(
+    document: dict[str, Any], kind: str
+) -> None:
+    """Generators of types take a field with a `default` for one that is always there."""
+    shown = document if kind == "openapi" else documents.asyncapi_document()
+    found = dict(fields(shown))
+    assert len(found) > 300
+    assert [where for where, member in found.items() if not member.get("description")] == []
+    assert [where for where, member in found.items() if "default" in member] == []
+
+
+def test_a_default_is_named(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    assert schemas["OrchestratedRun"]["properties"]["priority"]["x-default"] == 5
+    assert set(schemas["OrchestratedRun"]["required"]) == {"input", "agent"}
+    beside = schemas["LlmStartedData"]["properties"]["beside"]
+    assert beside["x-default"] is False
+    assert beside["description"].endswith("Default: false.")
+    assert "x-default" not in schemas["AgentCompletedData"]["properties"]["answer_seq"]
+
+
+def test_every_parameter_and_operation_is_described(document: dict[str, Any]) -> None:
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             assert len(operation.get("description", "")) >= 40, (method, path)

@@ -6,7 +6,7 @@ for each valid combination of fields. Client generators then make a class for ea
 """
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,9 +66,15 @@ class Variant:
 
 _NULL: dict[str, Any] = {"const": None}
 """Means the same as `{"type": "null"}`, from which openapi-generator makes a wrong class."""
-_NO_SIGNATURE = {"properties": {"failure_signature": _NULL}}
+_ABSENT = {**_NULL, "description": "Not in this variant."}
+_NO_SIGNATURE = {"properties": {"failure_signature": _ABSENT}}
 _SIGNATURE = {
-    "properties": {"failure_signature": {"type": "string"}},
+    "properties": {
+        "failure_signature": {
+            "type": "string",
+            "description": "Only episodes with this signature of a failure.",
+        }
+    },
     "required": ["failure_signature"],
 }
 _NO_HEADERS = {"headers": {"maxProperties": 0}}
@@ -152,8 +158,7 @@ def _of(whole: dict[str, Any], variant: Variant) -> dict[str, Any]:
     for name in variant.needs:
         fields[name] = _not_null(fields[name])
     for name in variant.lacks:
-        title = name.replace("_", " ").title()
-        fields[name] = {**_NULL, "title": title, "description": "Not in this variant."}
+        fields[name] = {**_ABSENT, "title": name.replace("_", " ").title()}
     for name, rules in variant.rules.items():
         fields[name] |= deepcopy(dict(rules))
     if required := [*dict.fromkeys((*schema.get("required", ()), *variant.needs))]:
@@ -179,8 +184,6 @@ SCHEME = {
     ),
 }
 
-
-_SCHEMAS = "#/components/schemas/"
 
 _STATUS_CODES: Mapping[int, str] = {
     400: "bad_json bad_request",
@@ -375,8 +378,8 @@ def openapi_document(app: FastAPI, routes: Sequence[BaseRoute]) -> dict[str, Any
             schema["servers"] = [{"url": root}]
         schema["components"]["schemas"] |= definitions["$defs"]
         split(schema["components"]["schemas"])
-        _name_defaults(schema)
         _type_events(schema["components"]["schemas"])
+        _name_defaults(schema["components"]["schemas"].values())
         schema["components"]["securitySchemes"] = {"key": SCHEME}
         for operations in schema["paths"].values():
             for operation in operations.values():
@@ -416,39 +419,19 @@ def _describe_parameters(operation: dict[str, Any]) -> None:
             parameter["description"] = SHARED_PARAMETERS[parameter["name"]]
 
 
-def _name_defaults(document: dict[str, Any]) -> None:
-    """Move each ``default`` of a request body to ``x-default`` and into the field's description.
+def _name_defaults(schemas: Iterable[dict[str, Any]]) -> None:
+    """Move each ``default`` of a field to ``x-default`` and into the field's description.
 
-    Otherwise, type generators would require fields with a ``default`` even in requests.
+    Otherwise, type generators would require fields with a ``default``, although requests, answers
+    and events may lack them. Null as a default and the default of a constant say nothing new.
     """
-    schemas = document["components"]["schemas"]
-    bodies = [
-        operation["requestBody"]
-        for operations in document["paths"].values()
-        for operation in operations.values()
-        if "requestBody" in operation
-    ]
-    for name in _schemas_in(bodies, schemas):
-        for member in schemas[name].get("properties", {}).values():
-            if "default" in member:
-                member["x-default"] = default = member.pop("default")
+    for schema in schemas:
+        for member in schema.get("properties", {}).values():
+            default = member.pop("default", None)
+            if default is not None and "const" not in member:
+                member["x-default"] = default
                 said = f"Default: {to_json(default).decode()}."
                 member["description"] = " ".join(filter(None, (member.get("description"), said)))
-
-
-def _schemas_in(parts: list[Any], schemas: Mapping[str, Any]) -> set[str]:
-    todo, names = list(parts), set[str]()
-    while todo:
-        part = todo.pop()
-        if isinstance(part, list):
-            todo += part
-        elif isinstance(part, dict):
-            todo += part.values()
-            name = str(part.get("$ref", "")).removeprefix(_SCHEMAS)
-            if name in schemas and name not in names:
-                names.add(name)
-                todo.append(schemas[name])
-    return names
 
 
 def _protected(routes: Sequence[BaseRoute]) -> Iterator[tuple[str, str, tuple[Scope, ...]]]:
@@ -623,6 +606,8 @@ def asyncapi_document() -> dict[str, Any]:
     _, schemas = models_json_schema(
         [(model, "serialization") for model in models], ref_template=_REF
     )
+    query = WatchQuery.model_json_schema()
+    _name_defaults((query, *schemas["$defs"].values()))
     sent = [*map(str, events), "other", *map(_name, _SENT)]
     received = [_name(model) for model in _RECEIVED]
     return {
@@ -639,7 +624,7 @@ def asyncapi_document() -> dict[str, Any]:
                 "parameters": {"run_id": {"description": "The run's id."}},
                 "messages": {name: {"$ref": f"#/components/messages/{name}"} for name in
                              (*sent, *received)},
-                "bindings": {"ws": {"method": "GET", "query": WatchQuery.model_json_schema()}},
+                "bindings": {"ws": {"method": "GET", "query": query}},
             }
         },
         "operations": {

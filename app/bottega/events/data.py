@@ -7,7 +7,7 @@ absent in an event. Later versions may add fields to an event.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NotRequired, TypeVar
+from typing import Annotated, Any, Literal, NotRequired, TypeAlias, TypeVar
 
 from typing_extensions import TypedDict  # Pydantic needs it before Python 3.12
 
@@ -29,12 +29,10 @@ class Keywords:
 JsonObject = Mapping[str, Any]
 Id = Annotated[str, Keywords(format="uuid")]
 Time = Annotated[str, Keywords(format="date-time")]
-OrNull = Annotated[T | None, Keywords(default=None)]
+OrNull: TypeAlias = T | None
 """Type of an optional field. Null means the same as an absent field."""
 
-AnswerSeq = Annotated[
-    int | None, Keywords(default=None, description="`seq` of the event that holds the text.")
-]
+AnswerSeq = Annotated[int | None, Keywords(description="`seq` of the event that holds the text.")]
 Attempts = Annotated[int, Keywords(description="The run's attempt, from 1.")]
 Call = Annotated[int, Keywords(description="Number of the agent's model call, from 1.")]
 
@@ -230,7 +228,7 @@ class RunEndedData(TypedDict):
     usage: AgentUsage | None
     """Usage of the run; null: the run ended without a worker."""
     answer_seq: NotRequired[AnswerSeq]
-    output_json: NotRequired[Annotated[Any, Keywords(default=None)]]
+    output_json: NotRequired[Any]
     """The parsed answer, if the answer has a schema."""
     error: NotRequired[OrNull[Failure]]
     """Reason why the run did not complete; null: the run completed."""

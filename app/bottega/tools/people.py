@@ -36,9 +36,19 @@ _Rule = Annotated[
     Field(
         json_schema_extra={
             "properties": {
-                "always": {"const": True},
-                "when": {"type": "object", "additionalProperties": True},
-                "confirm_above": {"type": "object", "additionalProperties": {"type": "number"}},
+                "always": {"const": True, "description": "A person approves each call."},
+                "when": {
+                    "type": "object",
+                    "additionalProperties": True,
+                    "description": "Condition as in patterns, whose features are `arguments.NAME`: "
+                    "a person approves the calls for which it is true.",
+                },
+                "confirm_above": {
+                    "type": "object",
+                    "additionalProperties": {"type": "number"},
+                    "description": "Numbers by `arguments.NAME`: if the argument is larger, the "
+                    "console asks the person a second time.",
+                },
             },
             "oneOf": [{"required": ["always"]}, {"required": ["when"]}],
             "additionalProperties": False,

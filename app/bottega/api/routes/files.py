@@ -262,6 +262,7 @@ _BODY = {
                         "type": "string",
                         "format": "binary",
                         "contentMediaType": "application/octet-stream",
+                        "description": "The file's bytes; the part's file name names the file.",
                     },
                     "session_id": {
                         "type": "string",

@@ -102,7 +102,12 @@ ToolInputSchema = Annotated[
     OutputSchemaField,
     AfterValidator(_of_an_object),
     Field(
-        json_schema_extra={"properties": {"type": {"const": "object"}}, "required": ["type"]},
+        json_schema_extra={
+            "properties": {
+                "type": {"const": "object", "description": "The arguments are an object."}
+            },
+            "required": ["type"],
+        },
         description=(
             "JSON Schema (2020-12) of the arguments if the agent is a tool at `/mcp`; the run's "
             "input is then the arguments as JSON. Null: the tool has one argument, the text "

@@ -85,7 +85,7 @@ class UsageSum(Usage):
     """Name of the model; null: the sum is by another field."""
     session: NotRequired[OrNull[str]]
     """Id of the session; null: runs without a session."""
-    day: NotRequired[Annotated[str | None, Keywords(default=None, examples=["2026-11-02"])]]
+    day: NotRequired[Annotated[str | None, Keywords(examples=["2026-11-02"])]]
     """Day, in UTC."""
     key: NotRequired[OrNull[str]]
     """The caller that started the runs: `key:` with the key's prefix, `local`, or `schedule:` with
