@@ -27,7 +27,6 @@ _SETTINGS = {
     "BOTTEGA_CONCURRENT_RUNS": "20",  # of the 50 that the worker executes
     "BOTTEGA_QUEUED_RUNS": "100",
     "BOTTEGA_EGRESS_ALLOW": "127.0.0.1",
-    "BOTTEGA_TOOL_TIMEOUT_S": "5",
     "OPENAI_API_KEY": "none",
     "PYTHONPATH": str(Path(__file__).parent / "slow_names"),
     "COLUMNS": "200",
