@@ -493,8 +493,10 @@ async def test_a_parent_waits_for_its_child_runs_without_a_worker(
     assert began >= run["ended_at"]
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize("polls", [False, True], ids=["awaiting", "polling"])
+@pytest.mark.parametrize(
+    "polls",
+    [pytest.param(False, marks=pytest.mark.deep, id="awaiting"), pytest.param(True, id="polling")],
+)
 async def test_one_place_and_one_run_at_a_time_suffice_for_three_levels(
     bottega: Running, model: FakeModel, polls: bool
 ) -> None:

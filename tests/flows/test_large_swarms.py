@@ -1,7 +1,9 @@
 """Runs that dispatch many asynchronous tasks, with the default settings."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -10,8 +12,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from bottega.settings import Settings
 from tests import swarm
 from tests.fake_model import FakeModel, Reply, calls, http_error, response, text
-from tests.service import Running, running, watch
+from tests.flows.test_processes import environment
+from tests.processes import command
+from tests.service import Running, client_of, running, watch
 from tests.waiting import until
+
+MOST_IN_A_CALL = 100
+RAISED = 2000
+"""Tasks of a parent that may wait, where a test dispatches a thousand."""
 
 
 @pytest.fixture
@@ -28,15 +36,22 @@ class Crowd:
 
     Attributes:
         gate: opens for the leaves' answers.
+        free: leaves that are answered before the gate opens.
         now, most: leaves that are asked at this moment, and the most at one moment.
+        asked: how often each leaf was asked.
+        answered: leaves that were answered.
     """
 
-    def __init__(self, count: int, *, in_one_call: bool) -> None:
+    def __init__(self, count: int, *, in_one_call: bool, free: int = 0) -> None:
         self.gate = asyncio.Event()
+        self.free = free
         self.now = self.most = 0
+        self.asked: Counter[str] = Counter()
+        self.answered: set[str] = set()
         leaves = [{"prompt": f"leaf {number}"} for number in range(count)]
+        pages = [leaves[at : at + MOST_IN_A_CALL] for at in range(0, count, MOST_IN_A_CALL)]
         self.dispatch = (
-            calls(("dispatch_subagents", {"tasks": leaves}))
+            calls(*[("dispatch_subagents", {"tasks": page}) for page in pages])
             if in_one_call
             else calls(*[("dispatch_subagent", leaf) for leaf in leaves])
         )
@@ -61,11 +76,14 @@ class Crowd:
     def leaf(self, prompt: str) -> Reply:
         def make(body: dict[str, Any]) -> ASGIApp:
             async def app(scope: Scope, receive: Receive, send: Send) -> None:
+                self.asked[prompt] += 1
                 self.now += 1
                 self.most = max(self.most, self.now)
-                await self.gate.wait()
+                if self.asked.total() > self.free:
+                    await self.gate.wait()
                 self.now -= 1
                 await response(text(f"{prompt} is done"), body)(scope, receive, send)
+                self.answered.add(prompt)
 
             return app
 
@@ -88,6 +106,79 @@ async def test_all_tasks_are_accepted_and_end(
         kinds = [frame["type"] for frame in frames]
         assert kinds.count("subagent.completed") == count
         assert "subagent.backpressure" not in kinds
+
+
+@pytest.mark.deep
+async def test_a_thousand_tasks_end_on_one_worker(
+    settings: Settings, database_url: str, model: FakeModel
+) -> None:
+    crowd = Crowd(1000, in_one_call=True, free=1000)
+    model.decide = crowd.decide
+    raised = settings.model_copy(
+        update={"openai_base_url": model.base_url, "subagent_max_queued": RAISED}
+    )
+    async with running(raised, database_url, worker=True) as bottega:
+        await swarm.coordinator(bottega.client)
+        run_id = await swarm.start(bottega.client)
+        frames = await watch(bottega.port, run_id)
+        run = (await bottega.client.get(f"/v1/runs/{run_id}")).json()
+    assert_all_completed(frames, run, 1000)
+    assert set(crowd.asked.values()) == {1}
+
+
+def assert_all_completed(frames: list[dict[str, Any]], run: dict[str, Any], count: int) -> None:
+    """Check that a coordinator dispatched so many tasks, that each completed, and that it ended."""
+    swarm.assert_whole(frames)
+    kinds = Counter(frame["type"] for frame in frames)
+    assert kinds["subagent.dispatched"] == kinds["subagent.completed"] == count
+    assert kinds["subagent.backpressure"] == 0
+    assert (run["status"], run["output"]) == ("completed", "done")
+    over = {"waiting": 0, "running": 0, "done": count, "failed": 0, "estimated_ms": 0}
+    assert run["tasks"] == over
+
+
+_COMPLETED = "SELECT count(*) = $1 FROM runs WHERE parent_run_id IS NOT NULL AND ended_at < now()"
+
+
+@pytest.mark.parametrize(
+    ("count", "workers", "free"), [(60, 2, 10), pytest.param(1000, 4, 300, marks=pytest.mark.deep)]
+)
+async def test_no_answer_is_lost_when_one_of_the_workers_of_many_child_runs_is_killed(
+    database_url: str, model: FakeModel, count: int, workers: int, free: int
+) -> None:
+    crowd = Crowd(count, in_one_call=True, free=free)
+    model.decide = crowd.decide
+    # No worker has places for all child runs that may be under way, so each has some of them.
+    under_way, places = 20, 2 + 20 // workers
+    limited = environment(
+        database_url,
+        model,
+        BOTTEGA_SUBAGENT_MAX_QUEUED=str(RAISED),
+        BOTTEGA_WORKER_CONCURRENCY=str(places),
+    )
+    async with (
+        command("serve", "--no-worker", "--port", "0", **limited) as api,
+        client_of(api.port) as client,
+        AsyncExitStack() as started,
+    ):
+        await swarm.coordinator(client, subagents={"limits": {"spread_above": 0}})
+        killed, *_ = [
+            await started.enter_async_context(command("worker", **limited)) for _ in range(workers)
+        ]
+        run_id = await swarm.start(client)
+        await swarm.until(database_url, _COMPLETED, free)
+        await until(lambda: crowd.now == under_way)
+        killed.kill()
+        await killed.process.wait()
+        open_ones = crowd.asked.keys() - crowd.answered
+        crowd.gate.set()
+        frames = await watch(api.port, run_id)
+        run = (await client.get(f"/v1/runs/{run_id}")).json()
+    assert_all_completed(frames, run, count)
+    again = {prompt for prompt, times in crowd.asked.items() if times > 1}
+    assert again
+    assert again <= open_ones
+    assert max(crowd.asked.values()) == 2
 
 
 @pytest.mark.parametrize(("in_one_call", "most"), [(True, 20), (False, 5)])
@@ -163,32 +254,44 @@ async def test_a_wait_that_times_out_returns_what_tasks_have_said(
     assert (answer["wait_timed_out"], answer["tasks"][0]["partial_output"]) == (True, "so far")
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize("names", [[], ["leaf"]])
+@pytest.mark.parametrize(
+    ("mode", "names", "own", "patience"),
+    [
+        ("async", [], {}, 30),
+        ("async", ["leaf"], {}, 30),
+        ("sync", ["leaf"], {}, 30),
+        ("sync", ["leaf"], {"model_patience_s": 50}, 50),
+    ],
+    ids=["a helper", "asynchronous", "synchronous", "its own patience"],
+)
 async def test_a_sub_agent_is_less_patient_with_its_model_than_a_run(
-    settings: Settings,
-    database_url: str,
+    bottega: Running,
     model: FakeModel,
-    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
     names: list[str],
+    own: dict[str, Any],
+    patience: int,
 ) -> None:
-    monkeypatch.setattr("bottega.subagents.child.PATIENCE_S", 0.3)
-    monkeypatch.setattr("bottega.model_services.PATIENCE_S", 0.3)
+    """Let the server ask for a longer wait than the patience: then the call fails at once."""
     dispatch = {"prompt": "leaf"} | ({"agent": "leaf"} if names else {})
+    asks: dict[str, list[swarm.Step]] = {
+        "async": [calls(("dispatch_subagent", dispatch)), swarm.awaits()],
+        "sync": [calls(("leaf", {"query": "leaf"}))],
+    }
     model.decide = swarm.plays(
         {
-            "root": [calls(("dispatch_subagent", dispatch)), swarm.awaits(), text("done")],
-            "leaf": [lambda request: http_error(503)],
+            "root": [*asks[mode], text("done")],
+            "leaf": [lambda request: http_error(503, {"retry-after": "60"})],
         }
     )
-    configured = settings.model_copy(update={"openai_base_url": model.base_url})
-    async with running(configured, database_url, worker=True) as bottega:
-        await swarm.agent(bottega.client, "leaf")
-        await swarm.coordinator(bottega.client, subagents={"names": names})
+    await swarm.agent(bottega.client, "leaf", **own)
+    await swarm.coordinator(bottega.client, subagents={"mode": mode, "names": names})
+    async with asyncio.timeout(30):
         frames = await watch(bottega.port, await swarm.start(bottega.client))
-    swarm.assert_whole(frames)
-    (failed,) = [frame["data"] for frame in frames if frame["type"] == "subagent.failed"]
+    assert frames[-1]["type"] == "run.completed"
+    (failed,) = [frame["data"] for frame in frames if frame["type"] == "agent.failed"]
     assert failed["error"]["code"] == "model_unavailable"
+    assert f"model_patience_s ({patience} s)" in failed["error"]["message"]
 
 
 async def test_metrics_tell_how_tasks_fare(bottega: Running, model: FakeModel) -> None:
