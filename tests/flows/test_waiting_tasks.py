@@ -65,6 +65,8 @@ async def test_a_run_waits_for_its_tasks_and_goes_on(
     row = await guest.owner.fetchrow("SELECT * FROM runs WHERE id = $1", UUID(run_id))
     assert row["status"] == "waiting"
     assert await statuses(guest, run_id) == ["waiting", "completed"]
+    counted = (await guest.client.get(f"/v1/runs/{run_id}")).json()["tasks"]
+    assert (counted["waiting"], counted["running"], counted["done"]) == (1, 0, 1)
     await resolve(guest, interrupt, decision="approve")
     run = await ended(guest, run_id)
     assert run["output"] == "completed: a is done\ncompleted: b is done"

@@ -112,8 +112,8 @@ LANGUAGE sql STABLE AS $$
         'estimated_ms', CASE WHEN c.done >= 3 THEN round(
             c.took_ms / (c.done + c.failed) * (c.waiting + c.running)) END) END
     FROM (
-        SELECT count(*) FILTER (WHERE status = 'queued') AS waiting,
-               count(*) FILTER (WHERE status IN ('running', 'streaming', 'waiting')) AS running,
+        SELECT count(*) FILTER (WHERE status IN ('queued', 'waiting')) AS waiting,
+               count(*) FILTER (WHERE status IN ('running', 'streaming')) AS running,
                count(*) FILTER (WHERE status = 'completed') AS done,
                count(*) FILTER (WHERE status IN ('failed', 'timeout', 'cancelled')) AS failed,
                1000 * extract(epoch FROM max(ended_at) - min(created_at)) AS took_ms
