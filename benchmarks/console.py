@@ -184,7 +184,7 @@ def _story(event: Any, task: int, pieces: int) -> Iterator[tuple[str, int, str, 
     yield "tool.started", task, agent, {**tool, "arguments": {"q": task}}
     yield "tool.completed", task, agent, {**tool, "result": "found " * 10}
     yield "agent.completed", task, agent, {"output": "Done."}
-    yield "subagent.completed", task, agent, {}
+    yield "subagent.completed", task, agent, {"token_usage": usage, "duration_ms": 200}
 
 
 def made_up_run() -> dict[str, Any]:

@@ -5,10 +5,11 @@ import asyncio
 import pytest
 from playwright.async_api import expect
 
+from tests import swarm
 from tests.console.accessibility import violations
 from tests.console.conftest import Console
 from tests.console.test_compare import HOSTILE
-from tests.fake_model import calls, gated, text
+from tests.fake_model import calls, gated, http_error, text
 from tests.flows.test_dag import DIAMOND, says
 from tests.team import define_graph
 
@@ -75,3 +76,27 @@ async def test_it_shows_who_received_which_version(console: Console) -> None:
     await expect(page.get_by_label("What flowed", exact=True)).to_be_visible()
     assert await violations(page) == []
     await expect(page.get_by_label("Tell")).to_be_hidden()
+
+
+async def test_the_progress_of_tasks_is_that_of_the_api(console: Console) -> None:
+    client, gate = console.server.client, asyncio.Event()
+    names = [f"task {number}" for number in range(12)]
+    held = {name: [swarm.held(gate, text("found"))] for name in names[4:]}
+    await swarm.coordinator(client)
+    console.model.decide = swarm.plays(
+        {
+            "root": [swarm.dispatches(*names), swarm.awaits(), text("done")],
+            names[0]: [lambda request: http_error(400)],
+            **held,
+        }
+    )
+    run_id = await swarm.start(client)
+    page = await console.open(f"runs/{run_id}")
+    shown = page.locator(".progress")
+    counts = "3 done · 1 failed · 5 running · 3 waiting"
+    await expect(shown).to_contain_text(f"4 of 12 tasks are over · {counts}")
+    assert await violations(page) == []
+    tasks = (await client.get(f"/v1/runs/{run_id}")).json()["tasks"]
+    assert " · ".join(f"{tasks[part]} {part}" for part in counts.split()[1::3]) == counts
+    gate.set()
+    await expect(shown).to_contain_text("12 of 12 tasks are over · 11 done · 1 failed")

@@ -4,6 +4,7 @@ import { test } from "node:test";
 
 import { causeOf, diagnose, judgedOf } from "../../../app/bottega/console/js/run/diagnosis.js";
 import { marksOf } from "../../../app/bottega/console/js/run/marks.js";
+import { countsText, progressOf } from "../../../app/bottega/console/js/run/progress.js";
 import { axis, idleTimes } from "../../../app/bottega/console/js/run/scale.js";
 import { RunState } from "../../../app/bottega/console/js/run/state.js";
 
@@ -168,6 +169,27 @@ test("tasks wait and go on in the state of a run", () => {
   });
   assert.deepEqual(seen.slice(3), ["running running waiting", "waiting waiting waiting", "running running waiting",
     "running running running", "running running completed"]);
+});
+
+test("the progress of dispatched tasks is counted, and the rest is estimated from those that are over", () => {
+  const state = new RunState();
+  let seq = 0;
+  const take = (type, task_id, data = {}) => state.apply({ seq: ++seq, type, task_id, agent: "clerk", data,
+    at: new Date(1000 * seq).toISOString(), parent_task_id: null });
+  take("agent.started", null);
+  take("agent.started", "called"); // not dispatched: its caller waits for it
+  const tasks = ["a", "b", "c", "d", "e", "f"];
+  for (const task of tasks) take("subagent.dispatched", task, { prompt: "?", metadata: null });
+  take("subagent.dequeued", "e");
+  take("subagent.completed", "a", { token_usage: {} });
+  take("subagent.completed", "b", { token_usage: {} });
+  take("subagent.timeout", "c", { token_usage: {}, error: { code: "timeout", message: "late" } });
+  const before = progressOf(state);
+  assert.deepEqual([before.over, before.total, before.leftMs], [3, 6, null]);
+  take("subagent.completed", "d", { token_usage: {} });
+  const { counts, leftMs } = progressOf(state);
+  assert.equal(countsText(counts), "3 done · 1 failed · 1 running · 1 waiting");
+  assert.equal(leftMs, 10_000 / 4 * 2); // dispatched from second 3, the last over at second 13
 });
 
 test("long times without work take little room", () => {

@@ -19,10 +19,11 @@ import { follow, go, useTitle } from "../router.js";
 import { programsOf, requestOf } from "../run/copy_as.js";
 import { Graph, skippedOf } from "../run/graph.js";
 import { Playback } from "../run/playback.js";
+import { countsOf, countsText, FEW, progressOf } from "../run/progress.js";
 import { isFinal } from "../run/state.js";
 import { Answer, Diagnosis, Question, textOf } from "../run/story.js";
 import { TaskDetail } from "../run/task.js";
-import { Timeline } from "../run/timeline.js";
+import { Progress, Timeline } from "../run/timeline.js";
 import { useRunState } from "../run/use_run.js";
 
 const TABS = [["timeline", "Timeline"], ["graph", "Graph"], ["flows", "What flowed"], ["events", "Events"]];
@@ -99,6 +100,7 @@ export function Run({ id, query }) {
     <${Diagnosis} run=${run.data} state=${live} now=${moves ? Date.now() : live.endedAt} />
     ${!played && html`<${Steer} key=${id} run=${run.data} state=${live} moves=${moves} />`}
     <${Numbers} state=${state} now=${now} />
+    <${Progress} state=${state} />
     ${state.warnings.map((each) => html`<p class="note"><strong>${each.data.code}</strong> ${each.data.message}</p>`)}
     ${skippedOf(state, graph.data) && html`<p class="note">${skippedOf(state, graph.data)}</p>`}
     <${Playback} run=${live} enabled=${!moves} onState=${setPlayed} />
@@ -135,13 +137,6 @@ const ForkedFrom = ({ of, id, taken }) => html` · repeats <${Source} of=${of.ru
 const lastTaskOf = (state, agent) =>
   [...state.tasks.values()].findLast((task) => (task.node ?? task.agent) === agent);
 
-/** The numbers of tasks by state without "completed", such as "3 failed · 2 running". */
-function unfinished(tasks) {
-  const counts = new Map();
-  for (const { status } of tasks) if (status !== "completed") counts.set(status, (counts.get(status) ?? 0) + 1);
-  return [...counts].map(([status, number]) => `${count(number)} ${status}`).join(" · ");
-}
-
 function Numbers({ state, now }) {
   let input = 0, calls = 0, tools = 0;
   const cost = { amount: 0, currency: "USD", complete: true };
@@ -160,7 +155,8 @@ function Numbers({ state, now }) {
   return html`<${Figures}>
     <${Figure} name="Time" value=${duration(state.startedAt && now - state.startedAt)}
       note=${state.startedAt && `after ${duration(state.startedAt - state.queuedAt)} in the queue`} />
-    <${Figure} name="Tasks" value=${count(state.tasks.size)} note=${unfinished(state.tasks.values())} />
+    <${Figure} name="Tasks" value=${count(state.tasks.size)}
+      note=${progressOf(state).total < FEW && countsText({ ...countsOf(state.tasks.values()), done: 0 })} />
     <${Figure} name="Model calls" value=${count(Math.max(usage?.model_calls ?? 0, calls))} />
     <${Figure} name="Tool calls" value=${count(usage?.tool_calls ?? tools)} />
     <${Figure} name="Tokens" value=${tokens(usage ? usage.input + usage.output : input)}

@@ -7,13 +7,10 @@ import { html } from "../html.js";
 import { Select, Status } from "../parts/basics.js";
 import { Windowed } from "../parts/windowed.js";
 import { causeOf } from "./diagnosis.js";
+import { countsText, FEW, PART_OF, progressOf } from "./progress.js";
 import { axis, idleTimes } from "./scale.js";
 
 const ROW = 34;
-/** Below this number of tasks a search among them is not offered. */
-const FEW = 8;
-const STATUSES = ["queued", "running", "streaming", "waiting", "completed", "failed", "timeout", "cancelled"];
-
 /** How a part of a task's time is drawn. */
 const kindOf = ({ kind, error }) => (error && kind === "model" ? "failed" : error && kind === "tool" ? "broken" : kind);
 /**
@@ -37,6 +34,21 @@ function chosenRows(rows, status, text) {
   const wanted = text.trim().toLowerCase();
   return rows.filter(({ task }) => (!status || task.status === status)
     && (!wanted || `${task.agent} ${task.title}`.toLowerCase().includes(wanted)));
+}
+
+/** The dispatched tasks in one picture, if they are many. */
+export function Progress({ state }) {
+  const { counts, over, total, leftMs } = progressOf(state);
+  if (total < FEW) return null;
+  const text = countsText(counts);
+  return html`<div class="progress">
+    <div role="progressbar" aria-label="Dispatched tasks" aria-valuemin="0" aria-valuemax=${total} aria-valuenow=${over}
+      aria-valuetext=${`${over} of ${total} are over: ${text}`}>
+      ${Object.entries(counts).map(([part, number]) => html`<i class=${`bar ${part}`}
+        style=${{ width: `${100 * number / total}%` }}></i>`)}</div>
+    <p class="small numbers"><strong>${count(over)} of ${count(total)} tasks are over</strong> · ${text}
+      ${leftMs > 0 && ` · about ${duration(leftMs)} left`}</p>
+  </div>`;
 }
 
 /** `state`: RunState; `now`: end of the time axis in ms; `chosen`: key of a task. */
@@ -80,7 +92,7 @@ export function Timeline({ state, now, chosen, onChoose }) {
   const shown = status || text ? chosenRows(rows, status, text) : rows;
   return html`<div class="timeline">
     ${rows.length >= FEW && html`<form class="filters body" onSubmit=${(e) => e.preventDefault()}>
-      <${Select} label="Status" any="any" value=${status} options=${STATUSES} onChange=${setStatus} />
+      <${Select} label="Status" any="any" value=${status} options=${Object.keys(PART_OF)} onChange=${setStatus} />
       <label>Task or agent <input type="search" value=${text} onInput=${(e) => setText(e.target.value)} /></label>
       <span class="small soft" role="status">${shown.length} of ${rows.length} tasks</span></form>`}
     <div class="task-row names" aria-hidden="true"><span>Task</span><span>Time</span><span class="wide">Tokens</span>
