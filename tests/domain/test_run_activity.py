@@ -20,7 +20,7 @@ class Run:
         self.agents: dict[str | None, str | None] = {None: "lead"}
         assert self("agent.started", depth=0) == "lead starts"
 
-    def __call__(self, kind: str, task: str | None = None, **data: Any) -> str | None:
+    def __call__(self, kind: str, task: str | None = None, /, **data: Any) -> str | None:
         event = {
             "seq": 1,
             "type": kind,
@@ -63,6 +63,9 @@ class Run:
 
     def later(self, seconds: float) -> None:
         self.now += timedelta(seconds=seconds)
+
+    def moved(self) -> bool:
+        return self.activity.has_moved
 
     def depths(self) -> dict[str | None, int]:
         return {task: self.activity.depth(task) for task in self.activity.work}
@@ -197,3 +200,42 @@ def test_nodes_of_a_graph_are_told_once() -> None:
     assert run("agent.started", "b", depth=1) == "reminder starts"
     reason = "sort chose help"
     assert run("node.skipped", "x", node="pay", reason=reason) == f"pay is skipped: {reason}"
+
+
+def test_ten_tasks_under_way_are_counted_and_only_failures_have_lines(run: Run) -> None:
+    tasks = [f"t{number}" for number in range(12)]
+    lines = [run.dispatch(task) for task in tasks]
+    assert [line is None for line in lines] == [False] * 9 + [True] * 3
+    run.later(1)
+    for task in tasks[:5]:
+        assert run.begin(task) is None
+    assert run("tool.started", tasks[0], call=1, name="get", arguments={}) is None
+    run.parents["below"] = tasks[0]
+    assert run("agent.started", "below", depth=2) is None
+    asked = {"kind": "approval", "tool": "refund"}
+    assert run("interrupt.created", tasks[1], **asked) == "t1 waits for people: approval, refund"
+    assert run.move(tasks[0], "running", "completed") is None
+    assert run.moved()
+    assert run.end(tasks[0]) is None
+    assert not run.moved()
+    assert str(run.activity.crowd) == "1 of 12 tasks are over: 1 done, 4 running, 7 waiting"
+    assert run.move(tasks[1], "running", "cancelled") is None
+    assert run.end(tasks[1], "cancelled") is None
+    run.move(tasks[2], "running", "failed")
+    said = run.end(tasks[2], "failed", error={"code": "x", "message": "no model"})
+    assert said == "t2 failed: no model (2.5 s, 34 tokens)"
+    run.move(tasks[3], "running", "completed")
+    run.later(60)
+    run.move(tasks[4], "running", "completed")
+    # Five tasks took 61 s, and seven are left.
+    counts = "5 of 12 tasks are over: 3 done, 2 failed, 7 waiting"
+    assert str(run.activity.crowd) == f"{counts}; about 0:01:25 left"
+    assert run("subagent.resumed", tasks[5], attempt=2) is None
+    for task in tasks[5:]:
+        run.move(task, "running", "completed")
+    assert str(run.activity.crowd) == "12 of 12 tasks are over: 10 done, 2 failed"
+    # The next tasks are few again.
+    assert run.dispatch("last") == "lead dispatches last (priority 5, 0 ahead)"
+    run.move("last", "running", "completed")
+    assert run.end("last") == "last answered (2.5 s, 34 tokens)"
+    assert not run.moved()

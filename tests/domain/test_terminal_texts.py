@@ -46,15 +46,17 @@ def test_all_texts_of_a_value_are_made_safe() -> None:
 class Played:
     """Transcript with hand-written events of the run's own agent."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, at_terminal: bool = False) -> None:
         self.screen = Screen()
-        console = Console(file=self.screen, width=200, color_system=None)
+        console = Console(
+            file=self.screen, width=200, color_system=None, force_terminal=at_terminal
+        )
         self.transcript = Transcript(console, self.screen)
 
-    def __call__(self, kind: str, **data: Any) -> None:
+    def __call__(self, kind: str, task: str | None = None, **data: Any) -> None:
         event = {
             "type": kind,
-            "task_id": None,
+            "task_id": task,
             "parent_task_id": None,
             "agent": "clerk",
             "at": "2026-11-21T10:53:53+00:00",
@@ -98,6 +100,58 @@ def test_other_words_begin_a_new_line() -> None:
         "Good evening",
         "Well.",
     ]
+
+
+def play_many_tasks(play: Played, count: int, failed: int) -> None:
+    """Play tasks of which one fails, and words of the run's own agent in the middle."""
+    tasks = [f"t{number}" for number in range(count)]
+    task: dict[str, Any] = {"agent": "x", "priority": 5, "metadata": {}, "queue_position": 0}
+    for each in tasks:
+        play("subagent.dispatched", each, **task, prompt="?")
+    usage = {"token_usage": {"input": 1, "output": 0}, "duration_ms": 1000}
+    for number, each in enumerate(tasks):
+        play("subagent.status_changed", each, to="running")
+        how = "failed" if number == failed else "completed"
+        play("subagent.status_changed", each, to=how)
+        play(f"subagent.{how}", each, **usage, error={"code": "x", "message": "no model"})
+        if number == count // 2:
+            play.begin()
+            play.delta(0, "Half")
+            play.complete("Half")
+
+
+def test_many_tasks_have_a_line_at_each_tenth_outside_of_a_terminal() -> None:
+    play = Played()
+    play_many_tasks(play, 1000, failed=7)
+    lines = play.screen.getvalue().splitlines()
+    assert sum("dispatches" in line for line in lines) == 9
+    progress = [line for line in lines if "tasks are over" in line]
+    assert [line.split()[0] for line in progress] == [
+        *("100", "200", "300", "400", "500", "600", "700", "800", "900", "1,000")
+    ]
+    assert progress[0].startswith(
+        "100 of 1,000 tasks are over: 99 done, 1 failed, 900 waiting; about "
+    )
+    assert progress[-1] == "1,000 of 1,000 tasks are over: 999 done, 1 failed"
+    assert [line for line in lines if "no model" in line] == [
+        "x failed: no model (1.0 s, 1 tokens)"
+    ]
+    assert "Half" in lines
+    assert len(lines) == 9 + 10 + 2
+
+
+def test_many_tasks_have_one_line_at_a_terminal() -> None:
+    play = Played(at_terminal=True)
+    play_many_tasks(play, 20, failed=7)
+    lines = play.screen.getvalue().split("\n")
+    left = [line.split("\r\x1b[2K")[-1] for line in lines]
+    assert left[9:] == [
+        "x failed: no model (1.0 s, 1 tokens)",
+        "Half",
+        "20 of 20 tasks are over: 19 done, 1 failed",
+        "",
+    ]
+    assert "13 of 20 tasks are over: 12 done, 1 failed, 7 waiting" in play.screen.getvalue()
 
 
 def test_an_answer_of_a_dag_names_its_agents() -> None:

@@ -2,13 +2,16 @@
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Any, TextIO
+from typing import Any, ClassVar, TextIO
 
 from rich.console import Console
+from rich.control import Control
+from rich.segment import ControlType
 
 from bottega.cli.client import Event
 from bottega.cli.terminal import one_line
@@ -63,6 +66,84 @@ _ENDS = {
 }
 
 
+_PARTS = {
+    "queued": "waiting",
+    "waiting": "waiting",
+    "running": "running",
+    "streaming": "running",
+    "completed": "done",
+    "failed": "failed",
+    "timeout": "failed",
+    "cancelled": "failed",
+}
+"""What each status of a task means for the progress of all, as in ``tasks`` of a run."""
+
+
+@dataclass(slots=True)
+class Crowd:
+    """The dispatched tasks that are under way together. A task joins while another one is open.
+
+    Attributes:
+        parts: for each task ``waiting``, ``running``, ``done`` or ``failed``.
+        began: time of the first dispatch, in seconds since the epoch.
+        last_end: time of the last end of a task, in the same unit.
+    """
+
+    MANY: ClassVar[int] = 10
+    """From this number of tasks on, the tasks are counted and not shown one by one."""
+    ESTIMATE_FROM: ClassVar[int] = 3
+    """So many tasks must be done before the time of the others is estimated."""
+
+    parts: dict[str, str] = field(default_factory=dict)
+    began: float = 0.0
+    last_end: float = 0.0
+    _counts: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def is_large(self) -> bool:
+        return len(self.parts) >= self.MANY
+
+    @property
+    def is_over(self) -> bool:
+        return self.over == len(self.parts)
+
+    @property
+    def over(self) -> int:
+        """Number of tasks that have ended."""
+        return self._counts["done"] + self._counts["failed"]
+
+    def add(self, task_id: str, at: datetime) -> None:
+        """Add a task that was dispatched; if all earlier tasks are over, a new crowd begins."""
+        if self.is_over:
+            self.parts.clear()
+            self._counts.clear()
+            self.began = at.timestamp()
+        self.parts[task_id] = "waiting"
+        self._counts["waiting"] += 1
+
+    def move(self, task_id: str, status: str, at: datetime) -> bool:
+        """Set a task's status; return true if the counts have changed."""
+        old, new = self.parts.get(task_id), _PARTS[status]
+        if old is None or old == new:
+            return False
+        self.parts[task_id] = new
+        self._counts[old] -= 1
+        self._counts[new] += 1
+        if new in ("done", "failed"):
+            self.last_end = at.timestamp()
+        return True
+
+    def __str__(self) -> str:
+        over, total = self.over, len(self.parts)
+        names = ("done", "failed", "running", "waiting")
+        counts = ", ".join(f"{self._counts[name]:,} {name}" for name in names if self._counts[name])
+        text = f"{over:,} of {total:,} tasks are over: {counts}"
+        if self.is_over or self._counts["done"] < self.ESTIMATE_FROM:
+            return text
+        seconds = (self.last_end - self.began) / over * (total - over)
+        return f"{text}; about {timedelta(seconds=round(seconds))} left"
+
+
 @dataclass(slots=True)
 class AgentWork:
     """Work of the run's own agent, of a called sub-agent, or of an asynchronous task.
@@ -71,12 +152,14 @@ class AgentWork:
         depth: number of agents between the run and this agent.
         is_task: true if this is an asynchronous task; its end is shown at the task's final event,
             not at the agent's final event.
+        is_counted: true if this is an asynchronous task, or a part of the work of such a task.
     """
 
     agent: str
     depth: int
     started: datetime
     is_task: bool = False
+    is_counted: bool = False
     is_over: bool = False
     spent: Spent = field(default_factory=Spent)
 
@@ -87,12 +170,41 @@ class ActivityView:
 
     Attributes:
         work: work by task id; ``None`` is the id of the run's own agent.
+        crowd: the asynchronous tasks that are under way.
+        has_moved: true if the last event changed the counts of a large crowd.
     """
 
     work: dict[str | None, AgentWork] = field(default_factory=dict)
+    crowd: Crowd = field(default_factory=Crowd)
+    has_moved: bool = False
 
     def describe(self, event: Event) -> str | None:
-        """Describe an event in a line of text; ``None``: this view does not show the event."""
+        """Describe an event in a line of text; ``None``: this view does not show the event.
+
+        If a crowd is large, its tasks have lines only if they fail, or if people are asked.
+        """
+        kind, data = event["type"], event["data"]
+        line = self._line_of(event)
+        work = self.work.get(event["task_id"])
+        self.has_moved = self._move(event) and self.crowd.is_large
+        is_counted = work is not None and work.is_counted and self.crowd.is_large
+        if is_counted and kind not in ("subagent.failed", "subagent.timeout"):
+            line = None
+        agent = work.agent if work else event["agent"] or "the run"
+        return line or _notice(kind, data, agent)
+
+    def _move(self, event: Event) -> bool:
+        match event["type"]:
+            case "subagent.status_changed":
+                moved: events.SubagentStatusData = event["data"]
+                status = moved["to"]
+            case "subagent.resumed":
+                status = "queued"
+            case _:
+                return False
+        return self.crowd.move(event["task_id"], status, datetime.fromisoformat(event["at"]))
+
+    def _line_of(self, event: Event) -> str | None:
         kind, data = event["type"], event["data"]
         if kind == "agent.started":
             return self._start(event)
@@ -107,7 +219,7 @@ class ActivityView:
             completed: events.LlmCompletedData = data
             work.spent += Spent.of(completed["usage"])
         agent = work.agent if work else event["agent"] or "the run"
-        return _line(kind, data, agent) or _notice(kind, data, agent)
+        return _line(kind, data, agent)
 
     def depth(self, task_id: str | None) -> int:
         """Return the number of agents between the run and a task's agent."""
@@ -138,6 +250,7 @@ class ActivityView:
             return None
         task: events.SubagentDispatchedData = event["data"]
         work = self._add(event, _name(task), is_task=True)
+        self.crowd.add(event["task_id"], work.started)
         parent = self.work.get(event["parent_task_id"])
         who = parent.agent if parent else "somebody"
         ahead = task.get("queue_position") or 0
@@ -146,7 +259,8 @@ class ActivityView:
     def _add(self, event: Event, agent: str, *, is_task: bool = False) -> AgentWork:
         above = None if event["task_id"] is None else self.work.get(event["parent_task_id"])
         depth = above.depth + 1 if above else 0
-        work = AgentWork(agent, depth, datetime.fromisoformat(event["at"]), is_task)
+        is_counted = is_task or (above is not None and above.is_counted)
+        work = AgentWork(agent, depth, datetime.fromisoformat(event["at"]), is_task, is_counted)
         self.work[event["task_id"]] = work
         return work
 
@@ -244,6 +358,8 @@ class Transcript:
     _words: str = ""
     _written: str = ""
     _in_line: bool = False
+    _progress: str = ""
+    _tenths: int = 0
 
     def show(self, event: Event) -> None:
         """Write the text that an event adds to the answer, or a line about the event."""
@@ -253,9 +369,12 @@ class Transcript:
             self._show_text(kind, data)
         if line is not None and not (of_root and kind.startswith("agent.")):  # the answer follows
             self.note(line, self._activity.depth(event["task_id"]))
+        if self._activity.has_moved:
+            self._show_progress(self._activity.crowd)
 
     def note(self, text: str, depth: int = 0) -> None:
         """Write a line about an event."""
+        self._hide_progress()
         self._end_line()
         self.notes.print(
             "  " * depth + one_line(text),
@@ -268,6 +387,7 @@ class Transcript:
 
     def end(self, run: dict[str, Any]) -> None:
         """Write the run's error, or the answer if it was not written yet; then the cost."""
+        self._hide_progress()
         output = text_of(run["output"])
         if output.strip() and output.strip() != self._written.strip():
             self._write(output)
@@ -275,6 +395,28 @@ class Transcript:
         if run["error"] is not None:
             self.note(f"error: {run['error']['message']}")
         self.note(summary(run))
+
+    def _show_progress(self, crowd: Crowd) -> None:
+        """Write a crowd's progress: on a terminal in place, else at each tenth of its tasks."""
+        tenths = 10 * crowd.over // len(crowd.parts)
+        if self.notes.is_terminal and not self.notes.is_dumb_terminal:
+            text = one_line(str(crowd), self.notes.width - 1)
+            if text != self._progress and not crowd.is_over and not self._in_line:
+                self._hide_progress()
+                self.notes.print(text, style="dim", markup=False, highlight=False, end="")
+                self._progress = text
+        elif tenths > self._tenths and not crowd.is_over:
+            self.note(str(crowd))
+        self._tenths = max(tenths, self._tenths)
+        if crowd.is_over:
+            self.note(str(crowd))
+            self._tenths = 0
+
+    def _hide_progress(self) -> None:
+        if self._progress:
+            erase = (ControlType.ERASE_IN_LINE, 2)
+            self.notes.control(Control(ControlType.CARRIAGE_RETURN, erase))
+            self._progress = ""
 
     def _show_text(self, kind: str, data: dict[str, Any]) -> None:
         match kind:
@@ -300,6 +442,7 @@ class Transcript:
         self._written = self._words
 
     def _write(self, text: str) -> None:
+        self._hide_progress()
         self.out.write(text)
         self.out.flush()
         self._in_line = not text.endswith("\n") if text else self._in_line
