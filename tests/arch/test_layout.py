@@ -21,12 +21,21 @@ def test_class_name_is_used_once() -> None:
     assert not {name: found for name, found in homes.items() if len(found) > 1}
 
 
-def test_architecture_names_files_that_exist() -> None:
-    text = (ROOT / "docs/explain/architecture.md").read_text()
-    named = set(re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)`", text))
-    assert len(named) > 20
-    missing = [name for name in named if not (PACKAGE / name).is_file()]
-    assert not [name for name in missing if not (ROOT / name).is_file()]
+def test_documentation_names_files_that_exist() -> None:
+    """Look for names in all pages; one without a folder may be of any file of code or tests."""
+    suffix = "py|m?js|json|md|sql|toml|ya?ml|html|css|txt|lock|sh|conf"
+    form = rf"`((?:[a-z0-9_.-]+/)+(?:[a-z0-9_.-]+\.(?:{suffix}))?|[a-z0-9_]+\.(?:py|sql|toml|md))`"
+    bases = (ROOT, ROOT / "app", PACKAGE, ROOT / "docs", ROOT / "tests")
+    anywhere = {path.name for base in (PACKAGE, ROOT / "tests") for path in base.rglob("*.*")}
+    pages = (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))
+    named = {(page, name) for page in pages for name in re.findall(form, page.read_text())}
+    assert len(named) > 200
+    missing = [
+        (str(page.relative_to(ROOT)), name)
+        for page, name in named
+        if name not in anywhere and not any((base / name).exists() for base in bases)
+    ]
+    assert missing == []
 
 
 def test_architecture_lists_all_modules_in_the_order_of_imports() -> None:
