@@ -9,11 +9,8 @@ from asyncio.subprocess import DEVNULL, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import pytest
-
+from tests.judges import needed
 from tests.waiting import until
-
-_MISSING = "nats-server is missing: install the package nats-server"
 
 
 class NatsServer:
@@ -78,10 +75,7 @@ async def nats_server(*options: str) -> AsyncIterator[NatsServer]:
 
 def require_nats() -> None:
     """Skip the test where NATS is missing; fail it in the gate."""
-    if _program() is None:
-        if os.environ.get("JUDGES") == "required":
-            raise AssertionError(_MISSING)
-        pytest.skip(_MISSING)
+    needed(_program(), "nats-server is missing: install the package nats-server")
 
 
 def _program() -> str | None:

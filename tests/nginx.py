@@ -1,20 +1,17 @@
 """Debian's nginx, with a configuration of the docs."""
 
 import asyncio
-import os
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import pytest
-
 from tests.fake_model import free_port
+from tests.judges import needed
 from tests.waiting import until
 
 _PROGRAM = Path("/usr/sbin/nginx")
-_MISSING = "nginx is missing: apt-get install nginx-light"
 _WHOLE = """
 daemon off; master_process off; pid {folder}/pid; error_log {folder}/errors;
 events {{}}
@@ -40,10 +37,7 @@ async def nginx(port: int) -> AsyncIterator[str]:
 
     Without it the test is skipped, or fails in the gate.
     """
-    if not _is_installed():
-        if os.environ.get("JUDGES") == "required":
-            raise AssertionError(_MISSING)
-        pytest.skip(_MISSING)
+    needed(_is_installed(), "nginx is missing: apt-get install nginx-light")
     listening = free_port()
     blocks = nginx_block().replace("127.0.0.1:8400", f"127.0.0.1:{port}")
     blocks = re.sub(r"listen [^;]*;", f"listen 127.0.0.1:{listening};", blocks)

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import shutil
 import signal
 import socket
@@ -17,9 +16,9 @@ from typing import Any
 import asyncpg
 import httpx2
 import psutil
-import pytest
 import yaml
 
+from tests.judges import needed
 from tests.postgres import BIN, USER, make_user
 from tests.waiting import until
 
@@ -161,11 +160,8 @@ class Cluster:
 async def cluster(folder: Path, *, synchronous: bool) -> AsyncIterator[Cluster]:
     """Run etcd and two nodes, which replicate when the block begins."""
     for program in ("patroni", "etcd"):
-        if shutil.which(program) is None:
-            missing = f"{program} is missing: install the packages patroni and etcd-server"
-            if os.environ.get("JUDGES") == "required":
-                raise AssertionError(missing)
-            pytest.skip(missing)
+        missing = f"{program} is missing: install the packages patroni and etcd-server"
+        needed(shutil.which(program), missing)
     make_user()
     if USER is not None:
         shutil.chown(folder, USER)

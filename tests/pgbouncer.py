@@ -12,12 +12,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-import pytest
-
+from tests.judges import needed
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[1]
-_MISSING = "pgbouncer is missing: install the package pgbouncer"
 
 
 class Bouncer:
@@ -70,10 +68,7 @@ async def pgbouncer(
     database_url: str, size: int = 4, login: str = "postgres"
 ) -> AsyncIterator[Bouncer]:
     """Run PgBouncer before a database; without it the test is skipped, or fails in the gate."""
-    if _program() is None:
-        if os.environ.get("JUDGES") == "required":
-            raise AssertionError(_MISSING)
-        pytest.skip(_MISSING)
+    needed(_program(), "pgbouncer is missing: install the package pgbouncer")
     with tempfile.TemporaryDirectory() as folder:
         bouncer = Bouncer(database_url, Path(folder), size, login)
         await bouncer.start()

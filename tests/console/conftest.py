@@ -3,7 +3,6 @@
 Without Chromium the tests are skipped, unless `JUDGES=required`.
 """
 
-import os
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,6 +17,7 @@ from playwright.async_api import BrowserContext, Page, async_playwright, expect
 
 from tests.fake_model import FakeModel
 from tests.flows.conftest import guest, guest_model, shared, shared_model, shared_url
+from tests.judges import needed
 from tests.service import Running
 
 __all__ = ["guest", "guest_model", "shared", "shared_model", "shared_url"]
@@ -38,10 +38,7 @@ async def profile() -> AsyncIterator[BrowserContext]:
 
     The first page of a profile takes 1.5 s of a core, and the others 0.3 s while it stays open.
     """
-    if CHROMIUM is None:
-        if os.environ.get("JUDGES") == "required":
-            pytest.fail("there is no Chromium: install Debian's package chromium")
-        pytest.skip("there is no Chromium: install Debian's package chromium")
+    needed(CHROMIUM, "there is no Chromium: install Debian's package chromium")
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=[*_OPTIONS])
         profile = await browser.new_context(viewport={"width": 1280, "height": 900})

@@ -6,7 +6,6 @@ skipped, unless `JUDGES=required`.
 
 import asyncio
 import json
-import os
 import shutil
 from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import AsyncIterator, Mapping
@@ -22,6 +21,7 @@ from bottega.agents.provider import DialectName
 from bottega.llm.provider import open_provider
 from bottega.llm.server import ServerSpec
 from bottega.settings import Settings
+from tests.judges import needed
 from tests.service import running
 
 SCRIPT = Path(__file__).parent / "node" / "node_modules" / "@copilotkit" / "aimock" / "dist/cli.js"
@@ -60,12 +60,8 @@ FIXTURES: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 async def aimock(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
-    node = shutil.which("node")
-    if node is None or not SCRIPT.exists():
-        missing = "this needs Node.js, and `npm ci --prefix tests/contract/node`"
-        if os.environ.get("JUDGES") == "required":
-            pytest.fail(missing)
-        pytest.skip(missing)
+    missing = "this needs Node.js, and `npm ci --prefix tests/contract/node`"
+    node = needed(shutil.which("node") if SCRIPT.exists() else None, missing)
     fixtures = tmp_path_factory.mktemp("aimock") / "fixtures.json"
     fixtures.write_text(json.dumps({"fixtures": FIXTURES}))
     async with serving(node, fixtures) as url:

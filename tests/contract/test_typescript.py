@@ -5,7 +5,6 @@ It needs Node.js and `npm ci --prefix tests/contract/node`; without them the tes
 """
 
 import json
-import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.judges import needed
 
 TESTS = Path(__file__).parent
 DOCS = (TESTS.parents[1] / "README.md", *sorted((TESTS.parents[1] / "docs").rglob("*.md")))
@@ -68,9 +69,7 @@ def of_examples(document: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
 
 @pytest.mark.timeout(300)
 def test_a_strict_client_compiles_the_bodies(tmp_path: Path) -> None:
-    missing = [each for each in ("openapi-typescript", "tsc") if not (TOOLS / each).exists()]
-    if missing and os.environ.get("JUDGES") != "required":
-        pytest.skip("npm ci --prefix tests/contract/node")
+    needed(TOOLS.exists(), "there is no TypeScript: npm ci --prefix tests/contract/node")
     document = json.loads(DOCUMENT.read_text())
     subprocess.run(
         [TOOLS / "openapi-typescript", DOCUMENT, "-o", tmp_path / "api.d.ts"],

@@ -19,6 +19,7 @@ from tests.fake_model import FakeModel, calls, chunk, gated, http_error, sse, te
 from tests.flows.conftest import asking
 from tests.flows.test_interrupts import decide, pending
 from tests.flows.test_patience import start as asking_run
+from tests.judges import needed
 from tests.log_entries import capture_logs
 from tests.processes import command
 from tests.service import Running, client_of, running
@@ -375,22 +376,20 @@ def test_dashboard_and_alerts_use_metrics_that_exist() -> None:
         assert set(listed.split(", ")) <= labels
 
 
-@pytest.mark.deep
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="Debian's package prometheus")
-def test_promtool_reads_the_alert_rules(tmp_path: Path) -> None:
-    rules = tmp_path / "rules.yml"
-    rules.write_text(alert_rules())
-    checked = subprocess.run(["promtool", "check", "rules", rules], capture_output=True, text=True)
-    assert checked.returncode == 0, checked.stderr
+def promtool_checks(text: str, *what: str) -> None:
+    program = needed(
+        shutil.which("promtool"), "promtool is missing: install the package prometheus"
+    )
+    checked = subprocess.run([program, "check", *what], input=text, capture_output=True, text=True)
+    assert (checked.returncode, checked.stderr) == (0, "")
 
 
-@pytest.mark.deep
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="Debian's package prometheus")
+def test_promtool_reads_the_alert_rules() -> None:
+    promtool_checks(alert_rules(), "rules", "/dev/stdin")
+
+
 async def test_promtool_finds_nothing_to_mend(watched: Running) -> None:
     await define(watched.client)
     await ended(watched)
-    report = (await watched.client.get("/metrics")).content
-    checked = await asyncio.to_thread(
-        subprocess.run, ["promtool", "check", "metrics"], input=report, capture_output=True
-    )
-    assert (checked.returncode, checked.stderr) == (0, b"")
+    report = (await watched.client.get("/metrics")).text
+    await asyncio.to_thread(promtool_checks, report, "metrics")

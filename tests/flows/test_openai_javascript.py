@@ -6,16 +6,14 @@ skipped, unless `JUDGES=required`.
 
 import asyncio
 import json
-import os
 import shutil
 from asyncio.subprocess import PIPE
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.fake_model import FakeModel, calls, text
 from tests.flows.test_conversations import define
+from tests.judges import needed
 from tests.service import Running
 
 NODE = Path(__file__).parents[1] / "contract" / "node"
@@ -23,10 +21,8 @@ NODE = Path(__file__).parents[1] / "contract" / "node"
 
 async def run_in_node(program: str, package: str, bottega: Running) -> Any:
     """Run a program with our address and key; return the JSON that it prints."""
-    if not (shutil.which("node") and (NODE / "node_modules" / package).exists()):
-        if os.environ.get("JUDGES") == "required":
-            pytest.fail("install the judges: npm ci --prefix tests/contract/node")
-        pytest.skip(f"there is no Node.js with {package}: npm ci --prefix tests/contract/node")
+    found = shutil.which("node") and (NODE / "node_modules" / package).exists()
+    needed(found, f"there is no Node.js with {package}: npm ci --prefix tests/contract/node")
     url = f"http://127.0.0.1:{bottega.port}/openai/v1"
     key = bottega.headers["Authorization"].removeprefix("Bearer ")
     client = await asyncio.create_subprocess_exec(

@@ -6,7 +6,6 @@ unless `JUDGES=required`.
 
 import asyncio
 import json
-import os
 import shutil
 import sys
 from asyncio.subprocess import PIPE, STDOUT
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.fake_model import FakeModel, text
+from tests.judges import needed
 from tests.service import Running
 
 SOURCES = Path(__file__).parents[1] / "contract" / "generators"
@@ -40,10 +40,8 @@ pytestmark = pytest.mark.deep
 
 def needs(*programs: str) -> None:
     """Skip the test if a program is missing."""
-    if missing := [each for each in programs if shutil.which(each) is None]:
-        if os.environ.get("JUDGES") == "required":
-            pytest.fail(f"install {', '.join(missing)}")
-        pytest.skip(f"there is no {', '.join(missing)}")
+    for program in programs:
+        needed(shutil.which(program), f"there is no {program}")
 
 
 async def output_of(*command: Any, cwd: Path) -> str:

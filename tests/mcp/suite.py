@@ -7,7 +7,8 @@ import subprocess
 from pathlib import Path
 
 import playwright
-import pytest
+
+from tests.judges import needed
 
 _FOLDER = Path(__file__).parents[1] / "contract" / "conformance"
 _SCRIPT = _FOLDER / "node_modules/@modelcontextprotocol/conformance/dist/index.js"
@@ -27,8 +28,8 @@ async def judged(*words: str) -> str:
 
 
 def _install() -> None:
-    if not (_NODE.exists() and (npm := shutil.which("npm"))):
-        pytest.skip("this needs npm, and Playwright for Python")
+    found = shutil.which("npm") if _NODE.exists() else None
+    npm = needed(found, "this needs npm, and Playwright for Python")
     with (_FOLDER / "package.json").open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         if not _SCRIPT.exists():
