@@ -32,5 +32,5 @@ def test_each_command_of_benchmarks_is_listed() -> None:
         if '__name__ == "__main__"' in path.read_text()
     }
     parts = {"benchmarks.model", "benchmarks.tenants.questions"}  # processes of others
-    parts |= {"benchmarks.peers.model", "benchmarks.peers.work"}
+    parts |= {"benchmarks.peers.model", "benchmarks.peers.work", "benchmarks.skeleton"}
     assert {name for name in names if name not in shown} == parts
