@@ -76,7 +76,7 @@ class WorkLoop:
         self._awake.set()
 
     def on_notice(self, payload: str | None) -> None:
-        """Wake the loop, unless the payload only says that the process rests (``None``)."""
+        """Wake the loop, unless the process rests and the payload is ``None``: a rest has begun."""
         if payload is not None or not self.rests():
             self.wake()
 

@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 
 from bottega.errors import UnavailableError
+from bottega.events.listener import NotifyListener
 from bottega.leased_work import Blame, LeasedWork, WorkLoop
 from tests.waiting import until
 
@@ -201,6 +202,16 @@ def test_a_loop_does_not_act_because_its_process_rests() -> None:
     loop.on_notice(None)
     assert not loop._awake.is_set()
     loop.on_notice("")
+    assert loop._awake.is_set()
+
+
+async def test_a_loop_acts_when_its_process_stops_resting() -> None:
+    listener, loop = NotifyListener(pytest.fail), WorkLoop("any", pytest.fail)
+    loop.rests = listener.rests
+    listener.subscribe("any", loop.on_notice)
+    listener.need(is_needed=False)
+    assert not loop._awake.is_set()
+    listener.need(is_needed=True)
     assert loop._awake.is_set()
 
 

@@ -474,8 +474,16 @@ async def test_a_login_without_the_application_role_is_refused(
         await connect(fresh_server)
     await anyio.to_thread.run_sync(migrate.upgrade, fresh_server)
     await run_as(fresh_server, "CREATE ROLE stranger LOGIN")
+    stranger = fresh_server.replace("postgres@", "stranger@")
     with pytest.raises(UnavailableError, match="GRANT bottega_app"):
-        await connect(fresh_server.replace("postgres@", "stranger@"))
+        await connect(stranger)
+    await run_as(
+        fresh_server,
+        "UPDATE alembic_version SET version_num = '0000'",
+        "GRANT ALL ON SCHEMA public TO stranger WITH GRANT OPTION",
+    )
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):  # no error of Alembic's connection
+        await anyio.to_thread.run_sync(migrate.upgrade, stranger)
 
 
 @pytest.mark.deep

@@ -3,6 +3,8 @@
 import asyncio
 from uuid import uuid4
 
+import asyncpg
+import pytest
 from sqlalchemy import delete, insert, select, text
 
 from bottega.db.pool import Database
@@ -39,3 +41,21 @@ async def test_transactions_that_also_use_the_pool_do_not_block_each_other(
     size = database.pool.get_max_size()
     async with asyncio.timeout(5):
         assert await asyncio.gather(*(use() for _ in range(size))) == [1] * size
+
+
+@pytest.mark.parametrize(
+    "result", ["OUT b text, OUT a jsonb", "OUT n text, OUT a jsonb, OUT b text"]
+)
+async def test_a_result_s_new_columns_are_seen(
+    database: Database, owner: asyncpg.Pool, result: str
+) -> None:
+    """Check it because an older process runs on after a newer version has migrated."""
+    for columns in ("OUT a jsonb, OUT b text", result):
+        values = columns.replace("OUT ", "").replace("jsonb", "").replace("text", "")
+        values = values.replace("a ", "'{}'::jsonb").replace("b ", "'1'").replace("n ", "'2'")
+        await owner.execute("DROP FUNCTION IF EXISTS seen")
+        await owner.execute(f"CREATE FUNCTION seen({columns}) LANGUAGE sql AS $$SELECT {values}$$")
+        await database.pool.expire_connections()
+        async with database.begin(DEFAULT_TENANT) as tx:
+            row = (await tx.execute(text("SELECT * FROM seen()"))).one()
+            assert (row.a, row.b) == ({}, "1")

@@ -84,20 +84,19 @@ def explain(error: BaseException) -> tuple[str, str | None]:
 
     from bottega.db.failures import is_outage
 
-    cause = error
-    said = one_line(str(cause).splitlines()[0] if str(cause) else type(cause).__name__)
-    match cause:
+    said = one_line(str(error).splitlines()[0] if str(error) else type(error).__name__)
+    match error:
         case BottegaError():
-            return cause.detail, None
+            return error.detail, None
         case ValidationError():
-            first = cause.errors()[0]
+            first = error.errors()[0]
             name = ".".join(map(str, first["loc"])) or "settings"
             return (
                 f"{name}: {first['msg']}",
                 "correct this setting; `bottega settings` lists all settings",
             )
         case asyncpg.RaiseError():  # an error that our SQL raised, whose text contains the hint
-            return one_line(cause.args[0], 500), None
+            return one_line(error.args[0], 500), None
         case asyncpg.InsufficientPrivilegeError():
             return said, "use the login that owns the database; `bottega doctor` shows its rights"
         case asyncpg.ReadOnlySQLTransactionError():
@@ -111,15 +110,15 @@ def explain(error: BaseException) -> tuple[str, str | None]:
                 "itself, it has changed nothing: report its error"
             )
         case OSError():
-            place = "" if cause.filename is None else f": {cause.filename}"
-            return f"{cause.strerror or said}{place}", (
+            place = "" if error.filename is None else f": {error.filename}"
+            return f"{error.strerror or said}{place}", (
                 "check the network and try again; `bottega doctor` shows what can be reached"
-                if cause.filename is None
+                if error.filename is None
                 else "check this path and the rights of this user there"
             )
         case _:
             return (
-                f"an internal error ({type(cause).__name__}: {said})",
+                f"an internal error ({type(error).__name__}: {said})",
                 "run `bottega --debug COMMAND` for its traceback, and report it",
             )
 

@@ -328,8 +328,17 @@ def upgrade(url: str) -> None:
     """
     from alembic import command
 
-    if not asyncio.run(is_current(url)):
+    if asyncio.run(is_current(url)):
+        return
+    try:
         command.upgrade(alembic_config(url), "head")
+    except DBAPIError as error:
+        raise _driver_error(error) from error
+
+
+def _driver_error(error: DBAPIError) -> BaseException:
+    """Return asyncpg's error inside an error of Alembic's connection."""
+    return (error.orig and error.orig.__cause__) or error
 
 
 def whole_script() -> str:
@@ -389,7 +398,7 @@ def prepare(connection: "Connection") -> None:
         try:
             connection.exec_driver_sql("CREATE EXTENSION vector SCHEMA public")
         except DBAPIError as error:
-            reason = str(error.orig and error.orig.__cause__).splitlines()[0]
+            reason = str(_driver_error(error)).splitlines()[0]
             raise UnavailableError(
                 f"the extension vector (pgvector, 0.8 or newer) is missing, and {server['login']!r}"
                 f" cannot create it ({reason}): install its package on the server, and let an "

@@ -45,16 +45,22 @@ class _Prepared:
     """Details of a compiled statement that all its executions share.
 
     Attributes:
-        columns: names of the result's columns; ``None``: the statement returns no rows.
+        names: names of the result's columns; empty: the statement returns no rows.
+        columns: the same names, as SQLAlchemy needs them.
         documents: indexes of the columns whose values are JSON.
         encoders: functions for values that the driver does not encode, by name of the parameter.
         expands: true if the SQL depends on the values, such as the number of values after ``IN``.
     """
 
-    columns: SimpleResultMetaData | None
+    names: Sequence[str]
+    columns: SimpleResultMetaData
     documents: Sequence[int]
     encoders: Mapping[str, _Encoder]
     expands: bool
+
+    def fits(self, records: Sequence[asyncpg.Record]) -> bool:
+        """Check the names: ``SELECT *`` changes when a newer version migrates the database."""
+        return not records or self.names == [*records[0].keys()]
 
     def rows(self, records: Sequence[asyncpg.Record]) -> Iterator[tuple[Any, ...]]:
         if not self.documents:
@@ -83,7 +89,8 @@ class AsyncConnection:
     """A connection with an open transaction, for composed statements.
 
     Attributes:
-        driver: the same connection, for fixed SQL.
+        driver: the same connection, for fixed SQL, whose statements have a shorter timeout
+            (``SilenceTimeouts.step_s``).
     """
 
     driver: asyncpg.Connection
@@ -121,12 +128,15 @@ class AsyncConnection:
             encoders[name](values[name]) if name in encoders else values[name]
             for name in names or ()
         ]
-        if prepared.columns is not None:
+        if prepared.names:
             records = await self.driver.fetch(sql, *arguments, timeout=LONGEST_STATEMENT_S)
+            if not prepared.fits(records):
+                prepared = _prepared[compiled] = await self._prepare(compiled, sql)
             return Rows(prepared.columns, prepared.rows(records))
         status = await self.driver.execute(sql, *arguments, timeout=LONGEST_STATEMENT_S)
-        result: Rows[*tuple[Any, ...]] = Rows(SimpleResultMetaData(()), iter(()))
-        result.rowcount = int(status.rpartition(" ")[2])
+        result: Rows[*tuple[Any, ...]] = Rows(prepared.columns, iter(()))
+        number = status.rpartition(" ")[2]
+        result.rowcount = int(number) if number.isdigit() else 0
         return result
 
     async def _prepare(self, compiled: SQLCompiler, sql: str) -> _Prepared:
@@ -138,8 +148,10 @@ class AsyncConnection:
             for name, parameter in compiled.binds.items()
             if (encoder := parameter.type.dialect_impl(_DIALECT).bind_processor(_DIALECT))
         }
+        names = [each.name for each in columns]
         return _Prepared(
-            SimpleResultMetaData([each.name for each in columns]) if columns else None,
+            names,
+            SimpleResultMetaData(names),
             [at for at, each in enumerate(columns) if each.type.name in ("json", "jsonb")],
             encoders,
             bool(compiled.post_compile_params or compiled.literal_execute_params),
@@ -267,7 +279,7 @@ class Database:
         limits: names and values of limits that connections set as session parameters.
         pool: pool of all connections but the separate ones of :meth:`connect`.
         transactions: slots for transactions that :meth:`begin` begins. They are fewer than the
-            pool's connections, so code inside such a transaction can use the pool.
+            connections of a pool with several, so code inside such a transaction can use the pool.
         turns: limiter of each tenant's connections for statements that may take long.
         commits: limiter of each tenant's connections for short statements, which wait for a commit.
         patience_s: maximum wait for a connection, in seconds.

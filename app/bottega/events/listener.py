@@ -61,10 +61,10 @@ class NotifyListener:
     def need(self, *, is_needed: bool) -> None:
         """Start or stop listening. Call subscribers with ``None``: notifications may be lost."""
         if is_needed:
-            if self.rests():
-                for channel in list(self._subscribers):
-                    self._hand_on(channel, None)
+            rested = self.rests()
             self._needed.set()
+            for channel in list(self._subscribers) if rested else ():
+                self._hand_on(channel, None)
         elif self._needed.is_set():
             self._needed.clear()
             for channel in list(self._heard):

@@ -18,7 +18,7 @@ class Totals:
 
     def count(self, name: str, value: int = 1, **attributes: str) -> None:
         """Add to a counter."""
-        self._counters[(name, *attributes.items())] += value
+        self._counters[(name, *sorted(attributes.items()))] += value
 
     def gauge(self, name: str, value: float) -> None:
         """Set a gauge."""
@@ -38,7 +38,7 @@ class Totals:
         """
         values: dict[str, float] = {}
         for (name, *attributes), value in self._counters.items():
-            labels = ",".join(f"{key}={text}" for key, text in sorted(attributes))
+            labels = ",".join(f"{key}={text}" for key, text in attributes)
             values[f"{name}{{{labels}}}" if labels else name] = value
         for name, numbers in self._histograms.items():
             values[f"{name}.count"] = sum(numbers)
