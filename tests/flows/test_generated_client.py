@@ -22,12 +22,16 @@ from tests.service import Running
 from tests.tenants import holder
 
 PACKAGE = "generated_client"
+CONFIG = {
+    "post_hooks": [],
+    "content_type_overrides": {"application/x-ndjson": "application/octet-stream"},
+}
 
 
 async def generate(document: dict[str, Any], folder: Path) -> None:
     """Write the client into `folder`; anything that the generator leaves out is an error."""
     (folder / "openapi.json").write_text(json.dumps(document))
-    (folder / "config.json").write_text(json.dumps({"post_hooks": []}))
+    (folder / "config.json").write_text(json.dumps(CONFIG))
     generator = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "openapi_python_client", "generate", "--fail-on-warning"),
         *("--path", folder / "openapi.json", "--config", folder / "config.json"),

@@ -27,7 +27,8 @@ KNOWN = (
     "Failed to get the schema name: null",
     # of a field that may be a text or a list
     "Validation 'maxLength' has no effect on schema 'object'",
-    # the parameter `with`, in Python
+    # the parameters `from` and `with`, in Python
+    "From (reserved word) cannot be used as model name. Renamed to ModelFrom",
     "With (reserved word) cannot be used as model name. Renamed to ModelWith",
     # of a field that must be null
     "Error in generating `example` for the property",
