@@ -148,8 +148,8 @@ async def test_no_answer_is_lost_when_one_of_the_workers_of_many_child_runs_is_k
 ) -> None:
     crowd = Crowd(count, in_one_call=True, free=free)
     model.decide = crowd.decide
-    # No worker has places for all child runs that may be under way, so each has some of them.
-    under_way, places = 20, 2 + 20 // workers
+    # The other workers have no places for all child runs under way, so the killed one has some.
+    under_way, places = 20, 1 + 20 // workers
     limited = environment(
         database_url,
         model,
