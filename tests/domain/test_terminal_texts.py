@@ -102,9 +102,9 @@ def test_other_words_begin_a_new_line() -> None:
     ]
 
 
-def play_many_tasks(play: Played, count: int, failed: int) -> None:
+def play_many_tasks(play: Played, count: int, failed: int = -1, *, first: int = 0) -> None:
     """Play tasks of which one fails, and words of the run's own agent in the middle."""
-    tasks = [f"t{number}" for number in range(count)]
+    tasks = [f"t{first + number}" for number in range(count)]
     task: dict[str, Any] = {"agent": "x", "priority": 5, "metadata": {}, "queue_position": 0}
     for each in tasks:
         play("subagent.dispatched", each, **task, prompt="?")
@@ -138,6 +138,9 @@ def test_many_tasks_have_a_line_at_each_tenth_outside_of_a_terminal() -> None:
     ]
     assert "Half" in lines
     assert len(lines) == 9 + 10 + 2
+    play_many_tasks(play, 10, first=1000)
+    later = play.screen.getvalue().splitlines()[len(lines) :]
+    assert sum("tasks are over" in line for line in later) == 10
 
 
 def test_many_tasks_have_one_line_at_a_terminal() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from benchmarks.chaos.proxy import Proxy
-from tests import forks
-from tests.fake_model import FakeModel, calls, chunk, gated, sse_until, text
+from tests import forks, swarm
+from tests.fake_model import FakeModel, calls, chunk, gated, http_error, sse_until, text
 from tests.service import Running
 from tests.terminals import CTRL_D, Terminal, terminal
 from tests.waiting import until
@@ -287,3 +287,38 @@ async def test_a_fork_repeats_a_part_of_a_run(bottega: Running, model: FakeModel
     assert (wrong.returncode, "--at-seq" in wrong.stderr) == (2, True)
     unknown = await ended(bottega, "fork", run["id"], "--node", "c")
     assert (unknown.returncode, "'c'" in unknown.stderr) == (5, True)
+
+
+async def test_many_tasks_have_one_line_of_progress(bottega: Running, model: FakeModel) -> None:
+    names = [f"part {number}" for number in range(30)]
+    tasks = [{"prompt": name} for name in names]
+    model.decide = swarm.plays(
+        {
+            "root": [
+                calls(("dispatch_subagents", {"tasks": tasks})),
+                lambda request: calls(("await_subagent", {"task_ids": started(request)})),
+                text("All is done."),
+            ],
+            names[7]: [lambda request: http_error(400)],
+        }
+    )
+    await swarm.coordinator(bottega.client)
+    done = await ended(bottega, "run", "boss", "root")
+    assert (done.returncode, done.stdout) == (0, "All is done.\n")
+    lines = [line.strip() for line in done.stderr.splitlines()]
+    progress = [line for line in lines if "tasks are over" in line]
+    assert len(progress) == 10
+    assert progress[-1] == "30 of 30 tasks are over: 29 done, 1 failed"
+    assert [line.split(" failed: ")[0] for line in lines if " failed: " in line] == [names[7]]
+    assert sum("dispatches part" in line for line in lines) == 9
+
+    def act(at: Terminal) -> int:
+        at.says("part 7 failed: ", "\r\x1b[2K", progress[-1], "All is done.")
+        return at.ends()
+
+    arguments = ["watch", await run_id(bottega)]
+    assert await typing(bottega, arguments, act, TERM="xterm") == 0
+
+
+def started(request: dict[str, Any]) -> list[str]:
+    return [task["task_id"] for task in swarm.results_in(request)[0]["tasks"]]

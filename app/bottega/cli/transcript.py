@@ -141,7 +141,7 @@ class Crowd:
         if self.is_over or self._counts["done"] < self.ESTIMATE_FROM:
             return text
         seconds = (self.last_end - self.began) / over * (total - over)
-        return f"{text}; about {timedelta(seconds=round(seconds))} left"
+        return f"{text}; about {timedelta(seconds=max(1, round(seconds)))} left"
 
 
 @dataclass(slots=True)
