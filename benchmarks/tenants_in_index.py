@@ -107,7 +107,7 @@ class Tenant:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class IndexedEpisodes:
     """The loaded data: row n is the episode with the id n + 1.
 
     Attributes:
@@ -129,7 +129,7 @@ class Held:
         return np.arange(len(self.owner)) // 7 % 10
 
 
-def drawn(count: int, tenants: Sequence[Tenant], seed: int = 1) -> Held:
+def drawn(count: int, tenants: Sequence[Tenant], seed: int = 1) -> IndexedEpisodes:
     random = np.random.default_rng(seed)
     sizes = [max(K, round(count * tenant.share)) for tenant in tenants[:-1]]
     owner = np.repeat(np.arange(len(tenants)), [*sizes, count - sum(sizes)])
@@ -143,7 +143,7 @@ def drawn(count: int, tenants: Sequence[Tenant], seed: int = 1) -> Held:
         part = slice(start, start + _BATCH)
         vectors[part] = _moved(vectors[part], np.where(far[part, None], -side, side))
     questions = _moved(clusters.vectors(QUESTIONS, seed + 1), side)
-    return Held(tenants, vectors, owner, questions)
+    return IndexedEpisodes(tenants, vectors, owner, questions)
 
 
 def _moved(vectors: Halves, by: Floats) -> Floats:
@@ -210,7 +210,7 @@ async def connected(url: str, tenant: Tenant | None = None) -> AsyncIterator[asy
         await connection.close()
 
 
-async def load(url: str, held: Held) -> None:
+async def load(url: str, held: IndexedEpisodes) -> None:
     """Store all, and build the index of the vectors last."""
     async with connected(url) as connection:
         await register_vector(connection)
@@ -242,7 +242,7 @@ async def load(url: str, held: Held) -> None:
 
 
 def _batches(
-    held: Held,
+    held: IndexedEpisodes,
 ) -> Iterator[list[tuple[UUID, int, NDArray[np.float16]]]]:
     ids = [tenant.id for tenant in held.tenants]
     for start in range(0, len(held.owner), _BATCH):
@@ -261,7 +261,7 @@ FILTERS = {
 }
 
 
-def eligible(held: Held, tenant: int, name: str) -> NDArray[np.bool_]:
+def eligible(held: IndexedEpisodes, tenant: int, name: str) -> NDArray[np.bool_]:
     may: NDArray[np.bool_] = held.owner == tenant
     if name == "of a domain":
         may &= held.domain == 3
@@ -284,7 +284,7 @@ class Answer:
     exact: float
 
 
-async def ask(url: str, held: Held, tenant: int, name: str) -> list[Answer]:
+async def ask(url: str, held: IndexedEpisodes, tenant: int, name: str) -> list[Answer]:
     """Ask all questions, as the application's role, for one tenant."""
     may = eligible(held, tenant, name)
     expected = min(K, int(may.sum()))

@@ -64,7 +64,7 @@ def make_episode(task: str, at: datetime = START, **more: Any) -> Episode:
     return Episode(at=at, id=episode_id, **(fields | more))
 
 
-async def remember(
+async def store_episodes(
     pool: asyncpg.Pool, *episodes: Episode, tenant: UUID = DEFAULT_TENANT, embedded: bool = True
 ) -> list[UUID]:
     """Store episodes, and their vectors."""

@@ -12,8 +12,8 @@ from tests.service import Running, client_of
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
-    """Holder of a key."""
+class ApiKey:
+    """ApiKey of a key."""
 
     tenant_id: UUID
     key_id: UUID
@@ -37,7 +37,7 @@ async def holder(
     *more: Scope,
     expires: datetime | timedelta | None = None,
     require_user: bool = False,
-) -> Holder:
+) -> ApiKey:
     """Make a key of a tenant with a scope or several; create the tenant if it is missing.
 
     Args:
@@ -48,4 +48,4 @@ async def holder(
         url, tenant, name="a test's", scopes=scopes, expires=expires, require_user=require_user
     )
     row, key = made
-    return Holder(row["tenant_id"], row["id"], row["prefix"], key)
+    return ApiKey(row["tenant_id"], row["id"], row["prefix"], key)

@@ -14,7 +14,7 @@ TASK = "Export the invoices of March."
 ERROR = {"type": "TimeoutError", "message": "no answer within 30 s", "tool": "fetch"}
 
 
-async def remember(client: httpx2.AsyncClient, **fields: Any) -> dict[str, Any]:
+async def create_episode(client: httpx2.AsyncClient, **fields: Any) -> dict[str, Any]:
     """Import an episode."""
     body = {"outcome": "SUCCESS", "task": {"original_input": TASK}} | fields
     answer = await client.post("/v1/episodes", json=body)
@@ -71,7 +71,7 @@ async def test_an_imported_episode_is_returned_unchanged(server_: Running) -> No
         "reflection": {"insights": ["slow"], "patterns": [], "failures": [], "performance": {}},
         "metadata": {"tools_used": ["fetch"], "strategies_applied": [], "agents": []},
     }
-    made = await remember(client, **body)
+    made = await create_episode(client, **body)
     expected = body | {"at": "2026-10-01T08:30:00.123456Z", "tags": ["a b", "nightly"]}
     assert {name: made[name] for name in body} == expected
     assert (made["kind"], made["trust"], made["instances"]) == ("episode", 1, 1)
@@ -91,7 +91,7 @@ async def test_an_imported_episode_is_returned_unchanged(server_: Running) -> No
 
 async def test_omitted_fields_are_empty(client: httpx2.AsyncClient) -> None:
     before = datetime.now(UTC)
-    made = await remember(client)
+    made = await create_episode(client)
     assert before <= datetime.fromisoformat(made["at"]) <= datetime.now(UTC)
     empty = ("session_id", "domain", "task_type", "failure_signature", "reflection", "feedback")
     assert [made[name] for name in empty] == [None] * len(empty)
@@ -121,7 +121,7 @@ async def test_a_repeated_import_is_stored_once(client: httpx2.AsyncClient) -> N
 
 async def test_the_list_has_filters_and_pages(client: httpx2.AsyncClient) -> None:
     made = [
-        await remember(
+        await create_episode(
             client,
             at=f"2026-10-0{n}T00:00:00Z",
             domain="d" if n % 2 else "e",
@@ -153,10 +153,10 @@ async def test_the_list_has_filters_and_pages(client: httpx2.AsyncClient) -> Non
 
 
 async def test_the_modes_of_search(client: httpx2.AsyncClient) -> None:
-    invoices = (await remember(client, at="2026-10-01T00:00:00Z", domain="billing"))["id"]
-    plants = (await remember(client, task=task("Water the plants."), domain="home"))["id"]
+    invoices = (await create_episode(client, at="2026-10-01T00:00:00Z", domain="billing"))["id"]
+    plants = (await create_episode(client, task=task("Water the plants."), domain="home"))["id"]
     failed = (
-        await remember(
+        await create_episode(
             client,
             outcome="FAILURE",
             task=task("Fetch the weather."),
@@ -237,7 +237,7 @@ async def test_invalid_requests_are_refused(client: httpx2.AsyncClient) -> None:
 
 async def test_a_forgotten_episode_disappears_at_once(server_: Running) -> None:
     client = server_.client  # without a key
-    made = await remember(client)
+    made = await create_episode(client)
     path = f"/v1/episodes/{made['id']}"
     for _ in range(2):
         assert (await client.delete(path)).status_code == 204
@@ -252,7 +252,7 @@ async def test_a_forgotten_episode_disappears_at_once(server_: Running) -> None:
 async def test_an_import_names_the_key_that_made_it(server_: Running, database_url: str) -> None:
     key = await holder(database_url, "acme", "run")
     async with key.client(server_) as client:
-        made = await remember(client)
+        made = await create_episode(client)
     assert made["origin"]["principal"] == f"key:{key.prefix}"
 
 

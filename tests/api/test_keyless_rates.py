@@ -13,7 +13,7 @@ from bottega.api.server.connections import KeylessRates
 from bottega.settings import Settings
 from bottega.tenants import ratelimit
 from tests.service import Running, running
-from tests.tenants import Holder, holder
+from tests.tenants import ApiKey, holder
 
 SLOW = {"keyless_per_s": 0.01}
 """One request, and another in 100 seconds."""
@@ -25,7 +25,7 @@ def scope_of(client: str | None, forwarded: str = "") -> dict[str, Any]:
 
 
 @pytest.fixture
-async def guarded(settings: Settings, database_url: str) -> AsyncIterator[tuple[Running, Holder]]:
+async def guarded(settings: Settings, database_url: str) -> AsyncIterator[tuple[Running, ApiKey]]:
     """A server that takes one keyless request of an address, and knows somebody's key."""
     somebody = await holder(database_url)
     async with running(settings.model_copy(update=SLOW), database_url) as server:
@@ -40,7 +40,7 @@ PATHS = ("/", "/docs", "/openapi.json", "/asyncapi.json", "/console/", "/console
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_second_request_without_a_key_is_refused_with_a_time_to_retry(
-    guarded: tuple[Running, Holder], path: str
+    guarded: tuple[Running, ApiKey], path: str
 ) -> None:
     server, somebody = guarded
     first = await server.client.get(path)
@@ -67,7 +67,7 @@ async def test_the_burst_is_four_times_the_rate(settings: Settings, database_url
     assert statuses.count(429) == 20 - statuses.count(401)
 
 
-async def test_health_and_metrics_are_not_counted(guarded: tuple[Running, Holder]) -> None:
+async def test_health_and_metrics_are_not_counted(guarded: tuple[Running, ApiKey]) -> None:
     server, _ = guarded
     for _ in range(3):
         assert (await server.client.get("/healthz")).status_code == 200
@@ -82,7 +82,7 @@ PREFLIGHT = {"origin": "https://app.example", "access-control-request-method": "
 
 
 @pytest.mark.parametrize("path", ["/v1/runs", "/openai/v1/responses", "/docs"])
-async def test_preflights_are_not_counted(guarded: tuple[Running, Holder], path: str) -> None:
+async def test_preflights_are_not_counted(guarded: tuple[Running, ApiKey], path: str) -> None:
     server, _ = guarded
     first = await server.client.options(path, headers=PREFLIGHT)
     for _ in range(3):
@@ -100,7 +100,7 @@ async def test_preflights_are_not_counted(guarded: tuple[Running, Holder], path:
     ],
 )
 async def test_other_requests_for_options_are_counted(
-    guarded: tuple[Running, Holder], headers: dict[str, str]
+    guarded: tuple[Running, ApiKey], headers: dict[str, str]
 ) -> None:
     server, _ = guarded
     assert (await server.client.options("/v1/runs", headers=headers)).status_code == 401
@@ -108,7 +108,7 @@ async def test_other_requests_for_options_are_counted(
 
 
 @pytest.mark.parametrize("header", ["Bearer " + "x" * 40, "Bearer short", "Basic eDp5"])
-async def test_wrong_keys_count(guarded: tuple[Running, Holder], header: str) -> None:
+async def test_wrong_keys_count(guarded: tuple[Running, ApiKey], header: str) -> None:
     server, _ = guarded
     wrong = {"authorization": header}
     assert (await server.client.get("/v1/info", headers=wrong)).status_code == 401
@@ -116,7 +116,7 @@ async def test_wrong_keys_count(guarded: tuple[Running, Holder], header: str) ->
 
 
 async def test_above_the_rate_a_known_key_passes_and_no_other_is_looked_up(
-    guarded: tuple[Running, Holder], database_url: str
+    guarded: tuple[Running, ApiKey], database_url: str
 ) -> None:
     server, somebody = guarded
     newcomer = await holder(database_url, "newcomer")
@@ -131,7 +131,7 @@ async def test_above_the_rate_a_known_key_passes_and_no_other_is_looked_up(
         assert (await known.get("/v1/info")).status_code == 200
 
 
-async def test_wrong_tickets_and_sockets_count(guarded: tuple[Running, Holder]) -> None:
+async def test_wrong_tickets_and_sockets_count(guarded: tuple[Running, ApiKey]) -> None:
     server, _ = guarded
     run = "/v1/runs/0195b7f2-0000-7000-8000-000000000000"
     first = await server.client.get(f"{run}/events?ticket={'x' * 43}")
@@ -151,7 +151,7 @@ async def test_without_keys_nothing_is_counted(settings: Settings, database_url:
 
 
 async def test_a_program_of_this_machine_cannot_name_another_address(
-    guarded: tuple[Running, Holder],
+    guarded: tuple[Running, ApiKey],
 ) -> None:
     server, _ = guarded
 

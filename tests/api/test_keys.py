@@ -15,7 +15,7 @@ from bottega.tenants.keys import ROLES
 from tests.api.test_bad_input import problem
 from tests.rows import unchanged
 from tests.service import Running, running
-from tests.tenants import Holder, holder
+from tests.tenants import ApiKey, holder
 from tests.waiting import until
 
 NOBODY = "01a1fdb7-6ff4-7105-ba5d-4c99da8e1434"
@@ -25,25 +25,25 @@ WRONG = "btg_aaaaaaaa_" + "A" * 43
 
 
 @pytest.fixture
-async def admin(database_url: str) -> Holder:
+async def admin(database_url: str) -> ApiKey:
     return await holder(database_url)
 
 
 @pytest.fixture
-async def closed(settings: Settings, database_url: str, admin: Holder) -> AsyncIterator[Running]:
+async def closed(settings: Settings, database_url: str, admin: ApiKey) -> AsyncIterator[Running]:
     """A server that has keys."""
     async with running(settings, database_url) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-async def module_admin(module_database_url: str) -> Holder:
+async def module_admin(module_database_url: str) -> ApiKey:
     return await holder(module_database_url)
 
 
 @pytest.fixture(scope="module")
 async def refusing(
-    module_settings: Settings, module_database_url: str, module_admin: Holder
+    module_settings: Settings, module_database_url: str, module_admin: ApiKey
 ) -> AsyncIterator[Running]:
     """A server that has a key; the requests of this module's tests change no row."""
     async with (
@@ -159,7 +159,7 @@ async def test_definitions_need_the_scope_define(refusing: Running) -> None:
     }
 
 
-async def test_a_key_shows_whether_it_must_name_a_user(closed: Running, admin: Holder) -> None:
+async def test_a_key_shows_whether_it_must_name_a_user(closed: Running, admin: ApiKey) -> None:
     async with admin.client(closed) as client:
         for more, wanted in (({}, False), ({"require_user": True}, True)):
             made = (await client.post("/v1/keys", json=NEW | more)).json()
@@ -171,7 +171,7 @@ async def test_a_key_shows_whether_it_must_name_a_user(closed: Running, admin: H
         assert noted["items"][0]["details"]["require_user"] is True
 
 
-async def test_a_role_names_a_set_of_scopes(closed: Running, admin: Holder) -> None:
+async def test_a_role_names_a_set_of_scopes(closed: Running, admin: ApiKey) -> None:
     async with admin.client(closed) as client:
         for role, scopes in ROLES.items():
             made = await client.post("/v1/keys", json={"name": "x", "role": role})
@@ -194,7 +194,7 @@ async def test_an_approver_reads_what_it_decides_on(closed: Running, database_ur
         assert (me["tenant"], me["scopes"], me["user"]) == ("acme", ["approve"], None)
 
 
-async def test_a_key_has_each_of_its_scopes_once(closed: Running, admin: Holder) -> None:
+async def test_a_key_has_each_of_its_scopes_once(closed: Running, admin: ApiKey) -> None:
     async with admin.client(closed) as client:
         body = NEW | {"scopes": ["run", "define", "run"]}
         made = (await client.post("/v1/keys", json=body)).json()
@@ -238,7 +238,7 @@ async def test_an_invalid_key_is_refused(refusing: Running, header: str | bytes,
     assert "traceback" not in answer.text.lower()
 
 
-async def test_two_keys_in_one_request_are_refused(refusing: Running, module_admin: Holder) -> None:
+async def test_two_keys_in_one_request_are_refused(refusing: Running, module_admin: ApiKey) -> None:
     value = f"Bearer {module_admin.key}"
     headers = [("authorization", value), ("authorization", value)]
     answer = await refusing.client.get("/v1/runs", headers=headers)
@@ -246,7 +246,7 @@ async def test_two_keys_in_one_request_are_refused(refusing: Running, module_adm
 
 
 async def test_a_key_is_shown_once_and_stored_as_its_hash(
-    closed: Running, admin: Holder, database_url: str
+    closed: Running, admin: ApiKey, database_url: str
 ) -> None:
     async with admin.client(closed) as client:
         made = await client.post("/v1/keys", json=NEW | {"expires_at": "2100-01-01T00:00:00Z"})
@@ -270,7 +270,7 @@ async def test_a_key_is_shown_once_and_stored_as_its_hash(
     assert answer.status_code == 200
 
 
-async def test_keys_come_in_pages(closed: Running, admin: Holder) -> None:
+async def test_keys_come_in_pages(closed: Running, admin: ApiKey) -> None:
     async with admin.client(closed) as client:
         for name in ("b", "c"):
             await client.post("/v1/keys", json=NEW | {"name": name})
@@ -281,7 +281,7 @@ async def test_keys_come_in_pages(closed: Running, admin: Holder) -> None:
 
 
 async def test_a_stored_idempotent_answer_contains_no_secret(
-    closed: Running, admin: Holder, database_url: str
+    closed: Running, admin: ApiKey, database_url: str
 ) -> None:
     again = {"idempotency-key": "same"}
     async with admin.client(closed) as client:
@@ -314,7 +314,7 @@ async def test_a_stored_idempotent_answer_contains_no_secret(
     ],
 )
 async def test_an_invalid_new_key_is_refused(
-    refusing: Running, module_admin: Holder, body: dict[str, Any]
+    refusing: Running, module_admin: ApiKey, body: dict[str, Any]
 ) -> None:
     async with module_admin.client(refusing) as client:
         answer = await client.post("/v1/keys", json=body)
@@ -323,7 +323,7 @@ async def test_an_invalid_new_key_is_refused(
 
 
 async def test_keys_of_another_tenant_are_not_found(
-    closed: Running, admin: Holder, database_url: str
+    closed: Running, admin: ApiKey, database_url: str
 ) -> None:
     other = await holder(database_url, "umbrella")
     async with admin.client(closed) as client:
@@ -342,7 +342,7 @@ async def test_keys_of_another_tenant_are_not_found(
 
 
 async def test_tenants_may_use_the_same_names(
-    closed: Running, admin: Holder, database_url: str
+    closed: Running, admin: ApiKey, database_url: str
 ) -> None:
     other = await holder(database_url, "umbrella")
     agent = {"name": "a", "system_message": "x"}
@@ -365,7 +365,7 @@ async def test_an_expired_key_is_refused_as_expired(closed: Running, database_ur
     assert problem(answer, 401)["code"] == "key_expired"
 
 
-async def test_actions_of_administrators_are_recorded(closed: Running, admin: Holder) -> None:
+async def test_actions_of_administrators_are_recorded(closed: Running, admin: ApiKey) -> None:
     async with admin.client(closed) as client:
         made = (await client.post("/v1/keys", json=NEW)).json()
         for _ in range(2):
@@ -378,7 +378,7 @@ async def test_actions_of_administrators_are_recorded(closed: Running, admin: Ho
     assert {entry["actor"] for entry in noted} == {f"key:{admin.prefix}"}
 
 
-async def test_the_last_use_is_stored_in_the_background(closed: Running, admin: Holder) -> None:
+async def test_the_last_use_is_stored_in_the_background(closed: Running, admin: ApiKey) -> None:
     async with admin.client(closed) as client:
         assert (await client.get("/v1/keys")).status_code == 200
         await until(lambda: closed.owner.fetchval("SELECT last_used_at FROM api_keys"))
@@ -387,7 +387,7 @@ async def test_the_last_use_is_stored_in_the_background(closed: Running, admin: 
 
 
 async def test_the_last_use_is_stored_at_most_once_a_minute(
-    database_url: str, admin: Holder
+    database_url: str, admin: ApiKey
 ) -> None:
     connection = await asyncpg.connect(database_url)
     note = "SELECT note_key_use($1, $2)"
@@ -405,7 +405,7 @@ async def test_the_last_use_is_stored_at_most_once_a_minute(
 
 
 async def test_the_keys_of_a_tenant_are_bounded(
-    closed: Running, admin: Holder, monkeypatch: pytest.MonkeyPatch
+    closed: Running, admin: ApiKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bottega.tenants.keys.MOST_KEYS", 2)
     async with admin.client(closed) as client:

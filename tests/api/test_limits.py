@@ -16,7 +16,7 @@ from bottega.settings import Settings
 from bottega.tenants.limits import NO_LIMITS, StoredLimits
 from tests.growing import growing
 from tests.service import Running, running
-from tests.tenants import Holder, holder
+from tests.tenants import ApiKey, holder
 from tests.waiting import until
 
 A, B = UUID(int=1), UUID(int=2)
@@ -187,7 +187,7 @@ async def test_the_limit_is_per_tenant_and_unknown_keys_do_not_use_it(
         assert (await other.get("/v1/agents")).status_code == 200
 
 
-async def _run_of(server: Running, somebody: Holder) -> str:
+async def _run_of(server: Running, somebody: ApiKey) -> str:
     """Create a run of a tenant that no worker executes."""
     async with somebody.client(server) as client:
         await client.post("/v1/agents", json={"name": "a", "system_message": "x"})

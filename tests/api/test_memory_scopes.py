@@ -5,7 +5,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.api.test_episodes import ERROR, TASK, ids, remember
+from tests.api.test_episodes import ERROR, TASK, create_episode, ids
 from tests.service import Running
 from tests.tenants import holder
 
@@ -34,7 +34,7 @@ async def imported(client: httpx2.AsyncClient) -> list[str]:
     failed = {"output": "nothing", "error": ERROR}
     insights = {"insights": ["export in parts"]}
     about: dict[str, Any] = {"result": failed, "domain": "billing", "reflection": insights}
-    made = [await remember(client, **about, **whose) for whose in WHOSE]
+    made = [await create_episode(client, **about, **whose) for whose in WHOSE]
     assert [{"user": each["user"]} for each in made] == [
         {"user": whose.get("user")} for whose in WHOSE
     ]
@@ -94,7 +94,7 @@ async def test_an_import_names_its_session_s_user(client: httpx2.AsyncClient) ->
     await client.post("/v1/agents", json={"name": "a", "system_message": "x"})
     run = {"agent": "a", "input": "x", "session_id": "s", "user": "alice"}
     assert (await client.post("/v1/runs", json=run)).status_code == 202
-    assert (await remember(client, session_id="s", user="alice"))["user"] == "alice"
+    assert (await create_episode(client, session_id="s", user="alice"))["user"] == "alice"
     body = {"outcome": "SUCCESS", "task": {"original_input": TASK}, "session_id": "s"}
     for path in ("episodes", "memory/learn"):
         for user in ("bob", None, "alice"):

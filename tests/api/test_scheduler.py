@@ -81,19 +81,19 @@ async def test_a_read_key_may_see_the_scheduler(server_: Running, database_url: 
 async def test_readiness_names_the_place_of_a_worker(
     settings: Settings, server_: Running, database_url: str
 ) -> None:
-    async def told() -> tuple[int, str]:
+    async def readiness() -> tuple[int, str]:
         answer = await server_.client.get("/readyz")
         return answer.status_code, answer.json()["worker"]
 
-    assert await told() == (200, "none")
+    assert await readiness() == (200, "none")
     async with AsyncExitStack() as stack:
         worker = await stack.enter_async_context(running(settings, database_url, worker=True))
         assert (await worker.client.get("/readyz")).json()["worker"] == "here"
-        assert await told() == (200, "elsewhere")
+        assert await readiness() == (200, "elsewhere")
         (shown,) = await workers(server_)
         assert shown["pool"]["runs"] == 0
         assert shown["tenant"] == NOTHING
-    assert await told() == (200, "none")  # the worker has stopped
+    assert await readiness() == (200, "none")  # the worker has stopped
     await report(server_.owner, uuid4(), lease_s=-1.0)
-    assert await told() == (200, "none")
+    assert await readiness() == (200, "none")
     assert await workers(server_) == []

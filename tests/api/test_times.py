@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from bottega.settings import Settings
-from tests.api.test_episodes import TASK, remember
+from tests.api.test_episodes import TASK, create_episode
 from tests.api.test_patterns import add
 from tests.service import running
 from tests.tenants import holder
@@ -153,7 +153,7 @@ async def test_no_cursor_with_a_time_breaks_a_list(admin: httpx2.AsyncClient) ->
 
 
 async def test_an_offset_changes_only_the_time(client: httpx2.AsyncClient) -> None:
-    kept = await remember(client, at="2026-03-01T12:00:00.123456+23:59")
+    kept = await create_episode(client, at="2026-03-01T12:00:00.123456+23:59")
     assert kept["at"] == "2026-02-28T12:01:00.123456Z"
     for after, before, count in [
         ("2026-02-27T18:00:00-18:00", "2026-03-01T12:02:00+23:59", 1),

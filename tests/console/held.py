@@ -16,7 +16,7 @@ async def drawn(page: Page) -> None:
 
 
 @dataclass(slots=True)
-class Held:
+class HeldRequests:
     """Requests in the order in which the page sent them."""
 
     page: Page
@@ -33,9 +33,9 @@ class Held:
         await drawn(self.page)
 
 
-async def hold(page: Page, pattern: str, method: str = "GET") -> Held:
+async def hold(page: Page, pattern: str, method: str = "GET") -> HeldRequests:
     """Hold a page's requests to addresses of this pattern."""
-    held = Held(page)
+    held = HeldRequests(page)
 
     async def wait(route: Route) -> None:
         if route.request.method == method:

@@ -35,13 +35,13 @@ def any_of(sent: list[str], prefix: str) -> bool:
 async def test_a_link_s_word_stays_one_word_of_an_address(console: Console, name: str) -> None:
     sent: list[str] = []
 
-    def hear(request: Request) -> None:
+    def add_address(request: Request) -> None:
         address = request.url.partition("/v1/")[2]
         if request.url.partition("/v1/")[0].endswith(str(console.server.port)):
             sent.append(address)
 
     page = console.page
-    page.on("request", hear)
+    page.on("request", add_address)
     usual = {
         "info",
         "sessions",
@@ -70,6 +70,6 @@ async def test_a_link_s_word_stays_one_word_of_an_address(console: Console, name
             else:
                 assert path[0] in usual, address
         assert not [each for each in sent if "keys" in each.partition("?")[0].split("/")]
-    page.remove_listener("request", hear)
+    page.remove_listener("request", add_address)
     await page.goto("about:blank")  # nothing is sent any more
     console.provoked.add("")

@@ -144,7 +144,7 @@ async def test_what_is_slow_now_is_named_and_many_failures_have_no_exact_number(
         page = await answer.json()
         await route.fulfill(json=page | {"items": page["items"] * 25, "next_cursor": "more"})
 
-    async def busy(route: Route) -> None:
+    async def with_busy_worker(route: Route) -> None:
         state = await (await route.fetch()).json()
         state["workers"][0]["pool"]["runs"] = 3
         await route.fulfill(json=state)
@@ -156,7 +156,7 @@ async def test_what_is_slow_now_is_named_and_many_failures_have_no_exact_number(
         state["items"][0]["recent"] |= {"calls": 100, "failed": 0, "duration_p50_ms": 40}
         await route.fulfill(json=state)
 
-    await console.page.route("**/v1/scheduler", busy)
+    await console.page.route("**/v1/scheduler", with_busy_worker)
     await console.page.route("**/v1/provider-health", servers)
     console.model.script(http_error(400), http_error(400))
     await console.define()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from playwright.async_api import Page, Route, WebSocketRoute, expect
 
-from tests.api.test_episodes import remember
+from tests.api.test_episodes import create_episode
 from tests.console.conftest import Console, hold_clock
 from tests.console.held import drawn, hold
 from tests.console.test_compare import ended
@@ -152,7 +152,7 @@ async def test_a_refused_message_comes_back_before_what_was_typed_meanwhile(
 async def test_the_hits_of_an_older_search_do_not_replace_those_of_a_newer_one(
     console: Console,
 ) -> None:
-    await remember(console.server.client, task={"original_input": "Book a train to Rome"})
+    await create_episode(console.server.client, task={"original_input": "Book a train to Rome"})
     page = await console.open("memory")
     await expect(page.get_by_role("link", name="Book a train to Rome")).to_be_visible()
     first = asyncio.Event()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from playwright.async_api import BrowserContext, expect
 
-from tests.api.test_episodes import remember
+from tests.api.test_episodes import create_episode
 from tests.api.test_patterns import add, advice
 from tests.console.accessibility import violations
 from tests.console.conftest import Console, window
@@ -20,8 +20,8 @@ CLOCK = {"type": "builtin", "name": "current_time"}
 
 @pytest.mark.deep
 async def test_episodes_are_searched_and_their_score_is_explained(console: Console) -> None:
-    await remember(console.server.client, task={"original_input": "Book a train to Rome"})
-    await remember(console.server.client, task={"original_input": "Count the sheep"})
+    await create_episode(console.server.client, task={"original_input": "Book a train to Rome"})
+    await create_episode(console.server.client, task={"original_input": "Count the sheep"})
     page = await console.open("memory")
     await expect(page.get_by_role("link", name="Count the sheep")).to_be_visible()
     await page.get_by_label("Search for episodes like this").fill("a train to Rome")
@@ -41,7 +41,7 @@ async def test_episodes_are_searched_and_their_score_is_explained(console: Conso
 async def test_lessons_are_edited_pinned_and_removed(console: Console) -> None:
     client = console.server.client
     insights = {"insights": ["Ask for the date.", "Write in Italian."]}
-    await remember(client, user="ada", reflection=insights)
+    await create_episode(client, user="ada", reflection=insights)
     page = await console.open("memory/lessons")
     await expect(page.get_by_text("There is no such lesson.")).to_be_visible()
     await page.get_by_label("User").fill("ada")
@@ -73,7 +73,7 @@ async def test_lessons_are_edited_pinned_and_removed(console: Console) -> None:
 async def test_lessons_that_are_alike_are_one_row(console: Console) -> None:
     client = console.server.client
     for _ in range(3):
-        await remember(client, user="ada", reflection={"insights": ["Name a reference."]})
+        await create_episode(client, user="ada", reflection={"insights": ["Name a reference."]})
     page = await console.open("memory/lessons?user=ada")
     row = page.locator("tbody tr")
     await expect(row).to_have_count(1)
@@ -130,8 +130,8 @@ async def test_reports_are_made_and_read(console: Console) -> None:
 @pytest.mark.deep
 async def test_the_search_and_the_list_are_narrowed_by_outcome(console: Console) -> None:
     client = console.server.client
-    await remember(client, task={"original_input": "Book a train"}, outcome="FAILURE")
-    await remember(client, task={"original_input": "Book a ferry"}, outcome="CANCELLED")
+    await create_episode(client, task={"original_input": "Book a train"}, outcome="FAILURE")
+    await create_episode(client, task={"original_input": "Book a ferry"}, outcome="CANCELLED")
     page = await console.open("memory")
     for outcome in ("FAILURE", "CANCELLED"):
         await page.get_by_label("Outcome").select_option(outcome)
@@ -149,7 +149,7 @@ async def test_episodes_of_all_users_are_shown_and_narrowed_to_one(
 ) -> None:
     client = console.server.client
     for user, task in (("ann", "Book a train"), ("bob", "Book a ferry"), (None, "Book a hall")):
-        await remember(client, task={"original_input": task}, user=user)
+        await create_episode(client, task={"original_input": task}, user=user)
     page = await console.open("memory")
     await expect(page.get_by_role("link", name="Book a")).to_have_count(3)
     await page.get_by_label("User").fill("ann")
@@ -203,7 +203,7 @@ async def test_a_failed_run_shows_its_error(console: Console) -> None:
     episode = (await console.server.client.get("/v1/episodes")).json()["items"][0]
     page = await console.open(f"memory/episodes/{episode['id']}")
     await expect(page.locator("p.note.bad")).to_contain_text(episode["result"]["error"]["code"])
-    await remember(console.server.client, result={"error": {"type": "TimeoutError"}})
+    await create_episode(console.server.client, result={"error": {"type": "TimeoutError"}})
     imported = (await console.server.client.get("/v1/episodes?order=desc")).json()["items"][0]
     page = await console.open(f"memory/episodes/{imported['id']}")
     await expect(page.locator("p.note.bad")).to_contain_text("TimeoutError")

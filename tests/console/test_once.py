@@ -29,7 +29,7 @@ async def losing(page: Page, pattern: str, answers: int = 1) -> list[str | None]
     return keys
 
 
-async def told(page: Page) -> None:
+async def expect_lost_answer(page: Page) -> None:
     """Wait until the page says that an answer did not come."""
     said = page.get_by_role("alert").filter(has_text="cannot be reached").last
     await expect(said).to_be_visible()
@@ -50,7 +50,7 @@ async def test_a_message_whose_answer_was_lost_is_sent_once(console: Console) ->
     message = page.get_by_label("Message")
     await message.fill("I am Ada.")
     await message.press("Enter")
-    await told(page)
+    await expect_lost_answer(page)
     await expect(message).to_have_value("I am Ada.")
     await message.press("Enter")
     await expect(page.locator(".said.assistant time")).to_be_visible()
@@ -89,7 +89,7 @@ async def test_a_message_to_a_run_whose_answer_was_lost_comes_once(console: Cons
     await losing(page, "**/messages")
     await page.get_by_label("Tell clerk something").fill("Hurry.")
     await page.get_by_role("button", name="Tell it").click()
-    await told(page)
+    await expect_lost_answer(page)
     await page.get_by_role("button", name="Tell it").click()
     await expect(page.get_by_label("Tell clerk something")).to_have_value("")
     await expect(page.get_by_text("not read yet")).to_have_count(1)
@@ -106,7 +106,7 @@ async def test_a_run_whose_start_was_lost_is_started_once(console: Console) -> N
     keys = await losing(page, "**/retry")
     again = page.get_by_role("button", name="Retry", exact=True)
     await again.click()
-    await told(page)
+    await expect_lost_answer(page)
     await again.click()
     await expect(page).not_to_have_url(f"{console.address}#/runs/{first}")
     assert len(set(keys)) == 1
@@ -116,7 +116,7 @@ async def test_a_run_whose_start_was_lost_is_started_once(console: Console) -> N
     await page.get_by_label("Question").fill("Which?")
     ask = page.get_by_role("button", name="Ask")
     await ask.click()
-    await told(page)
+    await expect_lost_answer(page)
     await ask.click()
     await expect(page.get_by_role("log", name="Draft conversation")).to_contain_text("Which?")
     assert len(keys) == 2

@@ -6,7 +6,7 @@ import pytest
 from playwright.async_api import Route, expect
 
 from tests.console.conftest import Console
-from tests.console.test_once import losing, runs_of, told
+from tests.console.test_once import expect_lost_answer, losing, runs_of
 from tests.fake_model import gated, text
 
 
@@ -26,7 +26,7 @@ async def test_a_message_is_sent_once_though_its_page_was_left(console: Console)
     message = page.get_by_label("Message")
     await message.fill("I am Ada.")
     await message.press("Enter")
-    await told(page)
+    await expect_lost_answer(page)
     await _leave_and_return(console)
     await expect(message).to_have_value("I am Ada.")
     await message.press("Enter")
@@ -76,7 +76,7 @@ async def test_a_message_to_a_run_that_ended_since_comes_once(console: Console) 
     await losing(page, "**/messages")
     await message.fill("Hurry.")
     await message.press("Enter")
-    await told(page)
+    await expect_lost_answer(page)
     go_on.set()
     await expect(page.get_by_text("two")).to_be_visible()
     await expect(page.get_by_role("button", name="Stop")).to_be_hidden()
@@ -96,7 +96,7 @@ async def test_a_message_that_had_come_already_is_said_to_have(console: Console)
     message = page.get_by_label("Message")
     await message.fill("Yes.")
     await message.press("Enter")
-    await told(page)
+    await expect_lost_answer(page)
     await expect(page.locator(".said.assistant time")).to_be_visible()
     await message.press("Enter")
     said = page.get_by_text("This message had come already.")

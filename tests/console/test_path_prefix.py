@@ -14,7 +14,7 @@ from tests.console.conftest import window
 from tests.fake_model import FakeModel, text
 from tests.nginx import nginx
 from tests.service import Running, running
-from tests.tenants import Holder, holder
+from tests.tenants import ApiKey, holder
 
 ROOT = "/team/bottega"
 
@@ -25,7 +25,7 @@ class Below:
 
     server: Running
     address: str
-    key: Holder
+    key: ApiKey
     model: FakeModel
 
     def client(self) -> httpx2.AsyncClient:

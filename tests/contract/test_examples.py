@@ -455,11 +455,11 @@ def normalised(answers: Mapping[str, Any]) -> Any:
         number = places.setdefault(found[0], len(places) + 1)
         return f"01980c52-9f10-7a51-9c56-{number:012d}"
 
-    def plain(value: Any, name: str = "") -> Any:
+    def normalized(value: Any, name: str = "") -> Any:
         if isinstance(value, dict):
-            return {each: plain(value[each], each) for each in value}
+            return {each: normalized(value[each], each) for each in value}
         if isinstance(value, list):
-            return [plain(each) for each in value[:LONGEST_LIST]]
+            return [normalized(each) for each in value[:LONGEST_LIST]]
         if name in _MEASURED and isinstance(value, int | float):
             return type(value)(840)
         if not isinstance(value, str):
@@ -471,7 +471,7 @@ def normalised(answers: Mapping[str, Any]) -> Any:
 
     return {
         name: {
-            status: {kind: plain(cut(kind, body)) for kind, body in sorted(kinds.items())}
+            status: {kind: normalized(cut(kind, body)) for kind, body in sorted(kinds.items())}
             for status, kinds in sorted(answers[name].items())
         }
         for name in sorted(answers)

@@ -55,7 +55,7 @@ def agent(name: str, task: UUID = TASK, code: str | None = None) -> list[Any]:
     return [(EventType.AGENT_STARTED, task, name, {}), (end[0], task, name, end[1])]
 
 
-def told(*events: Any) -> list[dict[str, Any]]:
+def episode_patterns(*events: Any) -> list[dict[str, Any]]:
     """Return the patterns of a run's episode."""
     recorder = EpisodeRecorder(RunFacts(ONE, None, None, "Go.", "boss", {}, {}))
     for event in events:
@@ -67,8 +67,8 @@ def told(*events: Any) -> list[dict[str, Any]]:
     return patterns
 
 
-def hear(*events: Any) -> list[tuple[Any, Any]]:
-    return [(each["followed"], each["good"]) for each in told(*events)]
+def verdicts(*events: Any) -> list[tuple[Any, Any]]:
+    return [(each["followed"], each["good"]) for each in episode_patterns(*events)]
 
 
 @pytest.mark.parametrize(
@@ -77,46 +77,48 @@ def hear(*events: Any) -> list[tuple[Any, Any]]:
 )
 def test_pattern_is_followed_if_its_tools_are_used_in_order(calls: str, followed: bool) -> None:
     events = [event for n, name in enumerate(calls) for event in called(name, n)]
-    assert hear(shown(uses=["a", "b"]), *events) == [(followed, None)]
-    assert hear(*events, shown(uses=["a", "b"])) == [(False, None)]  # before the pattern was shown
-    assert hear(shown(), *events) == [(None, None)]
+    assert verdicts(shown(uses=["a", "b"]), *events) == [(followed, None)]
+    assert verdicts(*events, shown(uses=["a", "b"])) == [
+        (False, None)
+    ]  # before the pattern was shown
+    assert verdicts(shown(), *events) == [(None, None)]
 
 
 def test_agents_count_as_tools_and_only_once() -> None:
     asked = [begun("helper"), *agent("helper"), ended("helper")]
-    assert hear(shown(uses=["helper"]), *asked) == [(True, None)]
-    assert hear(shown(uses=["helper", "helper"]), *asked) == [(False, None)]
-    assert hear(shown(uses=["helper", "helper"]), *asked, *asked[:1]) == [(True, None)]
+    assert verdicts(shown(uses=["helper"]), *asked) == [(True, None)]
+    assert verdicts(shown(uses=["helper", "helper"]), *asked) == [(False, None)]
+    assert verdicts(shown(uses=["helper", "helper"]), *asked, *asked[:1]) == [(True, None)]
     # Called under another name, and one that its parent does not wait for.
-    assert hear(shown(uses=["ask", "helper"]), begun("ask"), *agent("helper")) == [(True, None)]
+    assert verdicts(shown(uses=["ask", "helper"]), begun("ask"), *agent("helper")) == [(True, None)]
     beside = [*called("dispatch_subagent"), *agent("helper"), agent("helper")[0]]
-    assert hear(shown(uses=["helper", "helper"]), *beside) == [(False, None)]
+    assert verdicts(shown(uses=["helper", "helper"]), *beside) == [(False, None)]
 
 
 def test_next_call_of_an_affected_tool_decides_the_result() -> None:
     about = shown(affects=["a"])
-    assert hear(about, *called("b", 1, "no"), *called("a", 2)) == [(None, True)]
-    assert hear(about, *called("a", 1, "no"), *called("a", 2)) == [(None, False)]
-    assert hear(about, *called("b")) == [(None, None)]
-    assert hear(begun("a"), about, ended("a", 1, "no"), *called("a", 2)) == [(None, True)]
-    assert hear(shown(affects=["a"], category="strategic"), *called("a")) == [(None, None)]
+    assert verdicts(about, *called("b", 1, "no"), *called("a", 2)) == [(None, True)]
+    assert verdicts(about, *called("a", 1, "no"), *called("a", 2)) == [(None, False)]
+    assert verdicts(about, *called("b")) == [(None, None)]
+    assert verdicts(begun("a"), about, ended("a", 1, "no"), *called("a", 2)) == [(None, True)]
+    assert verdicts(shown(affects=["a"], category="strategic"), *called("a")) == [(None, None)]
 
 
 def test_tasks_of_affected_agents_decide_the_result_too() -> None:
     about = shown(affects=["helper"])
-    assert hear(about, *agent("helper")) == [(None, True)]
-    assert hear(about, *agent("helper", code="model_error")) == [(None, False)]
+    assert verdicts(about, *agent("helper")) == [(None, True)]
+    assert verdicts(about, *agent("helper", code="model_error")) == [(None, False)]
     asked = [begun("ask_helper"), *agent("helper", code="x"), ended("ask_helper", 1, "it was x")]
-    assert hear(about, *asked) == [(None, False)]
+    assert verdicts(about, *asked) == [(None, False)]
     late = (EventType.SUBAGENT_TIMEOUT, TASK, "helper", {"error": {"code": "timeout"}})
-    assert hear(about, agent("helper")[0], late) == [(None, False)]
+    assert verdicts(about, agent("helper")[0], late) == [(None, False)]
 
 
 def test_cancelled_calls_decide_nothing() -> None:
     stopped = agent("helper", code="cancelled")
     asked = [begun("helper"), *stopped, ended("helper", 1, "it was cancelled")]
-    assert hear(shown(affects=["helper"]), *asked) == [(None, None)]
-    assert hear(shown(affects=["helper"]), *asked, *called("helper", 2)) == [(None, True)]
+    assert verdicts(shown(affects=["helper"]), *asked) == [(None, None)]
+    assert verdicts(shown(affects=["helper"]), *asked, *called("helper", 2)) == [(None, True)]
 
 
 @given(
@@ -130,14 +132,14 @@ def test_all_arms_are_measured_alike(
     events = [e for n, (name, bad) in enumerate(calls) for e in called(name, n, "no" * bad)]
     one = shown(uses=uses, affects=uses)
     other = shown(uses=uses, affects=uses, arm=arm)
-    assert hear(one, *events) == hear(other, *events)
+    assert verdicts(one, *events) == verdicts(other, *events)
 
 
 def test_each_pattern_is_reported_once_with_its_arm_and_source() -> None:
     events = [shown(1), shown(2, arm="control"), shown(1, version=2), shown(1)]
     episode = shown(source="episode:1")
     episode[3].pop("arm")
-    first, *others = told(*events, episode)
+    first, *others = episode_patterns(*events, episode)
     assert first == {
         "id": str(ONE),
         "version": 1,
@@ -150,4 +152,4 @@ def test_each_pattern_is_reported_once_with_its_arm_and_source() -> None:
 
 
 def test_number_of_followed_patterns_is_bounded() -> None:
-    assert len(hear(*(shown(n) for n in range(MOST + 5)))) == MOST
+    assert len(verdicts(*(shown(n) for n in range(MOST + 5)))) == MOST

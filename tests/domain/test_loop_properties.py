@@ -30,11 +30,11 @@ from tests.examples import examples
 MAX = 4
 
 NAMES = ["good", "bad", "invented", "malformed", "child"]
-plain = st.sampled_from(["", "text", ModelError("gone"), KeyError("bug")])
+plain_answers = st.sampled_from(["", "text", ModelError("gone"), KeyError("bug")])
 calls = st.lists(st.sampled_from([*NAMES, "thread"]), min_size=1, max_size=3)
 calls_in_order = st.lists(st.sampled_from(NAMES), min_size=1, max_size=3) | st.just(["thread"])
 """Calls whose tools end in the same order each time: a call in a thread is alone."""
-answers = plain | calls
+answers = plain_answers | calls
 deeds = st.sampled_from([*HookDecision, "raise", "inject", "inject_at", "nothing"])
 plans = st.dictionaries(st.sampled_from(AgentEvent), st.lists(deeds, min_size=1, max_size=4))
 
@@ -197,7 +197,7 @@ async def history(script: list[Any], plan: dict[AgentEvent, list[Any]]) -> list[
     return [messages, response]
 
 
-@given(st.lists(plain | calls_in_order, min_size=1, max_size=5), plans)
+@given(st.lists(plain_answers | calls_in_order, min_size=1, max_size=5), plans)
 @settings(max_examples=examples(100), deadline=None)
 def test_same_answers_give_the_same_history(
     script: list[Any], plan: dict[AgentEvent, list[Any]]

@@ -13,18 +13,18 @@ class Notes(BaseModel):
     title: str
 
 
-def plain(city: str) -> str:
+def echo(city: str) -> str:
     return city
 
 
-WEATHER = tool(name="weather", description="Tells the weather.")(plain)
+WEATHER = tool(name="weather", description="Tells the weather.")(echo)
 POET = BaseAgent("You write poems.", agent_name="poet")
 
 
 @pytest.mark.parametrize(
     ("parts", "says"),
     [
-        ({"tools": [plain]}, r"@tool\(name=…, description=…\)"),
+        ({"tools": [echo]}, r"@tool\(name=…, description=…\)"),
         ({"tools": ["weather"]}, r"@tool\(name=…, description=…\)"),
         ({"tools": [Notes]}, r"@tool\(name=…, description=…\)"),
         ({"tools": WEATHER}, "a list of tools"),
@@ -47,7 +47,7 @@ def test_what_is_no_part_of_an_agent_is_refused(parts: dict[str, Any], says: str
 @pytest.mark.parametrize("name", ["", " "])
 def test_a_tool_without_a_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidInputError, match="needs a name"):
-        BaseAgent("You help.", tools=[tool(name=name, description="-")(plain)])
+        BaseAgent("You help.", tools=[tool(name=name, description="-")(echo)])
     with pytest.raises(InvalidInputError, match="needs a name"):
         BaseAgent("You help.").register_agent(POET, name=name, description="-")
 

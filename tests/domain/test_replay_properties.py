@@ -84,7 +84,7 @@ def logs(draw: st.DrawFn) -> list[Event]:
     return events
 
 
-def told(replay: RunReplay) -> dict[str, Any]:
+def replay_state(replay: RunReplay) -> dict[str, Any]:
     """Return all that a replay says, without the times at which messages were built."""
     return {
         "seen": replay.seen,
@@ -128,7 +128,7 @@ def test_event_by_event_a_log_says_what_it_says_in_one_piece(
     replay = replay_run(log[:cut])
     for event in log[cut:]:
         replay.observe(event)
-    assert told(replay) == told(replay_run(log))
+    assert replay_state(replay) == replay_state(replay_run(log))
 
 
 @given(logs())
@@ -160,7 +160,7 @@ def test_a_task_reads_the_same_without_the_events_of_others(
     log: Sequence[Event], task_id: UUID | None
 ) -> None:
     alone = [event for event in log if event.task_id == task_id]
-    found, whole = told(replay_run(alone))["tasks"], told(replay_run(log))["tasks"]
+    found, whole = replay_state(replay_run(alone))["tasks"], replay_state(replay_run(log))["tasks"]
     assert found.get(task_id) == whole.get(task_id)
 
 

@@ -28,7 +28,7 @@ class Family:
             for who in (None, CHILD, SIBLING, GRANDCHILD)
         )
 
-    async def settle(self) -> "Family":
+    async def write_all(self) -> "Family":
         for space in (self.root, self.child, self.sibling, self.grandchild):
             await space.write(f"{space.folder}output", f"of {space.folder}")
             await space.write("draft", f"private to {space.folder}")
@@ -46,7 +46,7 @@ def inside(task_id: UUID, name: str = "output") -> str:
 
 
 async def test_global_is_written_by_the_root_and_read_by_all() -> None:
-    family = await Family().settle()
+    family = await Family().write_all()
     for space in (family.child, family.grandchild):
         assert await space.read("/global/output") == "of /global/"
         assert await space.read("global/output") == "of /global/"
@@ -57,7 +57,7 @@ async def test_global_is_written_by_the_root_and_read_by_all() -> None:
 
 
 async def test_child_reads_and_writes_its_own_folder_only() -> None:
-    family = await Family().settle()
+    family = await Family().write_all()
     for name in ("input", "input/a", "output", "scratch/a/b"):
         await family.child.write(inside(CHILD, name), name)
         assert await family.child.read(inside(CHILD, name)) == name
@@ -68,7 +68,7 @@ async def test_child_reads_and_writes_its_own_folder_only() -> None:
 
 
 async def test_parent_reads_its_childs_whole_folder_and_writes_its_input() -> None:
-    family = await Family().settle()
+    family = await Family().write_all()
     assert await family.root.read(inside(CHILD)) == f"of {family.child.folder}"
     for name in ("input", "input/part 1"):
         await family.root.write(inside(CHILD, name), "do this")
@@ -78,7 +78,7 @@ async def test_parent_reads_its_childs_whole_folder_and_writes_its_input() -> No
 
 
 async def test_grandparent_and_grandchild_do_not_see_each_other() -> None:
-    family = await Family().settle()
+    family = await Family().write_all()
     assert await family.child.read(inside(GRANDCHILD)) == f"of {family.grandchild.folder}"
     assert (await refusal(family.root.read(inside(GRANDCHILD))))[0] == "not_found"
     assert (await refusal(family.root.write(inside(GRANDCHILD, "input"), "a")))[0] == "not_found"
@@ -86,7 +86,7 @@ async def test_grandparent_and_grandchild_do_not_see_each_other() -> None:
 
 
 async def test_another_tasks_folder_looks_nonexistent() -> None:
-    family = await Family().settle()
+    family = await Family().write_all()
     nobody = uuid5(ROOT, "nobody")
     for name in ("output", "other"):
         there, not_there = inside(SIBLING, name), inside(nobody, name)
@@ -105,7 +105,7 @@ async def test_another_tasks_folder_looks_nonexistent() -> None:
 
 @pytest.mark.parametrize("spelling", [str(CHILD).upper(), f"{{{CHILD}}}", CHILD.hex, CHILD.urn])
 async def test_childs_folder_has_one_name(spelling: str) -> None:
-    family = await Family().settle()
+    family = await Family().write_all()
     for name in ("output", "input"):
         path = f"/subagent/{spelling}/{name}"
         assert (await refusal(family.root.read(path)))[0] == "not_found"
@@ -114,13 +114,13 @@ async def test_childs_folder_has_one_name(spelling: str) -> None:
 
 
 async def test_private_files_are_private() -> None:
-    family = await Family().settle()
+    family = await Family().write_all()
     assert await family.child.read("draft") == f"private to {family.child.folder}"
     assert await family.root.read("/draft") == "private to /global/"
 
 
 async def test_list_shows_only_readable_files() -> None:
-    family = await Family().settle()
+    family = await Family().write_all()
     assert family.root.list() == sorted(
         ["/draft", "/global/output", inside(CHILD), inside(SIBLING)]
     )
@@ -140,7 +140,7 @@ async def test_list_shows_only_readable_files() -> None:
     "path", ["/global", "/subagent", f"/subagent/{CHILD}", "/Global/a", "/SUBAGENT/x/y", "globAL"]
 )
 async def test_folder_or_similar_path_is_no_file(path: str) -> None:
-    family = await Family().settle()
+    family = await Family().write_all()
     for space in (family.root, family.child):
         assert (await refusal(space.read(path)))[0] == "bad_path"
         assert (await refusal(space.write(path, "x")))[0] == "bad_path"

@@ -31,7 +31,7 @@ from tests.domain.subagents import (
     results,
 )
 from tests.domain.test_subagent_plugins import CTX
-from tests.domain.test_subagent_tools import told
+from tests.domain.test_subagent_tools import build_recorder
 from tests.domain.virtual import run_virtual
 
 
@@ -121,7 +121,7 @@ class TestGuards:
             lead = BaseAgent("You lead.", provider=model, agent_name="lead")
             lead.register_agent(helper, name="helper", description="x", stateless=True)
             async with registry() as where:
-                recorder, _ = told(where, plugins=[Decides()])
+                recorder, _ = build_recorder(where, plugins=[Decides()])
                 recorder.screen = screening(recorder.swarm)  # type: ignore[arg-type]
                 await lead.execute_query_async("go", recorder=recorder)
                 assert results(lead.conversation_history) == ["no", "skipped", "X", "G"]
@@ -196,7 +196,7 @@ class TestInput:
             )
             limits = SubagentLimits(max_depth=0)
             async with registry(limits) as where:
-                recorder, _ = told(where)
+                recorder, _ = build_recorder(where)
                 lead = coordinator(model, where, limits=limits)
                 await lead.execute_query_async("go", recorder=recorder)
                 first, second, third = results(lead.conversation_history)

@@ -18,7 +18,7 @@ from tests.domain.subagents import (
     registry,
     results,
 )
-from tests.domain.test_subagent_tools import told
+from tests.domain.test_subagent_tools import build_recorder
 from tests.domain.virtual import run_virtual
 
 
@@ -49,7 +49,7 @@ class TestMessages:
                 one=[after(5, call("list_files", "l")), heard],
             )
             async with registry() as where:
-                recorder, events = told(where)
+                recorder, events = build_recorder(where)
                 lead = coordinator(model, where)
                 await lead.execute_query_async("go", recorder=recorder)
                 _, sent, _, awaited = results(lead.conversation_history)
@@ -143,7 +143,7 @@ class TestMessages:
                 one=[after(5, "x"), heard],
             )
             async with registry() as where:
-                recorder, _ = told(where, plugins=[Decides()])
+                recorder, _ = build_recorder(where, plugins=[Decides()])
                 lead = coordinator(model, where)
                 await lead.execute_query_async("go", recorder=recorder)
                 _, bad, vague, awaited = results(lead.conversation_history)
@@ -187,7 +187,7 @@ class TestRetries:
                 one=[after(5, call("list_files", "l")), broken, broken, heard],
             )  # fmt: skip
             async with registry() as where:
-                recorder, events = told(where)
+                recorder, events = build_recorder(where)
                 lead = coordinator(model, where)
                 await lead.execute_query_async("go", recorder=recorder)
                 task = results(lead.conversation_history)[-1]["tasks"][0]

@@ -21,7 +21,7 @@ from tests.domain.subagents import (
     results,
     status,
 )
-from tests.domain.test_subagent_tools import told
+from tests.domain.test_subagent_tools import build_recorder
 from tests.domain.virtual import run_virtual
 
 
@@ -74,7 +74,7 @@ class TestFanOut:
                 go=[[first, second, dispatch("one")], "end"], one=["1"] * 3, two=["2"] * 2
             )
             async with registry() as where:
-                recorder, heard = told(where)
+                recorder, heard = build_recorder(where)
                 lead = coordinator(model, where)
                 await lead.execute_query_async("go", recorder=recorder)
                 assert len(heard.of("dispatched")) == 5
@@ -93,7 +93,7 @@ class TestFanOut:
         async def run() -> None:
             model = Model(go=[fan_out({"prompt": "one"}, {"prompt": "two"}), "end"], one=["1"])
             async with registry() as where:
-                recorder, _ = told(where, plugins=[NoTwos()])
+                recorder, _ = build_recorder(where, plugins=[NoTwos()])
                 lead = coordinator(model, where)
                 await lead.execute_query_async("go", recorder=recorder)
                 first, second = results(lead.conversation_history)[0]["tasks"]
@@ -242,7 +242,7 @@ class TestCancelling:
             async with registry(min_workers=5, max_workers=5) as where:
                 mid = coordinator(model, where, description="helps")
                 mid.agent_name = "helper"
-                recorder, heard = told(where)
+                recorder, heard = build_recorder(where)
                 lead = coordinator(model, where, mid)
                 await lead.execute_query_async("go", recorder=recorder)
                 answer = results(lead.conversation_history)[-1]["tasks"]

@@ -34,7 +34,7 @@ from tests.domain.virtual import run_virtual
 S = SubagentStatus
 
 
-def told(where: SubagentRegistry, **about: Any) -> tuple[Notes, Heard]:
+def build_recorder(where: SubagentRegistry, **about: Any) -> tuple[Notes, Heard]:
     """Build a recorder whose run's events are heard."""
     recorder, heard = Notes(), Heard()
     recorder.swarm = Swarm(where, SwarmOptions(listener=heard, **about))
@@ -114,7 +114,7 @@ class TestPolling:
         async def run() -> None:
             model = Streaming(go=[dispatch("talks"), await_all, "end"], talks=["one two"])
             async with registry() as where:
-                recorder, heard = told(where)
+                recorder, heard = build_recorder(where)
                 await coordinator(model, where).execute_query_async("go", recorder=recorder)
                 assert heard.moves("talks") == ["running", "streaming", "completed"]
                 events = [event for _, event, _ in heard.events]
@@ -183,7 +183,7 @@ class TestIds:
                 mid.agent_name = "helper"
                 tenant = by_hand(where, tenant_id=uuid4())
                 foreign = put(where, tenant, "z")
-                recorder, _ = told(where)
+                recorder, _ = build_recorder(where)
                 lead, other = coordinator(model, where, mid), coordinator(model, where)
                 await asyncio.gather(
                     lead.execute_query_async("go"),
@@ -264,7 +264,7 @@ class TestAwaiting:
                 b=[after(290, "B")],
             )
             async with registry() as where:
-                recorder, _ = told(where, lookup=lookup)
+                recorder, _ = build_recorder(where, lookup=lookup)
                 lead = coordinator(model, where)
                 await lead.execute_query_async("go", recorder=recorder)
                 answer = results(lead.conversation_history)[-1]
@@ -346,7 +346,7 @@ class TestDispatching:
             async with registry(SubagentLimits(max_depth=1)) as where:
                 mid = coordinator(model, where, description="helps")
                 mid.agent_name = "helper"
-                recorder, heard = told(where)
+                recorder, heard = build_recorder(where)
                 lead = coordinator(model, where, mid)
                 model.scripts["one"] = [dispatch("two"), "did it myself"]
                 await lead.execute_query_async("go", recorder=recorder)
@@ -371,7 +371,7 @@ class TestDispatching:
                 limits = SubagentLimits(max_concurrent=1, max_queued=1)
                 mid = coordinator(model, where, description="helps", limits=limits)
                 mid.agent_name = "helper"
-                recorder, heard = told(where)
+                recorder, heard = build_recorder(where)
                 lead = coordinator(model, where, mid)
                 await lead.execute_query_async("go", recorder=recorder)
                 assert heard.of("dequeued") == ["mid", "a", "b"]

@@ -62,7 +62,7 @@ class Team(RuleBasedStateMachine):
     )
     def begin(self, tasks: list[dict[str, Any]], spread_above: int, begins: bool) -> None:
         self.loop = VirtualLoop()
-        self.model = Puppet(self.hear)
+        self.model = Puppet(self.observe)
         self.limits = replace(LIMITS, spread_above=spread_above)
         self.where: SubagentRegistry = registry(self.limits)
         self.wanted: dict[str, dict[str, Any]] = {}
@@ -201,16 +201,16 @@ class Team(RuleBasedStateMachine):
     def here(self, parent: Parent) -> list[SubagentHandle]:
         """Return a parent's tasks under way, without child runs."""
         own = [handle for handle in self.handles.values() if handle.parent is parent]
-        return [handle for handle in own if not (handle.spread or handle.status.is_final)]
+        return [handle for handle in own if not (handle.is_remote or handle.status.is_final)]
 
     def happens(self, handle: SubagentHandle, event: str) -> None:
         if event == "dispatched":
             here = len(self.here(handle.parent))
             self.handles[handle.prompt] = handle
-            if handle.spread and handle.queue_position:
+            if handle.is_remote and handle.queue_position:
                 self.problems.append(AssertionError(f"{handle.prompt} waits in no queue here"))
-            if handle.spread != self.spreads(self.wanted[handle.prompt], here):
-                self.problems.append(AssertionError(f"{handle.prompt}, spread: {handle.spread}"))
+            if handle.is_remote != self.spreads(self.wanted[handle.prompt], here):
+                self.problems.append(AssertionError(f"{handle.prompt}, spread: {handle.is_remote}"))
 
     def refuses(self, parent: Parent, data: dict[str, Any]) -> None:
         here = self.here(parent)
@@ -224,7 +224,7 @@ class Team(RuleBasedStateMachine):
 
     def count_here(self, status: S) -> int:
         known = self.where.handles()
-        return sum(handle.status is status and not handle.spread for handle in known)
+        return sum(handle.status is status and not handle.is_remote for handle in known)
 
     def may_dispatch(self, asked: Asked) -> bool:
         return not self.is_of_task(asked) or self.handles[asked.prompt].agent == "nest"
@@ -274,7 +274,7 @@ class Team(RuleBasedStateMachine):
             before = len(self.sent_to(handle))
             is_late = handle.status.is_final or self.is_over_elsewhere(handle)
             self.use(asked, "send_to_subagent", task_id=task_id, message=text)
-            if handle.spread:
+            if handle.is_remote:
                 is_sent = "bad" not in words and not is_late
                 assert len(self.sent_to(handle)) == before + is_sent
 
@@ -344,7 +344,7 @@ class Team(RuleBasedStateMachine):
 
     # What they get
 
-    def hear(self, asked: Asked) -> None:
+    def observe(self, asked: Asked) -> None:
         """Check what a model reads; an agent takes an error here for one of its model."""
         try:
             self.check(asked)
@@ -358,7 +358,7 @@ class Team(RuleBasedStateMachine):
             assert asked.prompt.startswith("soft")
             assert asked.prompt.endswith("!")
             assert not handle.status.is_final
-            assert not handle.spread
+            assert not handle.is_remote
             self.reads_messages(asked, handle)
         found = results(asked.messages)
         last = asked.messages[-1]
@@ -380,7 +380,7 @@ class Team(RuleBasedStateMachine):
 
     def unread(self, handle: SubagentHandle) -> int:
         """Count the messages that a task's last try has not read; a child run does not tell."""
-        if handle.spread:
+        if handle.is_remote:
             return 0
         sent, read = set(), set()
         for prompt, event, data in self.heard.events:
@@ -454,14 +454,14 @@ class Team(RuleBasedStateMachine):
     def slots_are_within_limits(self) -> None:
         holders = [handle for handle in self.where.handles() if handle.holds_slot]
         assert len(holders) == self.where.scheduler.in_use <= 2
-        assert not any(handle.spread for handle in holders)
+        assert not any(handle.is_remote for handle in holders)
         assert self.where.queued_count == self.count_here(S.QUEUED) <= LIMITS.max_queue_size + 1
         assert self.where.active_count == self.count_here(S.RUNNING)
 
     @invariant()
     def child_runs_are_as_their_tasks(self) -> None:
-        spread = {prompt for prompt, handle in self.handles.items() if handle.spread}
-        assert spread == self.others.runs.keys()
+        remote = {prompt for prompt, handle in self.handles.items() if handle.is_remote}
+        assert remote == self.others.runs.keys()
         for run in self.others.runs.values():
             self.is_as_its_task(run)
 

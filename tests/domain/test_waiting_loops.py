@@ -35,7 +35,7 @@ class Team:
         return query
 
     def task(self, status: S, path: Path, holds: Any = None) -> Any:
-        handle = SimpleNamespace(status=status, path=path, holds=holds, spread=False)
+        handle = SimpleNamespace(status=status, path=path, holds=holds, is_remote=False)
         self.tasks.append(handle)
         return handle
 

@@ -135,7 +135,7 @@ def test_a_plain_owner_is_led_from_one_sentence_to_the_next(
 ) -> None:
     admin, url = at(server, login), f"{at(server, login)}&user={login}"
 
-    def told() -> str:
+    def migration_error() -> str:
         code, said = command("migrate", DATABASE_URL=url)
         return said if code else ""
 
@@ -144,9 +144,12 @@ def test_a_plain_owner_is_led_from_one_sentence_to_the_next(
     assert "CREATE EXTENSION vector SCHEMA public in the database" in hints["extension"]
     assert "\n" not in hints["extension"]
     assert "TO " + login in hints["rights"]
-    assert "CREATE EXTENSION vector" in told()
+    assert "CREATE EXTENSION vector" in migration_error()
     asyncio.run(execute(admin, "CREATE EXTENSION vector"))
-    assert "GRANT bottega_app, bottega_user, bottega_system, bottega_maintenance TO" in told()
+    assert (
+        "GRANT bottega_app, bottega_user, bottega_system, bottega_maintenance TO"
+        in migration_error()
+    )
     roles = "bottega_app, bottega_user, bottega_system, bottega_maintenance"
     # A schema of its own, before public in its search path, changes nothing.
     asyncio.run(
@@ -157,7 +160,7 @@ def test_a_plain_owner_is_led_from_one_sentence_to_the_next(
             f"ALTER ROLE {login} SET search_path = {login}",
         )
     )
-    assert told() == ""
+    assert migration_error() == ""
     status, checks = examined(tmp_path, DATABASE_URL=url)
     assert (status, failed(checks)) == (0, {})
 

@@ -5,7 +5,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.api.test_episodes import ids, remember, search, task
+from tests.api.test_episodes import create_episode, ids, search, task
 from tests.fake_model import FakeModel, text
 from tests.flows.test_dag import says
 from tests.flows.test_erasure import every_row, finished, holding
@@ -144,7 +144,7 @@ async def test_deleting_a_session_deletes_its_episodes(
     body = {"outcome": "SUCCESS", "task": task("secret task " * 400), "session_id": "s"}
     body |= {"tags": ["secret tag"], "reflection": {"insights": ["secret insight"]}}
     imported = (await client.post("/v1/episodes", json=body, headers=key)).json()
-    kept = await remember(client, session_id="other", task=task("Make coffee"), tags=["kept"])
+    kept = await create_episode(client, session_id="other", task=task("Make coffee"), tags=["kept"])
     await fill(bottega)
     others = await holding(database_url, kept["id"])
     gone = [(await episode_of(client, run))["id"], imported["id"]]
@@ -176,7 +176,7 @@ async def test_deleting_a_session_deletes_its_episodes(
 async def test_a_session_with_imports_only_can_be_deleted(
     bottega: Running, database_url: str
 ) -> None:
-    made = await remember(bottega.client, session_id="elsewhere")
+    made = await create_episode(bottega.client, session_id="elsewhere")
     answer = await bottega.client.delete("/v1/sessions/elsewhere")
     assert answer.json()["removed"]["episodes"] == 1
     assert await holding(database_url, made["id"]) == {}

@@ -38,7 +38,7 @@ async def fork(bottega: Running, session: str, run_id: str | None = None) -> dic
     return made
 
 
-async def told(bottega: Running, session: str, query: str = "") -> list[str]:
+async def message_texts(bottega: Running, session: str, query: str = "") -> list[str]:
     return [each["content"] for each in await messages(bottega, session, query)]
 
 
@@ -52,8 +52,8 @@ async def test_a_fork_goes_its_own_way_from_a_turn(bottega: Running, model: Fake
     made = await fork(bottega, "s", second["id"])
     assert made["id"] not in ("s", whole["id"])
     assert (made["user"], made["metadata"]) == ("ada", {"plan": "pro"})
-    assert await told(bottega, whole["id"]) == ["one", "a", "two", "b", "three", "c"]
-    assert await told(bottega, made["id"]) == ["one", "a", "two", "b"]
+    assert await message_texts(bottega, whole["id"]) == ["one", "a", "two", "b", "three", "c"]
+    assert await message_texts(bottega, made["id"]) == ["one", "a", "two", "b"]
     run = await ask(bottega, "other", made["id"], user="ada")
     assert run["user"] == "ada"
     before = [("user", "one"), ("assistant", "a"), ("user", "two"), ("assistant", "b")]
@@ -62,13 +62,13 @@ async def test_a_fork_goes_its_own_way_from_a_turn(bottega: Running, model: Fake
     assert ("user", "three") in said(model.requests[-1])
     assert ("user", "other") not in said(model.requests[-1])
     again = await fork(bottega, made["id"], first["id"])
-    assert await told(bottega, again["id"]) == ["one", "a"]
+    assert await message_texts(bottega, again["id"]) == ["one", "a"]
     await ask(bottega, "last", again["id"], user="ada")
     assert said(model.requests[-1]) == [*before[:2], ("user", "last")]
-    listed = await told(bottega, made["id"])
+    listed = await message_texts(bottega, made["id"])
     assert listed == ["one", "a", "two", "b", "other", "d"]
-    assert await told(bottega, made["id"], "?order=desc&agent=clerk") == listed[::-1]
-    assert await told(bottega, made["id"], "?agent=other") == []
+    assert await message_texts(bottega, made["id"], "?order=desc&agent=clerk") == listed[::-1]
+    assert await message_texts(bottega, made["id"], "?agent=other") == []
     pages: list[str] = []
     cursor: str | None = ""
     while cursor is not None:
@@ -98,7 +98,7 @@ async def test_a_fork_is_refused_at_what_is_no_turn(bottega: Running, model: Fak
     assert await refused(other["id"], "none") == (404, "not_found")
     assert (await bottega.client.post("/v1/sessions/none/fork")).status_code == 404
     made = await fork(bottega, "s")
-    assert await told(bottega, made["id"]) == ["one", "a"]
+    assert await message_texts(bottega, made["id"]) == ["one", "a"]
 
 
 async def test_a_fork_waits_for_no_run(bottega: Running, model: FakeModel) -> None:
@@ -150,20 +150,20 @@ async def test_each_outlives_the_other(bottega: Running, model: FakeModel) -> No
         "conversations": 1,
         "forked_turns": 3,
     }
-    assert len(await told(bottega, "s")) == 6
+    assert len(await message_texts(bottega, "s")) == 6
     removed = (await client.delete("/v1/sessions/s")).json()["removed"]
     assert (removed["runs"], removed["sessions"]) == (1, 1)
     assert (await client.get("/v1/sessions/s")).status_code == 404
     assert (await client.get("/v1/runs?session_id=s")).json()["items"] == []
     kept = ["one", "a", "two", "b", "mine", "d"]
-    assert await told(bottega, made["id"]) == kept
+    assert await message_texts(bottega, made["id"]) == kept
     await ask(bottega, "still here?", made["id"])
     assert [content for _, content in said(model.requests[-1])] == [*kept, "still here?"]
     # A new session of this name has nothing of the old one.
     await ask(bottega, "new")
     assert said(model.requests[-1]) == [("user", "new")]
     await client.delete(f"/v1/sessions/{made['id']}")
-    assert await told(bottega, later["id"]) == ["one", "a"]
+    assert await message_texts(bottega, later["id"]) == ["one", "a"]
     await client.delete(f"/v1/sessions/{later['id']}")
     for run in (first, second):
         assert (await client.get(f"/v1/runs/{run['id']}")).status_code == 404
@@ -215,7 +215,7 @@ async def test_a_deletion_waits_for_a_fork(bottega: Running, model: FakeModel) -
     run = await ask(bottega, "one")
     await bottega.client.post("/v1/sessions", json={"id": "f"})
     await deleted_beside(bottega, "s", run["id"], "SELECT fork_session($1, 's', NULL, 'f')")
-    assert await told(bottega, "f") == ["one", "a"]
+    assert await message_texts(bottega, "f") == ["one", "a"]
 
 
 async def test_a_deletion_waits_for_turns_that_a_fork_gets(
@@ -239,10 +239,10 @@ async def test_erasing_the_user_erases_all_forks(bottega: Running, model: FakeMo
     client = bottega.client
     assert (await client.delete("/v1/users/ada")).status_code == 202
 
-    async def gone() -> bool:
+    async def is_erased() -> bool:
         return (await client.get("/v1/users/ada")).status_code == 404
 
-    await until(gone)
+    await until(is_erased)
     for path in ("sessions/s", f"sessions/{made['id']}", f"runs/{run['id']}"):
         assert (await client.get(f"/v1/{path}")).status_code == 404
     named = "SELECT count(*) FROM forked_turns WHERE run_id = $1"

@@ -26,7 +26,7 @@ def insights(frames: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-async def given(bottega: Running, run: dict[str, Any]) -> list[dict[str, Any]]:
+async def insights_of(bottega: Running, run: dict[str, Any]) -> list[dict[str, Any]]:
     return insights(await bottega.frames(f"/v1/runs/{run['id']}/ws"))
 
 
@@ -56,20 +56,20 @@ async def test_the_next_run_of_the_scope_is_given_what_reflection_found(
     thinker: Running, model: FakeModel
 ) -> None:
     first = await done(thinker, input=TASK, user="alice")
-    assert await given(thinker, first) == []
+    assert await insights_of(thinker, first) == []
     found = await learned(thinker, first["id"], "done")
     assert found["insights"] == [SENTENCE]
     second = await done(thinker, input=TASK, user="alice")
-    (one,) = await given(thinker, second)
+    (one,) = await insights_of(thinker, second)
     assert one["content"].splitlines()[1].strip() == SENTENCE
     assert one["episodes"] == [str(episode_id_of(UUID(first["id"])))]
     asked = [each for each in model.requests if each["model"] != THINKER]
     assert SENTENCE in str(asked[-1]["messages"])
     # Not another user's, and nothing for another task.
-    assert await given(thinker, await done(thinker, input=TASK, user="bob")) == []
-    assert await given(thinker, await done(thinker, input=TASK)) == []
+    assert await insights_of(thinker, await done(thinker, input=TASK, user="bob")) == []
+    assert await insights_of(thinker, await done(thinker, input=TASK)) == []
     other = await done(thinker, input="Paint a fence green.", user="alice")
-    assert await given(thinker, other) == []
+    assert await insights_of(thinker, other) == []
 
 
 @pytest.mark.deep

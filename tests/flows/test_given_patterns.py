@@ -64,7 +64,7 @@ def of_patterns(frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-async def told(bottega: Running, run_id: str) -> dict[str, Any]:
+async def episode_patterns(bottega: Running, run_id: str) -> dict[str, Any]:
     """Return the patterns and the plan of the run's episode."""
     row = await bottega.owner.fetchrow(
         "SELECT metadata, execution, task FROM episodes WHERE id = $1", episode_id_of(UUID(run_id))
@@ -160,7 +160,7 @@ async def test_a_given_pattern_and_its_outcome_are_in_the_episode(
     assert (given["arm"], given["version"], given["category"]) == ("used", 1, "decomposition")
     shown = [r for r in model.requests if "Ask them in that order" in str(systems(r))]
     assert len(shown) == 4, "every call of the root, and nobody else's"
-    metadata = (await told(bottega, run_id))["metadata"]
+    metadata = (await episode_patterns(bottega, run_id))["metadata"]
     (known,) = metadata["patterns"]
     assert known == {
         "id": str(pattern_id),
@@ -205,7 +205,7 @@ async def test_a_withheld_pattern_is_in_the_log_but_in_no_prompt(
             ("control", ""),
         ]
         assert not any("Ask them in that order" in str(r["messages"]) for r in model.requests)
-        metadata = (await told(bottega, run_id))["metadata"]
+        metadata = (await episode_patterns(bottega, run_id))["metadata"]
         assert [each["followed"] for each in metadata["patterns"]] == [True, True]
         assert metadata["strategies_applied"] == []
         memory = (await bottega.client.get(f"/v1/runs/{run_id}/working-memory")).json()
@@ -307,7 +307,7 @@ async def test_a_failed_call_adds_advice_and_similar_failures(
     assert "Ask the requirements first." in helped
     assert "Draw a bridge." in helped, "who failed alike"
     assert "Ask the requirements first." not in str(model.requests[before]["messages"])
-    (known,) = (await told(bottega, second))["metadata"]["patterns"]
+    (known,) = (await episode_patterns(bottega, second))["metadata"]["patterns"]
     assert (known["followed"], known["good"]) == (True, True)
 
 
@@ -369,7 +369,7 @@ async def test_the_first_plan_is_stored_and_later_ones_are_adaptations(
     assert "Plan:\n- look\n- ask\n- act" in systems(model.requests[-1])[-1]
     answers = [f["data"]["result"] for f in frames if f["type"] == "tool.completed"]
     assert answers[1] == "No earlier task was like that."
-    found = await told(bottega, run_id)
+    found = await episode_patterns(bottega, run_id)
     assert found["execution"]["plan"] == ["look", "act"]
     assert found["execution"]["adaptations"] == [["look", "ask", "act"]]
     assert found["metadata"]["tools_used"] == [], "they do none of the work"
@@ -425,7 +425,7 @@ async def test_a_model_extracts_the_task_s_features_once_per_run(
         await ended(bottega, run_id)
         asked = [r for r in model.requests[2:] if "tools" in r and r["model"] != "thinker"]
         assert systems(asked[0]) == systems(model.requests[1]), "and is not asked again"
-        task = (await told(bottega, run_id))["task"]
+        task = (await episode_patterns(bottega, run_id))["task"]
         assert (task["constraints"], task["complexity"]) == (["no nails"], 0.9)
 
 
@@ -555,7 +555,7 @@ async def test_advice_is_removed_with_its_undone_failure(
         assert frames[-1]["type"] == "run.completed"
         assert of_patterns(frames) == []
         assert "Ask them." not in str(model.requests[-1]["messages"])
-        assert "patterns" not in (await told(bottega, again["id"]))["metadata"]
+        assert "patterns" not in (await episode_patterns(bottega, again["id"]))["metadata"]
 
 
 async def test_a_failed_search_reveals_nothing_about_the_database(

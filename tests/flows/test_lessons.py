@@ -8,7 +8,7 @@ import pytest
 
 from bottega.settings import Settings
 from tests.fake_model import FakeModel, calls, text
-from tests.flows.test_given_insights import SENTENCE, TASK, given, thinker
+from tests.flows.test_given_insights import SENTENCE, TASK, insights_of, thinker
 from tests.flows.test_interrupts import decide, pending
 from tests.flows.test_learning import THINKER, done, learned
 from tests.flows.test_outcomes import checked, finished
@@ -64,7 +64,7 @@ async def test_an_edited_lesson_reaches_the_next_run_and_a_removed_one_does_not(
     for each in await lessons(thinker, user="alice"):
         assert (await thinker.client.delete(f"/v1/lessons/{each['id']}")).status_code == 204
     assert (await thinker.client.delete(path)).status_code == 204, "removed already"
-    assert await given(thinker, await done(thinker, input=TASK, user="alice")) == []
+    assert await insights_of(thinker, await done(thinker, input=TASK, user="alice")) == []
     assert EDITED not in prompts(model)
     assert path.rpartition("/")[2] in [
         each["id"] for each in await lessons(thinker, user="alice", state="removed")
@@ -78,15 +78,15 @@ async def test_a_pinned_lesson_reaches_every_run_of_its_user_and_no_other(
 ) -> None:
     lesson = await taught(thinker)
     other = {"input": "Paint a fence green.", "user": "alice"}
-    assert await given(thinker, await done(thinker, **other)) == []
+    assert await insights_of(thinker, await done(thinker, **other)) == []
     path = f"/v1/lessons/{lesson['id']}"
     assert (await thinker.client.patch(path, json={"pinned": True})).json()["pinned"] is True
-    (one,) = await given(thinker, await done(thinker, **other))
+    (one,) = await insights_of(thinker, await done(thinker, **other))
     assert one["source"] == f"insight:{lesson['id']}"
     assert SENTENCE in prompts(model)
     assert lesson["id"] not in prompts(model)
     for more in ({"user": "bob"}, {}, {"session_id": "s"}):
-        assert await given(thinker, await done(thinker, input="Paint it.", **more)) == []
+        assert await insights_of(thinker, await done(thinker, input="Paint it.", **more)) == []
         assert SENTENCE not in prompts(model)
     for query in ({}, {"user": "bob"}, {"session_id": "s"}):
         found = await lessons(thinker, **query)
@@ -227,7 +227,7 @@ async def test_of_two_lessons_that_contradict_the_later_is_given(
         assert (await guest.client.post(path, json=judged)).is_success
     guest_model.script(text("done"))
     run = (await guest.client.post("/v1/runs?wait=30", json=asked)).json()
-    found = [each["content"].splitlines()[1].strip() for each in await given(guest, run)]
+    found = [each["content"].splitlines()[1].strip() for each in await insights_of(guest, run)]
     assert sorted(found) == ["Add a date.", "Never round the sums to euros."]
 
 

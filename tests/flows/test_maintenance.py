@@ -13,7 +13,7 @@ from bottega.memory.episodes.episode import Outcome
 from bottega.settings import Settings
 from tests import waiting
 from tests.fake_model import FakeModel
-from tests.memories import make_episode, remember
+from tests.memories import make_episode, store_episodes
 from tests.processes import command
 from tests.service import Running, running
 from tests.team import define, start
@@ -37,7 +37,7 @@ async def learned_from(pool: asyncpg.Pool, age: timedelta = timedelta(hours=1)) 
         good = number % 2 == 0
         order = ["finder", "writer"] if good else ["writer", "finder"]
         trace = [{"step": n, "task_id": None, "tool": agent} for n, agent in enumerate(order, 1)]
-        await remember(
+        await store_episodes(
             pool,
             make_episode(
                 f"Look up order {number}",

@@ -26,7 +26,7 @@ def configured(settings: Settings, model: FakeModel) -> Settings:
     return settings.model_copy(update=changes)
 
 
-async def remember(server: Running, text: str, **more: Any) -> str:
+async def create_episode(server: Running, text: str, **more: Any) -> str:
     body = {"outcome": "SUCCESS", "task": {"original_input": text}} | more
     answer = await server.client.post("/v1/episodes", json=body)
     assert answer.status_code == 201, answer.text
@@ -57,7 +57,7 @@ async def test_search_by_vectors_returns_with_the_embedder(
 ) -> None:
     model.embeds = False
     async with running(configured, database_url, worker=True) as server:
-        episode_id = await remember(server, "Reset the router of the branch office")
+        episode_id = await create_episode(server, "Reset the router of the branch office")
         await model.asked_for_vectors()
 
         (found,) = await hits(server, "router")
@@ -93,7 +93,7 @@ async def test_queries_switch_to_another_embedder_without_a_stop(
 ) -> None:
     before = settings.model_copy(update={"openai_base_url": model.base_url})
     async with running(before, database_url, worker=True) as server:
-        ids = {await remember(server, f"Reset router number {number}") for number in range(3)}
+        ids = {await create_episode(server, f"Reset router number {number}") for number in range(3)}
         await until(server, "SELECT count(*) = 3 FROM episode_vectors WHERE embedder = 'builtin-1'")
 
     async with running(configured, database_url, worker=True) as server:
@@ -108,7 +108,7 @@ async def test_long_bodies_move_to_the_object_store_and_are_read_from_there(
 ) -> None:
     trace = [{"tool": "ping", "said": f"{number} ok " * 20} for number in range(200)]
     async with running(configured, database_url, worker=True) as server:
-        episode_id = await remember(server, "Ping them all", execution={"trace": trace})
+        episode_id = await create_episode(server, "Ping them all", execution={"trace": trace})
         await until(
             server,
             "SELECT object_key IS NOT NULL AND content IS NULL FROM episode_bodies"

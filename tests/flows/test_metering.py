@@ -54,7 +54,7 @@ async def define(bottega: Running, **more: Any) -> None:
     assert answer.status_code == 201, answer.text
 
 
-def told(text: str = "blue", **usage: Any) -> Reply:
+def metered(text: str = "blue", **usage: Any) -> Reply:
     return sse(chunk(text, finish_reason="stop"), {"choices": [], "usage": usage or TOLD})
 
 
@@ -174,7 +174,7 @@ async def test_an_account_that_cannot_be_read_is_no_try_of_a_judge(
     monkeypatch.setattr(budget, "_WAIT_S", 0.5)
     gate = asyncio.Event()
     model.decide = judging
-    model.script(gated(gate, told(prompt_tokens=90_000, completion_tokens=500)))
+    model.script(gated(gate, metered(prompt_tokens=90_000, completion_tokens=500)))
     limited = configured(settings, model, tokens_per_day=1_000_000)
     async with running(limited, database_url, worker=True) as bottega:
         await define(bottega, success_check=JUDGES[:1])
@@ -227,7 +227,7 @@ async def test_an_unpaid_judge_does_not_put_off_other_checks(
 async def test_a_spent_day_leaves_memory_to_rules(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
-    model.decide = lambda request: told()
+    model.decide = lambda request: metered()
     limited = configured(settings, model, tokens_per_day=1_100, memory_model="thinker")
     async with running(limited, database_url, worker=True) as bottega:
         await define(bottega)
@@ -248,10 +248,10 @@ async def test_numbers_of_a_server_never_lower_the_day(
     limited = configured(settings, model, tokens_per_day=1_000_000)
     async with running(limited, database_url, worker=True) as bottega:
         await define(bottega)
-        model.script(told(prompt_tokens=5_000, completion_tokens=500))
+        model.script(metered(prompt_tokens=5_000, completion_tokens=500))
         await ask(bottega)
         assert await used(bottega) == 5_500
-        model.script(told(prompt_tokens=odd, completion_tokens=odd))
+        model.script(metered(prompt_tokens=odd, completion_tokens=odd))
         run = await ask(bottega)
         assert run["status"] == "completed"
         assert run["usage"]["estimated"] is True
@@ -269,7 +269,7 @@ async def test_a_report_that_fails_is_made_later(
 ) -> None:
     limited = configured(settings, model, tokens_per_day=1_000_000)
     gate = asyncio.Event()
-    model.script(gated(gate, told(prompt_tokens=5_000, completion_tokens=500)))
+    model.script(gated(gate, metered(prompt_tokens=5_000, completion_tokens=500)))
     async with running(limited, database_url, worker=True) as bottega:
         await define(bottega)
         body = {"agent": "a", "input": "x", "memory": "off"}
@@ -286,7 +286,7 @@ async def test_a_report_that_fails_is_made_later(
 async def test_no_model_is_called_while_the_account_cannot_be_read(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
-    model.decide = lambda request: told()
+    model.decide = lambda request: metered()
     limited = configured(settings, model, tokens_per_day=1_000_000)
     async with running(limited, database_url, worker=True) as bottega:
         await define(bottega)
@@ -353,7 +353,7 @@ async def test_a_call_reserves_what_it_may_take(
     """Start eight runs with answers of up to 8,000 tokens, of which two fit a day of 20,000."""
 
     def decide(request: dict[str, Any]) -> Reply:
-        return told(prompt_tokens=20, completion_tokens=request["max_completion_tokens"])
+        return metered(prompt_tokens=20, completion_tokens=request["max_completion_tokens"])
 
     model.decide = decide
     limited = configured(settings, model, tokens_per_day=20_000)
@@ -371,7 +371,7 @@ async def test_a_call_reserves_what_it_may_take(
 async def test_embeddings_are_the_tenant_s(
     settings: Settings, database_url: str, model: FakeModel
 ) -> None:
-    model.decide = lambda request: told(prompt_tokens=50, completion_tokens=50)
+    model.decide = lambda request: metered(prompt_tokens=50, completion_tokens=50)
     limited = configured(
         settings,
         model,

@@ -151,7 +151,7 @@ async def streamed(
     return "".join(said), [i.name for i in last.response.output if i.type == "function_call"]
 
 
-def wanted(form: str, schema: dict[str, Any] = CITY) -> dict[str, Any]:
+def schema_fields(form: str, schema: dict[str, Any] = CITY) -> dict[str, Any]:
     """Return the fields that ask for JSON."""
     named = {"name": "place", "schema": schema}
     if form == "chat":
@@ -226,8 +226,8 @@ async def test_json_is_sent_once_it_is_accepted(
         plan = [spoken("Let me see.", called="calculator"), spoken('{"city": 7}'), spoken(answer)]
         model.script(*plan, *plan)
         watched = answer == JSON
-        assert await streamed(client, form, watched=watched, **wanted(form)) == (JSON, [])
-        assert await whole(client, form, **wanted(form)) == (JSON, [])
+        assert await streamed(client, form, watched=watched, **schema_fields(form)) == (JSON, [])
+        assert await whole(client, form, **schema_fields(form)) == (JSON, [])
 
 
 async def test_a_text_beside_a_call_is_no_json(
@@ -237,7 +237,7 @@ async def test_a_text_beside_a_call_is_no_json(
         for way in (partial(streamed, watched=False), whole):
             model.script(spoken("Let me look.", called="locate"))
             tools: Any = [function(form)]
-            assert await way(client, form, tools=tools, **wanted(form)) == ("", ["locate"])
+            assert await way(client, form, tools=tools, **schema_fields(form)) == ("", ["locate"])
             model.script(spoken("Let me look.", called="locate"))
             assert await way(client, form, tools=tools) == ("Let me look.", ["locate"])
 
@@ -318,7 +318,7 @@ async def compared(
     with_schema: bool,
 ) -> None:
     """Check that a plan of the model's answers gives the same, streamed and whole."""
-    more = {"tools": [function(form)], **(wanted(form) if with_schema else {})}
+    more = {"tools": [function(form)], **(schema_fields(form) if with_schema else {})}
     found = []
     for way in (partial(streamed, watched=not with_schema), whole):
         model.forget()

@@ -15,7 +15,7 @@ from bottega.db import pages as bottega_pages
 from bottega.db.pages import PAGE_BYTES
 from bottega.runs import messages
 from bottega.settings import Settings
-from tests.api.test_episodes import remember
+from tests.api.test_episodes import create_episode
 from tests.api.test_patterns import add, advice
 from tests.fake_model import FakeModel
 from tests.processes import command
@@ -119,7 +119,7 @@ async def fill(server: Running) -> dict[str, str]:
     await client.delete("/v1/agents/a0")
     for _ in range(20):
         task = {"original_input": "x", "context": {"k": "y" * 7_500}}
-        await remember(client, task=task, reflection={"insights": ["x"]})
+        await create_episode(client, task=task, reflection={"insights": ["x"]})
     assert (await client.post("/v1/memory/maintenance")).is_success
     for statement in LARGER:
         await server.owner.execute(statement)
@@ -183,7 +183,7 @@ async def pages(
         assert urlsplit(path).path == path
 
 
-def told(found: list[list[Any]]) -> list[tuple[Any, ...]]:
+def identities(found: list[list[Any]]) -> list[tuple[Any, ...]]:
     """Return the identifying fields of the items of pages, in order."""
     names = ("id", "seq", "name", "version", "content")
     return [tuple(item.get(name) for name in names) for page in found for item in page]
@@ -221,12 +221,12 @@ async def test_every_list_comes_in_pages_of_limited_bytes(
             query = {"view": view} if view else {}
             many = await pages(bottega.client, path, SMALL_PAGE, limit="200", **query)
             back = await pages(bottega.client, path, SMALL_PAGE, limit="200", order="desc", **query)
-            assert told(many) == told(back)[::-1], name
+            assert identities(many) == identities(back)[::-1], name
             assert name in SMALL or len(many) > 1, name
             assert many[0] or name in EMPTY, name
             if view == views[-1]:
                 small = await pages(bottega.client, path, SMALL_PAGE, limit="5", **query)
-                assert told(many) == told(small), name
+                assert identities(many) == identities(small), name
                 assert all(len(page) <= 5 for page in small)
 
 

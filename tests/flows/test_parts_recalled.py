@@ -74,7 +74,7 @@ async def parts(bottega: Running, done: dict[str, Any]) -> dict[str, dict[str, A
     return {each["node"] or each["agent"]: each for each in found.json()["parts"]}
 
 
-async def given(bottega: Running, done: dict[str, Any]) -> dict[str, list[str]]:
+async def recalled_texts(bottega: Running, done: dict[str, Any]) -> dict[str, list[str]]:
     """Return what parts of a run were given of earlier runs, by agent."""
     found: dict[str, list[str]] = {}
     for each in await bottega.frames(f"/v1/runs/{done['id']}/ws"):
@@ -111,7 +111,7 @@ async def test_a_node_that_failed_a_check_does_it_right_the_next_time(
     assert verdict["reason"] == 'the answer did not contain "VAT"'
     second = await run(bottega)
     assert (second["status"], second["output"]) == ("completed", "writer has done it")
-    recalled = await given(bottega, second)
+    recalled = await recalled_texts(bottega, second)
     assert recalled["pricer"][0].splitlines()[0] == REASON
     assert recalled["reader"][0].splitlines()[0].startswith("[UNKNOWN")
     assert "writer" not in recalled, "it has not taken part in a run yet"
@@ -132,7 +132,7 @@ async def test_a_sub_agent_is_given_why_its_answer_was_not_good(
     assert (told["node"], told["input"]) == (None, "What does blotting paper cost?")
     assert (told["output"], told["verdict"]["outcome"]) == ("90 euros", "FAILURE")
     second = await run(bottega, **asked)
-    assert (await given(bottega, second))["pricer"][0].splitlines()[0] == REASON
+    assert (await recalled_texts(bottega, second))["pricer"][0].splitlines()[0] == REASON
     assert (await parts(bottega, second))["pricer"]["output"] == "90 euros with VAT"
 
 
@@ -183,7 +183,7 @@ async def test_an_agent_s_own_check_judges_its_node_and_does_not_fail_it(
         "own": "SUCCESS",
     }
     again = await run(bottega, graph="g")
-    recalled = [each.splitlines()[0] for each in (await given(bottega, again))["clever"]]
+    recalled = [each.splitlines()[0] for each in (await recalled_texts(bottega, again))["clever"]]
     assert REASON in recalled
     assert sum(each.startswith("[SUCCESS") for each in recalled) == 1, "each its own part"
 
@@ -241,7 +241,7 @@ async def test_a_judge_of_an_agent_judges_its_part(
     }
     model.decide = judging(True, "The tax is named.")
     second = await run(bottega, **begin)
-    assert (await given(bottega, second))["pricer"][0].splitlines()[0] == JUDGED_BAD
+    assert (await recalled_texts(bottega, second))["pricer"][0].splitlines()[0] == JUDGED_BAD
     assert (await judged(bottega, second))["verdict"]["outcome"] == "SUCCESS"
     rows = "SELECT count(*), count(asked) FROM run_checks c JOIN runs r ON r.id = c.run_id"
     tenant = "SELECT tenant_id FROM runs WHERE id = $1"
@@ -292,7 +292,7 @@ async def test_a_node_with_memory_off_is_given_nothing_and_leaves_nothing(
     assert [each.get("memory") for each in stored] == ["off", "read", None]
     first, second = await run(bottega), await run(bottega)
     assert set(await parts(bottega, first)) == {"writer"}
-    assert set(await given(bottega, second)) == {"writer"}
+    assert set(await recalled_texts(bottega, second)) == {"writer"}
     path = f"/v1/episodes/{episode_id_of(UUID(first['id']))}"
     episode = (await bottega.client.get(path)).text
     assert "reader has done it" not in episode
@@ -301,7 +301,7 @@ async def test_a_node_with_memory_off_is_given_nothing_and_leaves_nothing(
     assert (await bottega.client.put("/v1/graphs/offers", json=changed)).is_success
     third = await run(bottega)
     assert set(await parts(bottega, third)) == {"reader", "pricer", "writer"}
-    assert set(await given(bottega, third)) == {"writer"}
+    assert set(await recalled_texts(bottega, third)) == {"writer"}
 
 
 async def test_other_users_runs_and_runs_of_nobody_are_given_nothing(
@@ -310,10 +310,10 @@ async def test_other_users_runs_and_runs_of_nobody_are_given_nothing(
     await define(bottega, "reader", "writer")
     assert (await run(bottega))["memory_used"] == "user"
     for more in ({"user": "bob"}, {"user": None}, {"user": None, "session_id": "s"}):
-        assert await given(bottega, await run(bottega, **more)) == {}, more
-    assert await given(bottega, await run(bottega, input="Paint a fence green now.")) == {}
-    assert await given(bottega, await run(bottega, memory="off")) == {}
-    assert len(await given(bottega, await run(bottega, memory="read"))) == 2
+        assert await recalled_texts(bottega, await run(bottega, **more)) == {}, more
+    assert await recalled_texts(bottega, await run(bottega, input="Paint a fence green now.")) == {}
+    assert await recalled_texts(bottega, await run(bottega, memory="off")) == {}
+    assert len(await recalled_texts(bottega, await run(bottega, memory="read"))) == 2
 
 
 async def test_nothing_is_left_after_the_erasure_of_the_user(
@@ -329,7 +329,7 @@ async def test_nothing_is_left_after_the_erasure_of_the_user(
     gone = functools.partial(bottega.client.get, "/v1/users/ada")
     await until(gone, lambda answer: answer.status_code == 404)
     assert await bottega.owner.fetchval(rows) == 0
-    assert await given(bottega, await run(bottega)) == {}
+    assert await recalled_texts(bottega, await run(bottega)) == {}
 
 
 async def test_elements_of_a_node_share_one_search(bottega: Running, model: FakeModel) -> None:
@@ -352,7 +352,7 @@ async def test_a_part_is_given_two_earlier_ones_within_its_tokens(
         await run(bottega, input=f"{TASK} {'Long words follow. ' * 200} {number}")
         for number in range(4)
     ]
-    for texts in (await given(bottega, done[-1])).values():
+    for texts in (await recalled_texts(bottega, done[-1])).values():
         assert len(texts) == 2
         assert sum(map(estimated_tokens, texts)) <= 600
 
@@ -383,7 +383,7 @@ async def test_a_killed_run_goes_on_with_the_same_memory(
         await bottega.owner.execute("DELETE FROM episode_search")
     model.decide = careful
     async with running(configured, database_url, worker=True) as bottega:
-        recalled = await given(bottega, started)
+        recalled = await recalled_texts(bottega, started)
         assert [len(each) for each in recalled.values()] == [1, 1]
         again = [each["messages"] for each in model.requests if named(each) == "pricer"]
         assert again[-1] == before

@@ -16,7 +16,7 @@ from tests import forks
 from tests.fake_model import FakeModel, gated, text
 from tests.flows.test_tenant_deletion import counts
 from tests.service import Running
-from tests.tenants import Holder, holder
+from tests.tenants import ApiKey, holder
 from tests.waiting import until
 
 AGENT = {"name": "solo", "description": "x", "system_message": "x"}
@@ -254,7 +254,7 @@ async def test_what_a_tenant_keeps_longer_is_kept_unless_it_is_named(
         await operator.retain(shared_url, "nobody", {})
 
 
-async def many(owner: asyncpg.Connection | asyncpg.Pool, tenant: Holder, count: int) -> None:
+async def many(owner: asyncpg.Connection | asyncpg.Pool, tenant: ApiKey, count: int) -> None:
     """Store old runs with two rows of their logs and a task each."""
     await owner.execute(
         "WITH made AS (INSERT INTO runs (tenant_id, timeout_s, mode, agent, input, pinned, status,"

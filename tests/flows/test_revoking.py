@@ -17,7 +17,7 @@ from benchmarks.chaos.proxy import Proxy
 from bottega.settings import Settings
 from tests.growing import Growing, growing
 from tests.service import Running, client_of, running
-from tests.tenants import Holder, holder
+from tests.tenants import ApiKey, holder
 from tests.waiting import until
 
 REVOKE = "UPDATE api_keys SET revoked_at = now() WHERE id = $1"
@@ -25,12 +25,12 @@ EXPIRE = "UPDATE api_keys SET expires_at = now() - interval '1 s' WHERE id = $1"
 
 
 @pytest.fixture
-async def held(database_url: str) -> Holder:
+async def held(database_url: str) -> ApiKey:
     return await holder(database_url, "default", "run", "define")
 
 
 @pytest.fixture
-async def closed(settings: Settings, database_url: str, held: Holder) -> AsyncIterator[Running]:
+async def closed(settings: Settings, database_url: str, held: ApiKey) -> AsyncIterator[Running]:
     """A server that has keys, and a client with one."""
     async with running(settings, database_url) as server, held.client(server) as client:
         yield replace(server, client=client)
@@ -81,7 +81,7 @@ async def once_back(
     [(REVOKE, "nothing"), (EXPIRE, "notification"), (REVOKE, "connection")],
 )
 async def test_a_key_becomes_invalid_everywhere(
-    closed: Running, held: Holder, owner: asyncpg.Pool, statement: str, lost: str
+    closed: Running, held: ApiKey, owner: asyncpg.Pool, statement: str, lost: str
 ) -> None:
     assert (await closed.client.get("/v1/runs")).status_code == 200
     if lost == "connection":
@@ -97,7 +97,7 @@ async def test_a_key_becomes_invalid_everywhere(
 
 
 async def test_a_key_that_was_revoked_at_one_server_is_refused_at_another(
-    closed: Running, settings: Settings, database_url: str, held: Holder
+    closed: Running, settings: Settings, database_url: str, held: ApiKey
 ) -> None:
     admin = await holder(database_url, "default")
     async with (
@@ -141,7 +141,7 @@ async def watched(server: Running, run: Growing, over: str, headers: Any) -> Asy
 
 @pytest.mark.parametrize(("over", "statement"), [("sse", REVOKE), ("websocket", EXPIRE)])
 async def test_streams_of_an_invalid_key_end(
-    closed: Running, run: Growing, held: Holder, owner: asyncpg.Pool, over: str, statement: str
+    closed: Running, run: Growing, held: ApiKey, owner: asyncpg.Pool, over: str, statement: str
 ) -> None:
     other = await holder(closed.service.database.url, "default", "read")
     async with (
@@ -252,7 +252,7 @@ NOTHING = "/v1/nothing"
 @pytest.mark.deep
 @pytest.mark.parametrize("how", [pytest.param("down", marks=pytest.mark.deep), "silent"])
 async def test_without_the_database_keys_are_soon_refused(
-    settings: Settings, database_url: str, held: Holder, how: str
+    settings: Settings, database_url: str, held: ApiKey, how: str
 ) -> None:
     unknown = {"authorization": f"Bearer {'x' * 40}"}
     async with (
@@ -309,7 +309,7 @@ async def test_a_flood_of_unknown_keys_does_not_lock_out_a_valid_one(closed: Run
 
 
 async def test_a_wait_for_a_run_returns_nothing_after_revocation(
-    closed: Running, held: Holder
+    closed: Running, held: ApiKey
 ) -> None:
     await closed.client.post("/v1/agents", json={"name": "a", "system_message": "x"})
     body = {"agent": "a", "input": "x"}

@@ -17,7 +17,7 @@ from bottega.errors import UnauthenticatedError
 from bottega.settings import Settings
 from tests.growing import Growing, growing
 from tests.service import Running, client_of, running
-from tests.tenants import Holder, holder
+from tests.tenants import ApiKey, holder
 from tests.waiting import until
 
 NOBODY = "01a1fdb7-6ff4-7105-ba5d-4c99da8e1434"
@@ -25,17 +25,17 @@ CANCEL = '{"type": "cancel"}'
 
 
 @pytest.fixture
-async def runner(database_url: str) -> Holder:
+async def runner(database_url: str) -> ApiKey:
     return await holder(database_url, "default", "run", "define")
 
 
 @pytest.fixture
-async def reader(database_url: str) -> Holder:
+async def reader(database_url: str) -> ApiKey:
     return await holder(database_url, "default", "read")
 
 
 @pytest.fixture
-async def closed(settings: Settings, database_url: str, runner: Holder) -> AsyncIterator[Running]:
+async def closed(settings: Settings, database_url: str, runner: ApiKey) -> AsyncIterator[Running]:
     async with running(settings, database_url) as server, runner.client(server) as client:
         yield replace(server, client=client)
 
@@ -63,7 +63,7 @@ async def refusal(server: Running, path: str, *protocols: str, **headers: str) -
     return answer.status_code, from_json(answer.body or b"")["code"]
 
 
-async def ticket(held: Holder, server: Running, **body: Any) -> str:
+async def ticket(held: ApiKey, server: Running, **body: Any) -> str:
     async with held.client(server) as client:
         answer = await client.post("/v1/ws-tickets", json=body)
     assert answer.status_code == 201, answer.text
@@ -107,7 +107,7 @@ async def test_an_event_stream_without_a_valid_key_is_refused(
 
 
 async def test_a_read_key_may_watch_but_not_cancel(
-    closed: Running, run: Growing, reader: Holder, runner: Holder
+    closed: Running, run: Growing, reader: ApiKey, runner: ApiKey
 ) -> None:
     async with connect(closed, f"{run.path}/ws", **reader.headers) as socket:
         assert (await answer_to(socket, '{"type": "ping"}'))["type"] == "pong"
@@ -122,7 +122,7 @@ async def test_a_read_key_may_watch_but_not_cancel(
 
 @pytest.mark.parametrize("scope", ["read", "run"])
 async def test_a_ticket_has_the_scope_of_its_key(
-    closed: Running, run: Growing, reader: Holder, runner: Holder, scope: str, owner: asyncpg.Pool
+    closed: Running, run: Growing, reader: ApiKey, runner: ApiKey, scope: str, owner: asyncpg.Pool
 ) -> None:
     held = reader if scope == "read" else runner
     good = await ticket(held, closed)
@@ -151,7 +151,7 @@ async def test_a_ticket_shows_no_run_of_another_tenant(
 
 
 async def test_a_ticket_opens_nothing_but_a_run_s_websocket(
-    closed: Running, run: Growing, runner: Holder
+    closed: Running, run: Growing, runner: ApiKey
 ) -> None:
     for path in ("/nothing", "/v1/runs/nonsense/ws", f"{run.path}/ws/more"):
         good = await ticket(runner, closed)
@@ -162,7 +162,7 @@ async def test_a_ticket_opens_nothing_but_a_run_s_websocket(
 
 
 async def test_a_ticket_is_valid_only_while_its_key_is(
-    closed: Running, run: Growing, reader: Holder, owner: asyncpg.Pool
+    closed: Running, run: Growing, reader: ApiKey, owner: asyncpg.Pool
 ) -> None:
     good = await ticket(reader, closed)
     await owner.execute("UPDATE api_keys SET revoked_at = now() WHERE id = $1", reader.key_id)
@@ -190,7 +190,7 @@ async def test_a_ticket_ends_with_its_key_at_the_latest(
 
 @pytest.mark.deep
 async def test_a_stream_that_a_ticket_opened_ends_with_its_key(
-    closed: Running, run: Growing, reader: Holder, owner: asyncpg.Pool
+    closed: Running, run: Growing, reader: ApiKey, owner: asyncpg.Pool
 ) -> None:
     good = await ticket(reader, closed)
     async with connect(closed, f"{run.path}/ws", good) as socket:

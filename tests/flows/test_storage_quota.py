@@ -11,7 +11,7 @@ from bottega.settings import Settings
 from bottega.tenants import operator
 from tests.fake_model import FakeModel, gated, text
 from tests.flows.test_run_limits import AGENT, begin, configured
-from tests.flows.test_user_erasure import gone
+from tests.flows.test_user_erasure import erase_user
 from tests.service import Running, frames, running
 from tests.tenants import holder
 from tests.waiting import until
@@ -183,7 +183,7 @@ async def test_retention_and_erasure_give_room_back(
         second = await compared()
         assert first["runs"] - second["runs"] > 2 * len(LARGE)
 
-        await gone(server, "ada")
+        await erase_user(server, "ada")
         third = await compared()
         assert (third["runs"], third["files"]) == (0, 0)
         assert third["episodes"] < second["episodes"]

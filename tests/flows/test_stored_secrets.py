@@ -21,7 +21,7 @@ from tests.flows.test_command_line import bottega as command_line
 from tests.flows.test_patience import ended
 from tests.flows.test_secrets import everything, http_tool, shown
 from tests.service import Running, running
-from tests.tenants import Holder, holder
+from tests.tenants import ApiKey, holder
 from tests.tools.raw_server import RawServer, answer
 from tests.waiting import until
 
@@ -62,13 +62,13 @@ async def sealing(
 
 
 @pytest.fixture
-async def held(shared_url: str) -> Holder:
+async def held(shared_url: str) -> ApiKey:
     """A key of a tenant that only this test has."""
     return await holder(shared_url, f"tenant-{uuid4().hex}")
 
 
 @pytest.fixture
-async def guest(sealing: Running, held: Holder, guest_model: FakeModel) -> AsyncIterator[Running]:
+async def guest(sealing: Running, held: ApiKey, guest_model: FakeModel) -> AsyncIterator[Running]:
     async with held.client(sealing) as client:
         yield replace(sealing, client=client, headers=held.headers)
 
@@ -80,11 +80,11 @@ async def heard(*workers: Running) -> AsyncIterator[None]:
     def listening(worker: Running) -> asyncio.Event:
         event = asyncio.Event()
 
-        def hear(tenant: str | None) -> None:
+        def on_notification(tenant: str | None) -> None:
             if tenant is not None:
                 event.set()
 
-        worker.service.listener.subscribe(CHANNEL, hear)
+        worker.service.listener.subscribe(CHANNEL, on_notification)
         return event
 
     events = [listening(worker) for worker in workers]
@@ -189,7 +189,7 @@ async def test_a_secret_of_a_header_that_a_model_server_quotes_is_redacted(
 
 
 async def test_a_refused_key_is_read_again_once(
-    guest: Running, held: Holder, other_model: FakeModel
+    guest: Running, held: ApiKey, other_model: FakeModel
 ) -> None:
     await put(guest.client, FIRST)
     await provide(guest.client, other_model)
@@ -207,7 +207,7 @@ async def test_a_refused_key_is_read_again_once(
 
 async def test_a_stored_secret_goes_before_the_operator_s(
     guest: Running,
-    held: Holder,
+    held: ApiKey,
     guest_model: FakeModel,
     web: RawServer,
     monkeypatch: pytest.MonkeyPatch,
@@ -253,7 +253,7 @@ async def test_a_secret_whose_hosts_changed_is_not_sent(
 
 
 async def test_a_row_that_is_copied_to_another_tenant_cannot_be_opened(
-    guest: Running, held: Holder, shared_url: str, web: RawServer, sealing: Running
+    guest: Running, held: ApiKey, shared_url: str, web: RawServer, sealing: Running
 ) -> None:
     victim = await holder(shared_url, f"tenant-{uuid4().hex}")
     async with victim.client(sealing) as client:

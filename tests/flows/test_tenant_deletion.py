@@ -273,11 +273,11 @@ async def test_runs_are_cut_off_and_subscribers_informed(
     assert (await watching)[1] in (4010, 4001)
     assert removed["runs"] == removed["run_heads"] == 2
 
-    async def keeping() -> list[str]:
+    async def tables_with_tenant() -> list[str]:
         rows = await every_row(database_url)
         return [table for table, found in rows.items() if waiting["id"] in str(found)]
 
-    await until(keeping, not_)  # a worker's report names it until the next
+    await until(tables_with_tenant, not_)  # a worker's report names it until the next
 
 
 @pytest.mark.deep

@@ -28,7 +28,7 @@ from tests.fake_model import FakeModel
 from tests.rows import IN_BACKGROUND
 from tests.service import Running, running
 from tests.team import define, start
-from tests.tenants import Holder, holder
+from tests.tenants import ApiKey, holder
 from tests.waiting import until
 
 SESSION = "theirs"
@@ -56,10 +56,10 @@ class Stage:
     """A server with a tenant that has data of every kind, and one that has none."""
 
     server: Running
-    victim: Holder
+    victim: ApiKey
     owner: httpx2.AsyncClient
     intruder: httpx2.AsyncClient
-    intruders_key: Holder
+    intruders_key: ApiKey
     run_id: str
     task_id: str
     episode_id: str
@@ -337,7 +337,7 @@ async def ask(client: httpx2.AsyncClient, method: str, path: str, operation: Any
     return await client.request(method, path, json=body, params=QUERIES.get(name))
 
 
-async def fingerprint(owner: asyncpg.Pool, holder: Holder) -> dict[str, str]:
+async def fingerprint(owner: asyncpg.Pool, holder: ApiKey) -> dict[str, str]:
     """Hash all rows of a tenant, by table."""
     tables = await owner.fetch(
         """

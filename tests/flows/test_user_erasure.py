@@ -42,7 +42,7 @@ async def tenant_of(bottega: Running) -> UUID:
     return found
 
 
-async def gone(bottega: Running, user: str) -> None:
+async def erase_user(bottega: Running, user: str) -> None:
     """Erase a user, and wait for the end."""
     answer = await bottega.client.delete(path_of(user))
     assert answer.status_code == 202, answer.text
@@ -289,7 +289,7 @@ async def test_no_table_keeps_anything_of_an_erased_user(
     assert named == exported | {"content": 1}
     assert "kept" not in str(lines)
 
-    await gone(bottega, ODD)
+    await erase_user(bottega, ODD)
     assert {table: count for table, count in (await counts(owner, ODD)).items() if count} == {}
     assert await rows_of(owner, ODD) == {}
     for row in objects:
@@ -320,5 +320,5 @@ async def test_an_erased_users_schedules_leave_no_stored_answer(bottega: Running
     headers = {"idempotency-key": "of-schedule"}
     answer = await bottega.client.post("/v1/schedules", json=new, headers=headers)
     assert answer.status_code == 201, answer.text
-    await gone(bottega, "leaver")
+    await erase_user(bottega, "leaver")
     assert await rows_of(bottega.owner, "leaver") == {}

@@ -13,7 +13,7 @@ from bottega.runs.submit import RunRequest, submit
 from bottega.tenants import erase
 from tests.fake_model import FakeModel, gated, text
 from tests.flows.test_tenant_deletion import AGENT
-from tests.flows.test_user_erasure import gone, rows_of, stalled, tenant_of
+from tests.flows.test_user_erasure import erase_user, rows_of, stalled, tenant_of
 from tests.service import Running
 from tests.waiting import until
 
@@ -158,7 +158,7 @@ async def test_an_erasure_goes_on_after_failures(
 
     monkeypatch.setattr(user_data, "erase_page", page)
     monkeypatch.setattr(type(objects), "delete", unreachable)
-    await gone(bottega, "failing.l")
+    await erase_user(bottega, "failing.l")
     assert pages["rows"] > 6
     assert pages["objects"] >= 2
     assert await rows_of(bottega.owner, "failing.l") == {}
@@ -186,7 +186,7 @@ async def test_processes_forget_what_they_cached(bottega: Running, model: FakeMo
     files = bottega.service.files
     await files.load(tenant, sent.json()["id"])
     assert [key for key in files._cache if key[0] == tenant]
-    await gone(bottega, "ada.l")
+    await erase_user(bottega, "ada.l")
     await until(lambda: [key for key in files._cache if key[0] == tenant], lambda keys: not keys)
 
 

@@ -57,7 +57,7 @@ async def resolve(bottega: Running, interrupt: Any, **resolution: Any) -> dict[s
     return decoded
 
 
-def told(model: FakeModel) -> list[Any]:
+def tool_answers(model: FakeModel) -> list[Any]:
     """Return the tools' answers in the model's last request."""
     last = model.requests[-1]["messages"]
     return [each["content"] for each in last if each["role"] == "tool"]
@@ -112,7 +112,7 @@ async def test_several_calls_of_one_message_wake_the_run_once(
     await resolve(bottega, third, answer="yes")
     run = await ended(bottega, run_id)
     assert (run["status"], len(run["attempts"])) == ("completed", 2)
-    edited, denied, answered = told(model)
+    edited, denied, answered = tool_answers(model)
     assert edited.startswith("(arguments edited by a person)")
     assert "21" in edited
     assert "denied by a person: too dear" in denied
@@ -244,7 +244,7 @@ async def test_a_run_goes_on_when_the_task_that_asks_is_cancelled(
     assert (await bottega.client.post(path)).is_success
     run = await ended(bottega, run_id)
     assert (run["status"], run["output"]) == ("completed", "all done")
-    assert "cancelled" in told(model)[0]
+    assert "cancelled" in tool_answers(model)[0]
     assert await resolve(bottega, interrupt, answer="x") == {"refused": "cancelled"}
 
 
@@ -264,7 +264,7 @@ async def test_what_nobody_decides_on_in_time_is_denied(bottega: Running, model:
     (interrupt,) = await pending(bottega)
     await bottega.owner.execute("UPDATE interrupts SET expires_at = now() - interval '1 s'")
     assert (await ended(bottega, run_id))["status"] == "completed"
-    assert "nobody decided in time" in told(model)[0]
+    assert "nobody decided in time" in tool_answers(model)[0]
     assert await resolve(bottega, interrupt, decision="approve") == {"refused": "expired"}
 
 

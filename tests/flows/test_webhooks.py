@@ -30,7 +30,7 @@ from tests.waiting import until
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
 
-def told(receiver: RawServer, number: int = 0) -> dict[str, Any]:
+def verified_body(receiver: RawServer, number: int = 0) -> dict[str, Any]:
     """Return a message that arrived, after verifying its signature."""
     request = receiver.requests[number]
     body: dict[str, Any] = Webhook(SECRET).verify(request.body, request.headers)
@@ -111,7 +111,7 @@ async def test_the_end_of_a_batch_is_delivered_once(
     batch = await worker.client.post("/v1/batches", json=body)
     assert batch.status_code == 202, batch.text
     await arrived(receiver)
-    message = told(receiver)
+    message = verified_body(receiver)
     assert message["type"] == "batch.completed"
     assert message["data"]["path"] == f"/v1/batches/{batch.json()['id']}"
     assert len(receiver.requests) == 1
@@ -137,7 +137,7 @@ async def test_each_end_of_a_batch_is_an_event_of_its_own(
     seqs = [event["seq"] for event in log if event["type"] == "batch.completed"]
     sent = [request.headers["webhook-id"] for request in receiver.requests]
     assert sent == [f"{batch_id}-{seq}" for seq in seqs]
-    messages = [told(receiver, number) for number in range(2)]
+    messages = [verified_body(receiver, number) for number in range(2)]
     assert [message["type"] for message in messages] == ["batch.completed"] * 2
     assert [message["data"]["ended_at"] for message in messages] == ends
     used = [message["data"]["usage"]["model_calls"] for message in messages]
@@ -162,7 +162,7 @@ async def test_the_end_of_a_batch_is_told_after_a_retry_has_begun(
     assert (await client.post(f"/v1/batches/{batch_id}/retry")).status_code == 202
     async with delivering(api.service):
         await arrived(receiver)
-    message = told(receiver)
+    message = verified_body(receiver)
     assert (message["type"], message["data"]["status"]) == ("batch.cancelled", "cancelled")
     assert message["timestamp"] == message["data"]["ended_at"] == ended_at
 
@@ -177,7 +177,7 @@ async def test_a_completed_run_is_delivered_with_a_signature(
     run_id = await start(worker.client, webhook_url=url, metadata={"customer": "acme"})
     webhook = await settled(worker.client, run_id)
     run = (await worker.client.get(f"/v1/runs/{run_id}")).json()
-    message, (request,) = told(receiver), receiver.requests
+    message, (request,) = verified_body(receiver), receiver.requests
     assert request.line == "POST /hook?token=hidden HTTP/1.1"
     assert request.headers["content-type"] == "application/json"
     assert request.headers["webhook-id"] == run_id
@@ -203,8 +203,8 @@ async def test_failed_and_cancelled_runs_are_delivered(
     model.script(http_error(401))
     failed = await start(worker.client, webhook_url=receiver.url())
     assert (await settled(worker.client, failed))["status"] == "delivered"
-    assert told(receiver)["type"] == "run.failed"
-    assert told(receiver)["data"]["error"]["code"] == "model_unauthorized"
+    assert verified_body(receiver)["type"] == "run.failed"
+    assert verified_body(receiver)["data"]["error"]["code"] == "model_unauthorized"
     plain = await start(worker.client)
     await until(
         lambda: worker.client.get(f"/v1/runs/{plain}"),
@@ -223,7 +223,7 @@ async def test_a_long_output_is_left_out(
             worker.client, agent="requirements", graph=None, webhook_url=receiver.url()
         )
         await settled(worker.client, run_id)
-        data = told(receiver, -1)["data"]
+        data = verified_body(receiver, -1)["data"]
         assert data["output_omitted"] is omitted
         assert data["output"] == (None if omitted else "x" * length)
         assert data["path"] == f"/v1/runs/{run_id}"
@@ -269,7 +269,7 @@ async def test_a_failed_delivery_is_retried_under_the_same_id(
     assert {request.target for request in receiver.requests} == {"/hook?secret=x"}
     assert {request.headers["webhook-id"] for request in receiver.requests} == {run_id}
     assert len({request.body for request in receiver.requests}) == 1
-    assert [told(receiver, number)["type"] for number in range(4)] == ["run.cancelled"] * 4
+    assert [verified_body(receiver, number)["type"] for number in range(4)] == ["run.cancelled"] * 4
 
 
 LEFT = "SELECT extract(epoch FROM next_at - now())::float FROM webhooks"
@@ -466,7 +466,7 @@ async def test_a_worker_killed_in_mid_delivery_is_replaced(
             webhook = await settled(client, run_id)
     assert (webhook["status"], webhook["tries"]) == ("delivered", 2)
     assert [request.headers["webhook-id"] for request in receiver.requests] == [run_id] * 2
-    assert from_json(receiver.requests[0].body) == told(receiver, 1)
+    assert from_json(receiver.requests[0].body) == verified_body(receiver, 1)
 
 
 def test_the_attempts_take_about_a_day() -> None:
@@ -492,7 +492,7 @@ async def test_a_run_that_begins_to_wait_is_told_once_each_time(
     ids = []
     for number in range(2):
         await arrived(receiver, number + 1)
-        message = told(receiver, number)
+        message = verified_body(receiver, number)
         assert message["type"] == "run.waiting"
         (interrupt,) = message["data"]["interrupts"]
         run = message["data"]["run"]
@@ -503,7 +503,7 @@ async def test_a_run_that_begins_to_wait_is_told_once_each_time(
         path = f"/v1/interrupts/{interrupt}/resolve"
         assert (await client.post(path, json={"answer": "x"})).status_code == 200
     assert (await settled(client, run_id))["status"] == "delivered"
-    assert told(receiver, 2)["type"] == "run.completed"
+    assert verified_body(receiver, 2)["type"] == "run.completed"
     assert len(set(ids)) == 2
     sent = [request.headers["webhook-id"] for request in receiver.requests]
     assert (len(set(sent)), sent[2]) == (3, run_id)

@@ -117,13 +117,13 @@ async def test_a_change_of_the_tools_is_heard_once(era: str) -> None:
 
     connections = McpConnections(Egress(), changed)
 
-    async def told() -> bool:
+    async def was_heard() -> bool:
         await connections.call(scripted(era), "change", {})
         return bool(heard)
 
-    await until(told)
+    await until(was_heard)
     for _ in range(5):
-        await told()
+        await was_heard()
     await connections.aclose()
     assert heard == ["scripted"]
     gc.collect()

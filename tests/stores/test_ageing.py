@@ -21,10 +21,10 @@ from tests.memories import (
     day,
     embed,
     make_episode,
-    remember,
     rows,
     searchable,
     states,
+    store_episodes,
     trip,
     untrip,
 )
@@ -65,7 +65,7 @@ async def test_over_400_days_search_follows_age_and_ids_find_whole_episodes(
     ids: list[UUID] = []
     for today in range(0, 420, 4):
         new = [each for each in made if day(today - 4) < each.at <= day(today)]
-        ids += await remember(database.pool, *new)
+        ids += await store_episodes(database.pool, *new)
         await tending.tend(DEFAULT_TENANT, day(today))
         found, in_state = await searchable(owner), await states(owner)
         for episode in made[: len(ids)]:
@@ -86,7 +86,7 @@ async def test_over_400_days_search_follows_age_and_ids_find_whole_episodes(
 async def test_an_old_imported_episode_gets_its_state_at_once(
     owner: asyncpg.Pool, database: Database, lifecycle: EpisodeMaintenance
 ) -> None:
-    [old] = await remember(database.pool, make_episode("x", day(-4000)))
+    [old] = await store_episodes(database.pool, make_episode("x", day(-4000)))
     moved = await lifecycle.archive_old(DEFAULT_TENANT, day(0))
     assert moved == {"mature": 1, "aged": 1, "archived": 1}
     assert (await states(owner))[old] == "archived"
@@ -99,7 +99,9 @@ async def test_an_old_imported_episode_gets_its_state_at_once(
 async def test_a_failing_object_store_changes_nothing(
     database: Database, owner: asyncpg.Pool, store: Folder, at: int, before: bool
 ) -> None:
-    ids = await remember(database.pool, *(make_episode(f"task {n}", day(n)) for n in range(4)))
+    ids = await store_episodes(
+        database.pool, *(make_episode(f"task {n}", day(n)) for n in range(4))
+    )
     await EpisodeMaintenance(database.pool, store).archive_old(DEFAULT_TENANT, day(100))
     as_it_was = await rows(owner)
     broken = Tripped(store.path, database.pool, at=at, before=before)
@@ -142,7 +144,9 @@ async def test_an_interrupted_step_changes_nothing(
     event: str,
     what: str,
 ) -> None:
-    ids = await remember(database.pool, *(make_episode(f"task {n}", day(n)) for n in range(3)))
+    ids = await store_episodes(
+        database.pool, *(make_episode(f"task {n}", day(n)) for n in range(3))
+    )
     for earlier in (100, 200):
         if earlier < today:
             await lifecycle.archive_old(DEFAULT_TENANT, day(earlier))
@@ -160,7 +164,7 @@ async def test_an_interrupted_step_changes_nothing(
 async def test_concurrent_ageing_happens_once(
     database: Database, owner: asyncpg.Pool, lifecycle: EpisodeMaintenance, store: Folder
 ) -> None:
-    ids = await remember(
+    ids = await store_episodes(
         database.pool, *(make_episode(f"task {n}", day(0)) for n in range(30)), embedded=False
     )
     async with asyncio.TaskGroup() as group:
@@ -179,7 +183,9 @@ async def test_concurrent_ageing_happens_once(
 async def test_locked_episodes_are_skipped_until_later(
     database: Database, owner: asyncpg.Pool, lifecycle: EpisodeMaintenance
 ) -> None:
-    held, free = await remember(database.pool, make_episode("a", day(0)), make_episode("b", day(1)))
+    held, free = await store_episodes(
+        database.pool, make_episode("a", day(0)), make_episode("b", day(1))
+    )
     async with owner.acquire() as connection, connection.transaction():
         await connection.execute("SELECT FROM episode_state WHERE episode_id = $1 FOR UPDATE", held)
         await lifecycle.archive_old(DEFAULT_TENANT, day(200))
@@ -191,7 +197,7 @@ async def test_locked_episodes_are_skipped_until_later(
 async def test_ageing_works_in_pages_and_one_call_is_bounded(
     database: Database, owner: asyncpg.Pool, store: Folder
 ) -> None:
-    await remember(
+    await store_episodes(
         database.pool,
         *(make_episode(f"task {n}", day(n / 100)) for n in range(130)),
         embedded=False,
@@ -207,7 +213,7 @@ async def test_ageing_works_in_pages_and_one_call_is_bounded(
 async def test_objects_with_an_expired_claim_are_not_used(
     database: Database, owner: asyncpg.Pool, store: Folder
 ) -> None:
-    await remember(database.pool, make_episode("a", day(0)))
+    await store_episodes(database.pool, make_episode("a", day(0)))
 
     class Slow(Folder):
         async def put(self, key: str, body: bytes, **more: int) -> None:
@@ -225,7 +231,7 @@ async def test_episodes_that_are_not_due_cannot_change_state(
     database: Database, owner: asyncpg.Pool
 ) -> None:
     other = await owner.fetchval("INSERT INTO tenants (name) VALUES ('other') RETURNING id")
-    [mine] = await remember(database.pool, make_episode("a", day(0)))
+    [mine] = await store_episodes(database.pool, make_episode("a", day(0)))
     as_it_was = await rows(owner)
     for tenant, state, before in (
         (DEFAULT_TENANT, "aged", day(9)),  # it is active
@@ -248,7 +254,9 @@ async def test_episodes_that_are_not_due_cannot_change_state(
 async def test_a_marked_episode_is_hidden_at_once_and_purged_after_30_days(
     database: Database, owner: asyncpg.Pool, lifecycle: EpisodeMaintenance
 ) -> None:
-    gone, kept = await remember(database.pool, make_episode("a", day(0)), make_episode("b", day(0)))
+    gone, kept = await store_episodes(
+        database.pool, make_episode("a", day(0)), make_episode("b", day(0))
+    )
     assert await mark_deleted(database.pool, gone, 1) is True
     assert await mark_deleted(database.pool, gone, 2) is False
     assert await mark_deleted(database.pool, uuid4(), 1) is None
@@ -264,7 +272,7 @@ async def test_a_marked_episode_is_hidden_at_once_and_purged_after_30_days(
 async def test_objects_of_purged_episodes_become_trash(
     database: Database, owner: asyncpg.Pool, lifecycle: EpisodeMaintenance, store: Folder
 ) -> None:
-    [gone] = await remember(database.pool, make_episode("a", day(0)))
+    [gone] = await store_episodes(database.pool, make_episode("a", day(0)))
     await lifecycle.archive_old(DEFAULT_TENANT, day(400))
     await mark_deleted(database.pool, gone, 400)
     await lifecycle.purge_deleted(DEFAULT_TENANT, day(431))
@@ -276,7 +284,9 @@ async def test_objects_of_purged_episodes_become_trash(
 async def test_an_interrupted_purge_removes_nothing(
     database: Database, owner: asyncpg.Pool, lifecycle: EpisodeMaintenance, table: str
 ) -> None:
-    gone, _ = await remember(database.pool, make_episode("a", day(0)), make_episode("b", day(0)))
+    gone, _ = await store_episodes(
+        database.pool, make_episode("a", day(0)), make_episode("b", day(0))
+    )
     await mark_deleted(database.pool, gone, 1)
     as_it_was = await rows(owner)
     await trip(owner, table, "DELETE", "die")
@@ -290,7 +300,7 @@ async def test_an_interrupted_purge_removes_nothing(
 async def test_episodes_without_vectors_age(
     database: Database, owner: asyncpg.Pool, lifecycle: EpisodeMaintenance
 ) -> None:
-    [late] = await remember(database.pool, make_episode("a", day(0)), embedded=False)
+    [late] = await store_episodes(database.pool, make_episode("a", day(0)), embedded=False)
     await lifecycle.archive_old(DEFAULT_TENANT, day(200))
     assert await searchable(owner) == {late}
     await embed(database.pool, [late])

@@ -204,10 +204,10 @@ async def test_another_database_than_asked_for_is_refused(
 ) -> None:
     driver = asyncpg.connect
 
-    async def elsewhere(**arguments: object) -> object:
+    async def connect_to_postgres(**arguments: object) -> object:
         return await driver(**arguments | {"database": "postgres"})  # as a proxy could do
 
-    monkeypatch.setattr(asyncpg, "connect", elsewhere)
+    monkeypatch.setattr(asyncpg, "connect", connect_to_postgres)
     with pytest.raises(UnavailableError) as refused:
         await connect(database_url)
     assert f"asks for the database '{name_of(database_url)}' and leads" in refused.value.detail

@@ -35,10 +35,10 @@ from tests.memories import (
     day,
     embed,
     make_episode,
-    remember,
     rows,
     searchable,
     states,
+    store_episodes,
     trip,
     untrip,
 )
@@ -84,8 +84,8 @@ async def test_duplicates_are_consolidated(
         )
         for n, (text, took) in enumerate(zip(written, (1, 2, 6, 3), strict=True))
     ]
-    ids = await remember(database.pool, *same)
-    [other] = await remember(database.pool, make_episode("Water the plants", day(1)))
+    ids = await store_episodes(database.pool, *same)
+    [other] = await store_episodes(database.pool, make_episode("Water the plants", day(1)))
     assert await tending.tend(DEFAULT_TENANT, day(25)) == {}  # no episode is mature
     done = await tending.tend(DEFAULT_TENANT, LATER)
     assert done == {"mature": 5, "groups": 1, "consolidated": 4}
@@ -112,7 +112,7 @@ async def test_duplicates_are_consolidated(
 async def test_consolidated_vectors_are_means_for_each_complete_embedder(
     database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance
 ) -> None:
-    ids = await remember(
+    ids = await store_episodes(
         database.pool,
         make_episode(TASK, day(0), answer="sent it"),
         make_episode(TASK, day(1), answer="it is sent"),
@@ -134,8 +134,8 @@ async def test_consolidated_vectors_are_means_for_each_complete_embedder(
 async def test_a_second_consolidation_changes_nothing(
     database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance
 ) -> None:
-    await remember(database.pool, *(make_episode(TASK, day(n)) for n in range(5)))
-    await remember(database.pool, *(make_episode(f"Task {n}", day(n)) for n in range(3)))
+    await store_episodes(database.pool, *(make_episode(TASK, day(n)) for n in range(5)))
+    await store_episodes(database.pool, *(make_episode(f"Task {n}", day(n)) for n in range(3)))
     await tending.tend(DEFAULT_TENANT, LATER)
     as_it_is = await rows(owner)
     assert await tending.tend(DEFAULT_TENANT, LATER) == {}
@@ -146,7 +146,7 @@ async def test_a_second_consolidation_changes_nothing(
 async def test_a_daily_task_is_consolidated_into_one_episode_a_week(
     database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance
 ) -> None:
-    await remember(database.pool, *(make_episode(TASK, day(n)) for n in range(24)))
+    await store_episodes(database.pool, *(make_episode(TASK, day(n)) for n in range(24)))
     for today in range(20, 80):
         await tending.tend(DEFAULT_TENANT, day(today))
     assert [one["said"]["instances"] for one in await consolidated(owner)] == [8, 8, 8]
@@ -174,12 +174,12 @@ async def test_near_misses_stay_apart(
     database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance, change: dict[str, Any]
 ) -> None:
     changed: dict[str, Any] = {"task": TASK, "at": day(1)} | change
-    ids = await remember(database.pool, make_episode(TASK, day(0)), make_episode(**changed))
+    ids = await store_episodes(database.pool, make_episode(TASK, day(0)), make_episode(**changed))
     await tending.tend(DEFAULT_TENANT, LATER)
     assert await consolidated(owner) == []
     assert await searchable(owner) == set(ids)
     # These would have been consolidated as well.
-    await remember(database.pool, make_episode(TASK, day(0)), make_episode(TASK, day(0)))
+    await store_episodes(database.pool, make_episode(TASK, day(0)), make_episode(TASK, day(0)))
     await tending.tend(DEFAULT_TENANT, LATER)
     assert len(await consolidated(owner)) == 1
 
@@ -188,8 +188,8 @@ async def test_episodes_of_different_tenants_are_not_consolidated(
     database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance
 ) -> None:
     other = await owner.fetchval("INSERT INTO tenants (name) VALUES ('other') RETURNING id")
-    mine = await remember(database.pool, make_episode(TASK, day(0)))
-    theirs = await remember(database.pool, make_episode(TASK, day(0)), tenant=other)
+    mine = await store_episodes(database.pool, make_episode(TASK, day(0)))
+    theirs = await store_episodes(database.pool, make_episode(TASK, day(0)), tenant=other)
     for tenant in (DEFAULT_TENANT, other):
         await tending.tend(tenant, LATER)
         async with acting_as(database.pool, tenant) as connection:
@@ -203,8 +203,8 @@ async def test_episodes_of_different_tenants_are_not_consolidated(
 async def test_consolidation_waits_for_missing_vectors(
     database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance
 ) -> None:
-    ids = await remember(database.pool, make_episode(TASK, day(0)))
-    late = await remember(database.pool, make_episode(TASK, day(1)), embedded=False)
+    ids = await store_episodes(database.pool, make_episode(TASK, day(0)))
+    late = await store_episodes(database.pool, make_episode(TASK, day(1)), embedded=False)
     await tending.tend(DEFAULT_TENANT, LATER)
     assert await consolidated(owner) == []
     await embed(database.pool, late)
@@ -223,9 +223,9 @@ async def test_long_tasks_are_compared_in_full(
         task = {"original_input": text[:2000], "goals": []}
         return replace(make_episode(text[:2000], at), task=task, input=text)
 
-    await remember(database.pool, long("a", day(0)), long("b", day(1)), long("a", day(2)))
+    await store_episodes(database.pool, long("a", day(0)), long("b", day(1)), long("a", day(2)))
     cut = long("", day(3))
-    await remember(
+    await store_episodes(
         database.pool, *(replace(make_episode("x", day(3)), task=cut.task) for _ in range(2))
     )
     await tending.tend(DEFAULT_TENANT, LATER)
@@ -255,7 +255,7 @@ async def test_an_interrupted_consolidation_changes_nothing(
     event: str,
     what: str,
 ) -> None:
-    ids = await remember(database.pool, *(make_episode(TASK, day(n)) for n in range(3)))
+    ids = await store_episodes(database.pool, *(make_episode(TASK, day(n)) for n in range(3)))
     await tending.archive_old(DEFAULT_TENANT, LATER)
     as_it_was = await rows(owner)
     assert set((await states(owner)).values()) == {"mature"}
@@ -272,7 +272,7 @@ async def test_an_interrupted_consolidation_changes_nothing(
 async def test_a_failing_object_store_changes_nothing(
     database: Database, owner: asyncpg.Pool, store: Folder, at: int
 ) -> None:
-    await remember(database.pool, *(make_episode(TASK, day(n)) for n in range(3)))
+    await store_episodes(database.pool, *(make_episode(TASK, day(n)) for n in range(3)))
     await EpisodeMaintenance(database.pool, store).archive_old(DEFAULT_TENANT, LATER)
     as_it_was = await rows(owner)
     broken = EpisodeMaintenance(
@@ -289,7 +289,9 @@ async def test_two_concurrent_consolidations_make_each_episode_once(
     database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance
 ) -> None:
     for number in range(4):
-        await remember(database.pool, *(make_episode(f"{TASK} {number}", day(n)) for n in range(5)))
+        await store_episodes(
+            database.pool, *(make_episode(f"{TASK} {number}", day(n)) for n in range(5))
+        )
     async with asyncio.TaskGroup() as group:
         for _ in range(3):
             group.create_task(tending.tend(DEFAULT_TENANT, LATER))
@@ -301,7 +303,7 @@ async def test_two_concurrent_consolidations_make_each_episode_once(
 async def test_the_members_of_a_consolidated_episode_are_bounded(
     database: Database, owner: asyncpg.Pool, store: Folder
 ) -> None:
-    await remember(database.pool, *(make_episode(TASK, day(n / 10)) for n in range(25)))
+    await store_episodes(database.pool, *(make_episode(TASK, day(n / 10)) for n in range(25)))
     tending = EpisodeMaintenance(database.pool, store, most_compared=10)
     await tending.tend(DEFAULT_TENANT, LATER)
     assert [one["said"]["instances"] for one in await consolidated(owner)] == [10, 10, 5]
@@ -331,8 +333,10 @@ async def test_removing_a_member_rebuilds_the_episode_from_the_others(
     count: int,
 ) -> None:
     secret = make_episode(TASK, day(1), metadata={"tools_used": ["fetch"], "agents": ["Zacharias"]})
-    others = await remember(database.pool, *(make_episode(TASK, day(n)) for n in range(count - 1)))
-    [gone] = await remember(database.pool, secret)
+    others = await store_episodes(
+        database.pool, *(make_episode(TASK, day(n)) for n in range(count - 1))
+    )
+    [gone] = await store_episodes(database.pool, secret)
     await tending.tend(DEFAULT_TENANT, LATER)
     [before] = await consolidated(owner)
     assert before["said"]["instances"] == count
@@ -357,7 +361,7 @@ async def test_removing_a_member_rebuilds_the_episode_from_the_others(
 async def test_forgetting_a_consolidated_episode_forgets_its_members(
     database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance
 ) -> None:
-    await remember(database.pool, *(make_episode(TASK, day(n)) for n in range(3)))
+    await store_episodes(database.pool, *(make_episode(TASK, day(n)) for n in range(3)))
     await tending.tend(DEFAULT_TENANT, LATER)
     [one] = await consolidated(owner)
     await forget(database.pool, one["id"])
@@ -370,7 +374,7 @@ async def test_forgetting_a_consolidated_episode_forgets_its_members(
 async def test_several_members_may_be_forgotten_at_once(
     database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance
 ) -> None:
-    ids = await remember(database.pool, *(make_episode(TASK, day(n / 10)) for n in range(10)))
+    ids = await store_episodes(database.pool, *(make_episode(TASK, day(n / 10)) for n in range(10)))
     await tending.tend(DEFAULT_TENANT, LATER)
     async with asyncio.TaskGroup() as group:
         for episode_id in ids[:6]:
@@ -382,7 +386,7 @@ async def test_several_members_may_be_forgotten_at_once(
 async def test_a_consolidated_episode_ages_like_others(
     database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance
 ) -> None:
-    ids = await remember(database.pool, *(make_episode(TASK, day(n)) for n in range(3)))
+    ids = await store_episodes(database.pool, *(make_episode(TASK, day(n)) for n in range(3)))
     await tending.tend(DEFAULT_TENANT, LATER)
     [one] = await consolidated(owner)
     for today, state in ((182, "mature"), (183, "aged"), (368, "archived")):
@@ -411,7 +415,7 @@ async def test_search_finds_the_consolidated_episode_instead_of_members(
     memory: EpisodicMemory,
     tending: EpisodeMaintenance,
 ) -> None:
-    ids = await remember(
+    ids = await store_episodes(
         database.pool,
         make_episode(TASK, day(0), session_id="a", tags=("sales",)),
         make_episode(TASK, day(1), session_id="a"),
@@ -447,7 +451,7 @@ async def test_different_feedback_separates_a_member(
             " VALUES ($1, $2, 'agent', '\"x\"', '{}', 1, now())",
             *(DEFAULT_TENANT, run_id),
         )
-    ids = await remember(
+    ids = await store_episodes(
         database.pool, *(make_episode(TASK, day(n), run_id=run_id) for n, run_id in enumerate(runs))
     )
     await tending.tend(DEFAULT_TENANT, LATER)
@@ -468,7 +472,7 @@ async def test_erasing_a_session_removes_its_members(
     await owner.execute(
         "INSERT INTO sessions (tenant_id, id) VALUES ($1, 'secret')", DEFAULT_TENANT
     )
-    ids = await remember(
+    ids = await store_episodes(
         database.pool,
         *(make_episode(TASK, day(n), session_id="open") for n in range(2)),
         *(make_episode(TASK, day(n), session_id="secret") for n in range(2)),
@@ -487,7 +491,7 @@ async def test_episodes_of_different_scopes_are_not_consolidated(
     database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance, owned: str
 ) -> None:
     names = ("alice", "bob", None)
-    ids = await remember(
+    ids = await store_episodes(
         database.pool,
         *(make_episode(TASK, day(n / 10), **{owned: name}) for n, name in enumerate(names)),
     )
@@ -505,7 +509,7 @@ async def test_episodes_of_different_scopes_are_not_consolidated(
 async def test_erasing_a_tenant_removes_its_consolidated_episodes(
     database_url: str, database: Database, owner: asyncpg.Pool, tending: EpisodeMaintenance
 ) -> None:
-    await remember(database.pool, *(make_episode(TASK, day(n)) for n in range(3)))
+    await store_episodes(database.pool, *(make_episode(TASK, day(n)) for n in range(3)))
     await tending.tend(DEFAULT_TENANT, LATER)
     async with transactions(database_url) as begin:
         await erase_tenant(begin, "default", "ann")
@@ -538,7 +542,7 @@ async def test_a_member_that_changes_meanwhile_is_left_out(
         *(DEFAULT_TENANT, run_id),
     )
     members = [make_episode(TASK, day(0), run_id=run_id), make_episode(TASK, day(1))]
-    ids = await remember(database.pool, *members)
+    ids = await store_episodes(database.pool, *members)
     await owner.execute("UPDATE episode_state SET state = 'mature'")
     one = to_json(as_one(members, members[0]).to_row()).decode()
     async with acting_as(database.pool, DEFAULT_TENANT) as connection:

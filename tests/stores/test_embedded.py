@@ -186,7 +186,7 @@ def test_first_start_that_is_killed_leaves_nothing_that_holds_the_next(
         assert [each.name for each in folder.glob("postgres*")] == ["postgres"]
 
 
-def written(folder: Path) -> int:
+def folder_size(folder: Path) -> int:
     """Return the bytes in a folder, without PostgreSQL's log of writes: that has a fixed length."""
     found = 0
     for path, _, names in os.walk(folder):
@@ -211,7 +211,7 @@ def migrating(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 def runs_until(process: subprocess.Popen[bytes], folder: Path, size: int) -> bool:
     """Wait until a folder has so many bytes; return false if the process ended before."""
-    until_now(lambda: written(folder) >= size or process.poll() is not None)
+    until_now(lambda: folder_size(folder) >= size or process.poll() is not None)
     return process.poll() is None
 
 
@@ -220,7 +220,7 @@ def test_a_start_that_is_killed_at_any_moment_is_made_up_for_by_the_next(folder:
     """Kill it at moments from the first file to the last table; later ones find what was left."""
     with migrating(folder / "whole") as process:
         assert process.wait(60) == 0
-    whole, cut = written(folder / "whole"), folder / "cut"
+    whole, cut = folder_size(folder / "whole"), folder / "cut"
     cut.mkdir()
     reached = []
     for moment in range(1, 20):

@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from benchmarks import tenants_in_index as tenants
-from benchmarks.tenants_in_index import EMBEDDER, FILTERS, NOW, Held, Tenant, connected
+from benchmarks.tenants_in_index import EMBEDDER, FILTERS, NOW, IndexedEpisodes, Tenant, connected
 from bottega.db.connect import APP_ROLE
 from tests.conftest import at
 
@@ -30,7 +30,7 @@ VECTORS = "ix_episode_vectors_task_768"
 @dataclass(frozen=True)
 class Loaded:
     url: str
-    held: Held
+    held: IndexedEpisodes
 
 
 @pytest.fixture(

@@ -21,7 +21,7 @@ from bottega.memory.episodes.scope import EVERYTHING, MemoryOptions
 from bottega.memory.episodes.store import EpisodicMemory, Hit
 from bottega.memory.text.embeddings import Embedder, Vectors
 from bottega.objects import Objects, StoredElsewhereError, new_key
-from tests.memories import make_episode, remember
+from tests.memories import make_episode, store_episodes
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, 123456, tzinfo=UTC)
 ANY = EpisodeFilter()
@@ -402,7 +402,7 @@ async def test_a_search_reads_each_row_by_its_key_without_statistics(
     for table in ("episodes", "episode_state", "episode_search", "episode_vectors"):
         await owner.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
     many = [make_episode("Export the invoices of March.", NOW) for _ in range(400)]
-    await remember(database.pool, *many)
+    await store_episodes(database.pool, *many)
     before = dict(await owner.fetch(_ROWS_READ))
     async with asyncpg.create_pool(database_url, min_size=1, max_size=1) as pool:
         memory = EpisodicMemory(

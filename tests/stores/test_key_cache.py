@@ -12,7 +12,7 @@ from bottega.events.listener import NotifyListener
 from bottega.services import background
 from bottega.tenants import keys
 from bottega.tenants.keys import BELIEVED_S, KeyCache
-from tests.tenants import Holder, holder
+from tests.tenants import ApiKey, holder
 from tests.waiting import until
 
 UNKNOWN = "btg_aaaaaaaa_" + "A" * 43
@@ -55,11 +55,11 @@ def ring(database: Database, time: Time) -> KeyCache:
 
 
 @pytest.fixture
-async def held(database_url: str) -> Holder:
+async def held(database_url: str) -> ApiKey:
     return await holder(database_url)
 
 
-async def revoke(owner: asyncpg.Pool, held: Holder) -> None:
+async def revoke(owner: asyncpg.Pool, held: ApiKey) -> None:
     await owner.execute("UPDATE api_keys SET revoked_at = now() WHERE id = $1", held.key_id)
 
 
@@ -73,7 +73,7 @@ async def strangers_wait(owner: asyncpg.Pool) -> AsyncIterator[None]:
 
 
 async def test_a_key_is_cached_for_seconds_only(
-    ring: KeyCache, time: Time, held: Holder, owner: asyncpg.Pool
+    ring: KeyCache, time: Time, held: ApiKey, owner: asyncpg.Pool
 ) -> None:
     found = await ring.find(held.key)
     assert found is not None
@@ -86,14 +86,14 @@ async def test_a_key_is_cached_for_seconds_only(
     assert BELIEVED_S < 5
 
 
-async def test_a_partial_key_is_invalid(ring: KeyCache, held: Holder) -> None:
+async def test_a_partial_key_is_invalid(ring: KeyCache, held: ApiKey) -> None:
     assert await ring.find(held.key) is not None
     for wrong in (held.key[:-1], f"{held.key}x", held.key.swapcase(), held.prefix, UNKNOWN):
         assert await ring.find(wrong) is None
 
 
 async def test_a_used_key_is_refreshed_in_the_background(
-    database: Database, time: Time, held: Holder, owner: asyncpg.Pool
+    database: Database, time: Time, held: ApiKey, owner: asyncpg.Pool
 ) -> None:
     ring = KeyCache(
         database.pool, NotifyListener(database.connect), local=True, ticks=time, refresh_s=0.01
@@ -111,7 +111,7 @@ async def test_a_used_key_is_refreshed_in_the_background(
 
 
 async def test_watchers_of_a_key_are_notified(
-    database: Database, held: Holder, owner: asyncpg.Pool
+    database: Database, held: ApiKey, owner: asyncpg.Pool
 ) -> None:
     ring = KeyCache(database.pool, NotifyListener(database.connect), local=False, refresh_s=0.01)
     other = await holder(str(database.url), "umbrella")
@@ -164,7 +164,7 @@ async def test_a_server_that_others_can_reach_is_never_open(database: Database) 
 
 
 async def test_without_the_database_every_key_is_refused(
-    database: Database, time: Time, held: Holder, database_url: str
+    database: Database, time: Time, held: ApiKey, database_url: str
 ) -> None:
     opened = KeyCache(database.pool, NotifyListener(database.connect), local=True, ticks=time)
     ring = KeyCache(database.pool, NotifyListener(database.connect), local=False, ticks=time)
@@ -180,7 +180,7 @@ async def test_without_the_database_every_key_is_refused(
 
 
 async def test_unknown_keys_delay_no_valid_key(
-    ring: KeyCache, time: Time, held: Holder, owner: asyncpg.Pool, strangers_wait: None
+    ring: KeyCache, time: Time, held: ApiKey, owner: asyncpg.Pool, strangers_wait: None
 ) -> None:
     assert await ring.find(held.key) is not None
     unknown_keys = [asyncio.ensure_future(ring.find(f"{UNKNOWN}{n}")) for n in range(50)]
@@ -224,7 +224,7 @@ async def test_a_refused_key_is_cached(ring: KeyCache, time: Time, owner: asyncp
 
 
 async def test_concurrent_look_ups_share_one_query(
-    ring: KeyCache, held: Holder, owner: asyncpg.Pool
+    ring: KeyCache, held: ApiKey, owner: asyncpg.Pool
 ) -> None:
     await owner.execute("CREATE SEQUENCE asked")
     await owner.execute("GRANT USAGE ON SEQUENCE asked TO bottega_system")

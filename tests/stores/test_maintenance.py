@@ -20,7 +20,7 @@ from bottega.errors import NotFoundError, UnavailableError
 from bottega.memory.learning import maintenance as jobs
 from bottega.memory.learning.maintenance import Job, Maintenance, Nights, Stages
 from tests.claims import leased
-from tests.memories import day, make_episode, remember
+from tests.memories import day, make_episode, store_episodes
 from tests.waiting import until
 
 NAMES = ("episodes", "mining", "validation", "refinement", "indices", "report")
@@ -220,8 +220,8 @@ async def test_each_tick_orders_one_job_per_tenant_with_episodes(
     database: Database, owner: asyncpg.Pool, done: Done
 ) -> None:
     full, late, _ = await tenants(owner, "full", "late", "empty")
-    await remember(database.pool, make_episode("export", day(1)), tenant=full)
-    await remember(database.pool, make_episode("export", day(3.5)), tenant=late)
+    await store_episodes(database.pool, make_episode("export", day(1)), tenant=full)
+    await store_episodes(database.pool, make_episode("export", day(3.5)), tenant=late)
     now = day(3.25)
     several = [
         Maintenance(database.pool, done.stages(), nights=nights(day(0)), now=lambda: now)
@@ -243,7 +243,7 @@ async def test_a_nightly_job_waits_for_an_ordered_one(
     database: Database, owner: asyncpg.Pool, done: Done
 ) -> None:
     (tenant,) = await tenants(owner, "full")
-    await remember(database.pool, make_episode("export", day(1)), tenant=tenant)
+    await store_episodes(database.pool, make_episode("export", day(1)), tenant=tenant)
     maintenance = Maintenance(
         database.pool, done.stages(), nights=nights(day(0)), now=lambda: day(3.5)
     )
@@ -305,7 +305,7 @@ def care(as_maintenance: Callable[[], Awaitable[Any]]) -> Care:
 async def test_tables_are_analysed_nightly_and_bloated_indexes_rebuilt(
     database: Database, owner: asyncpg.Pool, care: Care
 ) -> None:
-    await remember(database.pool, *(make_episode(f"export {n}", day(1)) for n in range(20)))
+    await store_episodes(database.pool, *(make_episode(f"export {n}", day(1)) for n in range(20)))
     await owner.execute("SELECT pg_stat_reset()")
     first = await care()
     assert first["analysed"] >= 15

@@ -107,12 +107,12 @@ def test_a_dump_without_roles_works_on_a_fresh_server_after_migrating(
         assert asyncio.run(migrate.is_current(fresh.url))
         restored = asyncio.run(catalogue(fresh.url))
         assert asyncio.run(operator.keys_required(fresh.url)) is False
-    assert {kind: plain(rows) for kind, rows in restored.items()} == {
-        kind: plain(rows) for kind, rows in now.items()
+    assert {kind: sorted_grants(rows) for kind, rows in restored.items()} == {
+        kind: sorted_grants(rows) for kind, rows in now.items()
     }
 
 
-def plain(rows: list[tuple[Any, ...]]) -> list[str]:
+def sorted_grants(rows: list[tuple[Any, ...]]) -> list[str]:
     """Return rows with the members of each access list in alphabetical order."""
     return [
         str(

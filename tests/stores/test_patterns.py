@@ -33,7 +33,7 @@ from bottega.memory.patterns.pattern import (
     PatternState,
     Relations,
 )
-from tests.memories import day, make_episode, remember
+from tests.memories import day, make_episode, store_episodes
 from tests.pattern_changes import add, deprecate, merge, record, update
 
 TENANT = DEFAULT_TENANT
@@ -138,7 +138,7 @@ class TestOne:
     async def test_a_new_pattern_is_read_back_as_a_candidate(
         self, database: Database, cache: PatternCache
     ) -> None:
-        episodes = await remember(
+        episodes = await store_episodes(
             database.pool, make_episode("a"), make_episode("b"), embedded=False
         )
         new = pattern(evidence=Evidence(mined_from=tuple(sorted(episodes))), fingerprint="f")
@@ -158,7 +158,7 @@ class TestOne:
     async def test_a_twin_is_merged_with_the_pattern_in_use(
         self, database: Database, cache: PatternCache
     ) -> None:
-        old, new = await remember(
+        old, new = await store_episodes(
             database.pool, *(make_episode("b", day(n)) for n in (1, 2)), embedded=False
         )
 
@@ -191,10 +191,10 @@ class TestOne:
     ) -> None:
         added = await add(cache, TENANT, pattern(fingerprint="f"))
         await deprecate(cache, TENANT, added.key, "of no use")
-        before = await remember(
+        before = await store_episodes(
             database.pool, *(make_episode("b", day(99)) for _ in range(9)), embedded=False
         )
-        since = await remember(
+        since = await store_episodes(
             database.pool, *(make_episode("b", day(101)) for _ in range(5)), embedded=False
         )
         clock.now = day(110)
@@ -214,7 +214,7 @@ class TestOne:
         added = await add(cache, TENANT, pattern(fingerprint="f"))
         gone = await deprecate(cache, TENANT, added.key, "of no use", by="key:btg_x")
         assert gone.origin["deprecated_by"] == "key:btg_x"
-        since = await remember(
+        since = await store_episodes(
             database.pool, *(make_episode("b", day(101)) for _ in range(9)), embedded=False
         )
         again = pattern(fingerprint="f", evidence=Evidence(mined_from=tuple(since)))
@@ -228,7 +228,7 @@ class TestOne:
         added = await add(cache, TENANT, pattern(fingerprint="f"))
         other = await add(cache, TENANT, pattern("another"))
         await deprecate(cache, TENANT, added.key, "better", other.key)
-        since = await remember(
+        since = await store_episodes(
             database.pool, *(make_episode("b", day(101)) for _ in range(5)), embedded=False
         )
         again = pattern(fingerprint="f", evidence=Evidence(mined_from=tuple(since)))
@@ -268,7 +268,7 @@ class TestUpdate:
         self, database: Database, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
         was = await promoted(cache)
-        [episode] = await remember(database.pool, make_episode("c"), embedded=False)
+        [episode] = await store_episodes(database.pool, make_episode("c"), embedded=False)
         late = [replace(each, episode_id=episode) for each in applied(was, [GOOD])]
         await record(cache, TENANT, late)
         now = await update(cache, TENANT, was.key, 1, {"detail": "New."})
@@ -299,7 +299,7 @@ class TestApplications:
     ) -> None:
         added = await add(cache, TENANT, pattern())
         drawn = {"patterns": [{"id": str(added.key), "arm": arm}]}
-        ids = await remember(
+        ids = await store_episodes(
             database.pool,
             make_episode("a", metadata=drawn),
             make_episode("b", metadata=drawn),
@@ -326,7 +326,7 @@ class TestApplications:
                 " 'full', $3)",
                 *(TENANT, run, before),
             )
-        ids = await remember(
+        ids = await store_episodes(
             database.pool, *(make_episode("a", run_id=each) for each in runs), embedded=False
         )
         tries = [replace(applied(added, [BAD])[0], episode_id=each) for each in ids]
@@ -341,7 +341,7 @@ class TestApplications:
     async def test_ids_of_deleted_episodes_are_removed(
         self, database: Database, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
-        [kept, gone] = await remember(
+        [kept, gone] = await store_episodes(
             database.pool, make_episode("a"), make_episode("b"), embedded=False
         )
         async with acting_as(database.pool, TENANT) as connection:
@@ -353,7 +353,7 @@ class TestApplications:
         self, database: Database, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
         added = await add(cache, TENANT, pattern())
-        [gone] = await remember(database.pool, make_episode("a"), embedded=False)
+        [gone] = await store_episodes(database.pool, make_episode("a"), embedded=False)
         given = [replace(applied(added, [GOOD])[0], episode_id=gone)]
 
         async def erase() -> None:
@@ -374,7 +374,7 @@ class TestApplications:
         self, database: Database, cache: PatternCache, owner: asyncpg.Pool, clock: Hands
     ) -> None:
         added = await add(cache, TENANT, pattern())
-        episodes = await remember(
+        episodes = await store_episodes(
             database.pool, make_episode("a"), make_episode("b"), embedded=False
         )
         first = [
@@ -397,11 +397,11 @@ class TestApplications:
     async def test_untrusted_episodes_are_no_evidence(
         self, database: Database, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
-        source, trusted = await remember(
+        source, trusted = await store_episodes(
             database.pool, make_episode("s"), make_episode("t"), embedded=False
         )
         added = await add(cache, TENANT, pattern(evidence=Evidence(mined_from=(source,))))
-        others = await remember(
+        others = await store_episodes(
             database.pool,
             make_episode("given by somebody", trust=1),
             make_episode("cancelled", outcome=Outcome.CANCELLED),
@@ -434,7 +434,7 @@ class TestApplications:
         self, database: Database, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
         added = [await add(cache, TENANT, pattern(str(n))) for n in range(3)]
-        episodes = await remember(
+        episodes = await store_episodes(
             database.pool, *(make_episode(str(n)) for n in range(20)), embedded=False
         )
         batches = [
@@ -491,7 +491,7 @@ class TestValidation:
         added = await add(cache, TENANT, pattern())
         await record(cache, TENANT, applied(added, [BAD] * 8, Arm.CONTROL))
         await record(cache, TENANT, applied(added, [GOOD] * 7))
-        [episode] = await remember(database.pool, make_episode("l"), embedded=False)
+        [episode] = await store_episodes(database.pool, make_episode("l"), embedded=False)
         [late] = applied(added, [None])
         await record(cache, TENANT, [replace(late, episode_id=episode)])
         assert (await cache.get(TENANT, added.key)).state is CANDIDATE
@@ -601,7 +601,7 @@ class TestMerging:
     async def test_evidence_is_pooled_and_counts_once(
         self, database: Database, cache: PatternCache, owner: asyncpg.Pool
     ) -> None:
-        ids = await remember(
+        ids = await store_episodes(
             database.pool, *(make_episode(str(n)) for n in range(12)), embedded=False
         )
         one = await add(cache, TENANT, pattern("1", evidence=Evidence(mined_from=(ids[0],))))

@@ -36,7 +36,7 @@ from bottega.memory.patterns.pattern import (
     PatternState,
 )
 from tests.conftest import cloned, name_of
-from tests.memories import EMBEDDER, Folder, day, make_episode, remember, rows, states
+from tests.memories import EMBEDDER, Folder, day, make_episode, rows, states, store_episodes
 from tests.pattern_changes import add, record
 from tests.waiting import until
 
@@ -130,7 +130,7 @@ async def fill(looked: Looked) -> None:
     bad = [tried(20 + n, "search GUESS", Outcome.FAILURE) for n in range(8)]
     imported = [tried(40 + n, "pray", Outcome.SUCCESS, trust=1) for n in range(8)]
     cancelled = [tried(60 + n, "wait", Outcome.CANCELLED) for n in range(8)]
-    await remember(pool, *alike, gone, *good, *bad, *imported, *cancelled)
+    await store_episodes(pool, *alike, gone, *good, *bad, *imported, *cancelled)
     async with acting_as(pool, DEFAULT_TENANT) as connection:
         await connection.fetchval("SELECT mark_episode_deleted($1, $2)", gone.id, day(3))
     ids = {}
@@ -261,7 +261,7 @@ async def test_no_text_of_two_users_alone_is_mined(owner: asyncpg.Pool, looked: 
             (("SEARCH call", Outcome.SUCCESS), ("SEARCH guess", Outcome.FAILURE)), start=2
         )
     )
-    await remember(looked.database.pool, *well, *badly)
+    await store_episodes(looked.database.pool, *well, *badly)
     await looked.look()
     mined = await owner.fetch("SELECT p::text AS row FROM patterns p WHERE origin ? 'mined'")
     assert mined, "of the others' episodes something is"

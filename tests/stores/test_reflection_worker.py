@@ -24,7 +24,7 @@ from bottega.memory.patterns.pattern import Category, Content, ContentKind, Evid
 from bottega.runs.read import give_feedback, learnt
 from tests.claims import leased
 from tests.fake_model import FakeModel, calls, gated, http_error
-from tests.memories import make_episode, remember
+from tests.memories import make_episode, store_episodes
 from tests.pattern_changes import add, merge
 
 PATTERN = UUID(int=7)
@@ -79,7 +79,7 @@ async def ended(owner: asyncpg.Pool, count: int = 1, **changes: Any) -> list[Epi
         )
         episode = make_episode(f"task {number}", id=episode_id_of(run_id), trace=None)
         made.append(replace(episode, run_id=run_id, **changes))
-    await remember(owner, *made, embedded=False)
+    await store_episodes(owner, *made, embedded=False)
     return made
 
 
@@ -101,7 +101,7 @@ def insight(text: str) -> Any:
     return calls(("answer", {"insights": [text]}))
 
 
-def given(**changes: Any) -> dict[str, Any]:
+def episode_metadata(**changes: Any) -> dict[str, Any]:
     baseline = {"name": "unknown", "rate": 0.5, "n": 0}
     pattern = {"id": str(PATTERN), "version": 1, "arm": "trial", "category": "strategic"}
     said = pattern | {"baseline": baseline, "followed": True, "good": None} | changes
@@ -115,7 +115,7 @@ async def test_a_run_that_rules_reflect_on_has_learnt_at_its_end(
     await ended(owner, reflection=rules)
     assert await state(owner) == [("done", 0, None)]
     assert await thinking.work.do_due() == float("inf")
-    await ended(owner, reflection=rules, metadata=given())
+    await ended(owner, reflection=rules, metadata=episode_metadata())
     await thinking.work.do_due()  # results of its pattern are still to be stored
     assert sorted(await state(owner)) == [("done", 0, None), ("done", 1, None)]
     assert [*(await reflections(owner)).values()] == [rules, rules]
@@ -125,7 +125,7 @@ async def test_a_run_that_rules_reflect_on_has_learnt_at_its_end(
 async def test_rules_learn_from_runs_once(
     database: Database, owner: asyncpg.Pool, cache: Cache
 ) -> None:
-    made = await ended(owner, 3, metadata=given())
+    made = await ended(owner, 3, metadata=episode_metadata())
     learning = ReflectionWorker(database.pool, cache)
     assert await learning.work.do_due() <= 1.0
     assert await state(owner) == [("done", 1, None)] * 3
@@ -139,7 +139,7 @@ async def test_rules_learn_from_runs_once(
 async def test_a_model_says_what_a_run_teaches(
     thinking: ReflectionWorker, owner: asyncpg.Pool, model: FakeModel, cache: Cache
 ) -> None:
-    (one,) = await ended(owner, metadata=given())
+    (one,) = await ended(owner, metadata=episode_metadata())
     model.script(insight("Look before you leap."))
     await thinking.work.do_due()
     assert await state(owner) == [("done", 1, None)]
@@ -153,7 +153,7 @@ async def test_a_model_says_what_a_run_teaches(
 async def test_a_model_that_is_down_is_retried_a_bounded_number_of_times(
     thinking: ReflectionWorker, owner: asyncpg.Pool, model: FakeModel, cache: Cache
 ) -> None:
-    await ended(owner, metadata=given())
+    await ended(owner, metadata=episode_metadata())
     model.script(*[http_error(503)] * MOST_TRIES)
     pauses = []
     for number in range(1, MOST_TRIES + 1):
@@ -198,7 +198,7 @@ async def test_an_unreadable_episode_delays_no_other(
     database: Database, owner: asyncpg.Pool, cache: Cache
 ) -> None:
     await ended(owner, 2)
-    await ended(owner, metadata=given(category="unheard of"))
+    await ended(owner, metadata=episode_metadata(category="unheard of"))
     await ReflectionWorker(database.pool, cache).work.do_due()
     assert sorted(status for status, *_ in await state(owner)) == ["done", "done", "pending"]
     (error,) = [error for *_, error in await state(owner) if error]
@@ -208,7 +208,7 @@ async def test_an_unreadable_episode_delays_no_other(
 async def test_feedback_causes_learning_from_the_run_again(
     database: Database, owner: asyncpg.Pool, cache: Cache
 ) -> None:
-    (one,) = await ended(owner, metadata=given())
+    (one,) = await ended(owner, metadata=episode_metadata())
     learning = ReflectionWorker(database.pool, cache)
     await learning.work.do_due()
     before = await reflections(owner)
@@ -226,8 +226,8 @@ async def test_feedback_causes_learning_from_the_run_again(
 async def test_runs_without_evidence_change_no_pattern(
     database: Database, owner: asyncpg.Pool, cache: Cache
 ) -> None:
-    await ended(owner, metadata=given(), outcome=Outcome.CANCELLED)
-    await ended(owner, metadata=given(), state=State(state=StorageState.QUARANTINED))
+    await ended(owner, metadata=episode_metadata(), outcome=Outcome.CANCELLED)
+    await ended(owner, metadata=episode_metadata(), state=State(state=StorageState.QUARANTINED))
     await ReflectionWorker(database.pool, cache).work.do_due()
     assert await state(owner) == [("done", 1, None)] * 2
     assert await cache.outcomes(owner) == []
@@ -236,7 +236,7 @@ async def test_runs_without_evidence_change_no_pattern(
 async def test_withdrawn_evidence_is_removed(
     database: Database, owner: asyncpg.Pool, cache: Cache
 ) -> None:
-    await ended(owner, metadata=given())
+    await ended(owner, metadata=episode_metadata())
     learning = ReflectionWorker(database.pool, cache)
     await learning.work.do_due()
     await owner.execute("UPDATE episode_state SET state = 'quarantined'")
@@ -248,7 +248,7 @@ async def test_withdrawn_evidence_is_removed(
 async def test_feedback_reaches_the_merged_pattern(
     database: Database, owner: asyncpg.Pool, cache: Cache
 ) -> None:
-    (one,) = await ended(owner, metadata=given())
+    (one,) = await ended(owner, metadata=episode_metadata())
     learning = ReflectionWorker(database.pool, cache)
     await learning.work.do_due()
     was = await cache.get(DEFAULT_TENANT, PATTERN)
@@ -272,7 +272,7 @@ async def test_feedback_reaches_the_merged_pattern(
 async def test_aged_episodes_remain_evidence(
     database: Database, owner: asyncpg.Pool, cache: Cache, later: str
 ) -> None:
-    (one,) = await ended(owner, metadata=given())
+    (one,) = await ended(owner, metadata=episode_metadata())
     learning = ReflectionWorker(database.pool, cache)
     await learning.work.do_due()
     await owner.execute("UPDATE episode_state SET state = $1", later)
@@ -289,7 +289,7 @@ async def test_aged_episodes_remain_evidence(
 async def test_a_run_shows_its_lessons(
     database: Database, owner: asyncpg.Pool, cache: Cache
 ) -> None:
-    one, other = await ended(owner, 2, metadata=given())
+    one, other = await ended(owner, 2, metadata=episode_metadata())
     await ReflectionWorker(database.pool, cache).work.do_due()
     content = Content(ContentKind.HEURISTIC, {"condition": "c", "action": "a"})
     mined = Pattern(
@@ -330,7 +330,7 @@ async def test_another_worker_continues_after_one_died(
 async def test_learning_that_was_requested_again_meanwhile_is_not_ended_by_the_earlier_one(
     thinking: ReflectionWorker, database: Database, owner: asyncpg.Pool, model: FakeModel
 ) -> None:
-    (one,) = await ended(owner, metadata=given())
+    (one,) = await ended(owner, metadata=episode_metadata())
     assert one.run_id is not None
     gate = asyncio.Event()
     model.script(gated(gate, insight("first")))

@@ -18,7 +18,7 @@ from bottega.memory.episodes.episode import Episode, EpisodeFilter
 from bottega.memory.episodes.scope import EVERYTHING, Reach, Scope, scope_of_run, scope_of_search
 from bottega.memory.episodes.store import EpisodicMemory
 from tests.examples import examples
-from tests.memories import EMBEDDER, day, embed, make_episode, remember
+from tests.memories import EMBEDDER, day, embed, make_episode, store_episodes
 
 TENANT = str(DEFAULT_TENANT)
 SIGNATURE = "tool_error @fetch: no answer"
@@ -67,7 +67,7 @@ async def kept(database: Database) -> dict[UUID, Episode]:
         )
         for number, (user, session, agent) in enumerate(itertools.product(USERS, SESSIONS, AGENTS))
     ]
-    ids = await remember(database.pool, *episodes)
+    ids = await store_episodes(database.pool, *episodes)
     return dict(zip(ids, episodes, strict=True))
 
 
@@ -181,8 +181,8 @@ async def test_a_user_s_few_episodes_are_found_among_many_nearer_ones(
 ) -> None:
     near = [make_episode(f"Pay the invoice number {n}", day(1), user_id="bob") for n in range(300)]
     far = [make_episode(f"Water the plants {n}", day(1), user_id="alice") for n in range(7)]
-    await remember(database.pool, *near, embedded=False)
-    ids = await remember(database.pool, *far, embedded=False)
+    await store_episodes(database.pool, *near, embedded=False)
+    ids = await store_episodes(database.pool, *far, embedded=False)
     await embed(database.pool, [*(each.id for each in near if each.id), *ids])
     await owner.execute("ANALYZE")
     alice = Scope(Reach.USER, "alice")
@@ -195,7 +195,7 @@ async def test_a_user_s_episodes_are_looked_up_by_an_index(
 ) -> None:
     many = [make_episode(f"task {n}", day(n / 100), user_id=f"u{n % 100}") for n in range(1500)]
     few = [make_episode(f"task {n}", day(n / 4), session_id="s") for n in range(60)]
-    await remember(database.pool, *many, *few, embedded=False)
+    await store_episodes(database.pool, *many, *few, embedded=False)
     await owner.execute("ANALYZE")
     for scope, index in (
         (Scope(Reach.USER, "u7"), "ix_episode_search_user"),

@@ -7,7 +7,7 @@ from bottega.db.tables import DEFAULT_TENANT
 from bottega.memory.episodes.scope import EVERYTHING, Reach, Scope
 from bottega.memory.episodes.search import candidates, refresh_common
 from bottega.memory.text.content import content_words
-from tests.memories import day, make_episode, remember
+from tests.memories import day, make_episode, store_episodes
 
 # Five unrelated tasks, a question about none of them that shares their small words, and a question
 # about the first.
@@ -78,7 +78,7 @@ async def find_tasks(database: Database, query: str, *, least: int = 0) -> set[s
 @pytest.mark.parametrize("language", LANGUAGES)
 async def test_no_word_finds_unrelated_tasks(database: Database, language: str) -> None:
     tasks, unrelated, related = LANGUAGES[language]
-    await remember(
+    await store_episodes(
         database.pool, *(make_episode(task, day(1), answer="") for task in tasks), embedded=False
     )
     assert await find_tasks(database, unrelated) == set()
@@ -92,7 +92,7 @@ async def test_a_word_counts_that_is_rare_in_the_tenant(database: Database) -> N
         make_episode(f"Pay the invoice of Rossi {n}", day(1), user_id="ann") for n in range(20)
     ]
     others = [make_episode(f"chair{n} lamp{n}", day(2), user_id="bo") for n in range(200)]
-    await remember(database.pool, *invoices, *others, embedded=False)
+    await store_episodes(database.pool, *invoices, *others, embedded=False)
     async with acting_as(database.pool, DEFAULT_TENANT) as connection:
         await refresh_common(connection, DEFAULT_TENANT)
         scope = Scope(Reach.USER, user="ann")
@@ -108,7 +108,9 @@ async def test_a_word_counts_that_is_rare_in_the_tenant(database: Database) -> N
 
 
 async def test_an_informative_word_finds_even_a_single_episode(database: Database) -> None:
-    await remember(database.pool, make_episode("I am allergic to peanuts.", day(1)), embedded=False)
+    await store_episodes(
+        database.pool, make_episode("I am allergic to peanuts.", day(1)), embedded=False
+    )
     assert len(await find_tasks(database, "What am I allergic to?")) == 1
     assert await find_tasks(database, "What am I to do?") == set()
 
@@ -127,7 +129,7 @@ async def test_an_informative_word_finds_even_a_single_episode(database: Databas
     ],
 )
 async def test_a_word_is_found_in_any_spelling(database: Database, stored: str, asked: str) -> None:
-    await remember(database.pool, make_episode(stored, day(1)), embedded=False)
+    await store_episodes(database.pool, make_episode(stored, day(1)), embedded=False)
     assert len(await find_tasks(database, asked)) == 1
 
 
@@ -136,7 +138,7 @@ async def test_rare_words_are_informative_and_common_words_are_not(
     database: Database, sampled: bool
 ) -> None:
     many = [make_episode(f"invoice zone{n % 7} number{n}", day(1 + n / 1000)) for n in range(300)]
-    await remember(database.pool, *many, embedded=False)
+    await store_episodes(database.pool, *many, embedded=False)
     if sampled:
         async with acting_as(database.pool, DEFAULT_TENANT) as connection:
             await refresh_common(connection, DEFAULT_TENANT)
@@ -168,7 +170,7 @@ async def test_rare_words_are_informative_and_common_words_are_not(
 async def test_a_memory_of_one_kind_of_task_knows_that_kind(database: Database) -> None:
     """Check it with words that all of fewer than 200 episodes have."""
     one_kind = [make_episode(f"Export the invoices of customer{n}", day(1 + n)) for n in range(30)]
-    await remember(database.pool, *one_kind, embedded=False)
+    await store_episodes(database.pool, *one_kind, embedded=False)
     assert await find_tasks(database, "Export the invoices of customer77", least=2)
     poem = "Write a poem about invoices, rivers and old bridges"
     assert not await find_tasks(database, poem, least=2)
@@ -176,5 +178,5 @@ async def test_a_memory_of_one_kind_of_task_knows_that_kind(database: Database) 
 
 @pytest.mark.parametrize("query", ["", "la della", "!?", "'", "\\", "a'b\\c & | ! ( ) :*", "=x"])
 async def test_any_query_is_read_as_plain_words(database: Database, query: str) -> None:
-    await remember(database.pool, make_episode("Export the invoices", day(1)), embedded=False)
+    await store_episodes(database.pool, make_episode("Export the invoices", day(1)), embedded=False)
     assert await find_tasks(database, query) == set()

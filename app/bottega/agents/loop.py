@@ -166,12 +166,12 @@ class QueryLoop:
         query = self.query
         if self._pending.kept:
             return False
-        of_users, told = sent_to(query, answered=answered)
-        if not told:
+        of_users, messages = sent_to(query, answered=answered)
+        if not messages:
             return False
         self._counts_from = query.iteration if of_users else self._counts_from + 1
-        query.messages += tuple(told)
-        self.agent.conversation_history += [*before, *told]
+        query.messages += tuple(messages)
+        self.agent.conversation_history += [*before, *messages]
         return True
 
     def _take_late_messages(self, answer: FinalAnswer) -> bool:
@@ -181,7 +181,7 @@ class QueryLoop:
         return self._take_messages(*before, *answer.deferred, answered=True)
 
     async def _begin(self) -> NextStep:
-        await self.query.recorder.remember(self.query)
+        await self.query.recorder.add_recalled(self.query)
         if AgentEvent.QUERY_START in self.agent.hooks:
             outcome = await fire(self.query, AgentEvent.QUERY_START)
             if outcome.decision is HookDecision.STOP:
@@ -330,13 +330,13 @@ class QueryLoop:
         return found and found._replace(is_final=found.is_final or self._is_last)
 
     def _object(self, objection: Objection, message: AssistantMessage) -> RunAgain:
-        code, error, told, is_final = objection
+        code, error, answer, is_final = objection
         self.query.recorder.answer_rejected(self.query, code, error)
         if is_final and code == OUTPUT_INVALID:
             raise QueryFailed(error, code, code, message.content)
         if is_final:
             raise QueryFailed(error, code)
-        self.agent.conversation_history.append(HumanMessage(content=told, metadata={code: True}))
+        self.agent.conversation_history.append(HumanMessage(content=answer, metadata={code: True}))
         return RUN_AGAIN
 
     async def _unfinished(

@@ -49,13 +49,13 @@ class Objection(NamedTuple):
 
     Attributes:
         error: text for people.
-        told: text for the model.
+        answer: text for the model.
         is_final: true if the query fails; false if the model may answer again.
     """
 
     code: str
     error: str
-    told: str
+    answer: str
     is_final: bool
 
 
@@ -103,8 +103,8 @@ class OutputCheck:
         self._rejected += 1
         lines = [f"{each.pointer or 'the whole answer'}: {each.message}" for each in problems]
         error = f"the answer does not fit its output_schema: {'; '.join(lines)}"
-        told = "\n".join((_CORRECT, *lines))
-        return Objection(OUTPUT_INVALID, error, told, self._rejected > MOST_CORRECTIONS)
+        answer = "\n".join((_CORRECT, *lines))
+        return Objection(OUTPUT_INVALID, error, answer, self._rejected > MOST_CORRECTIONS)
 
     async def _problems(self, text: str) -> list[Any]:
         if self.schema is None or text == self._valid:

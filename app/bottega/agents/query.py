@@ -472,7 +472,7 @@ class Recorder(QueryObserver):
         run_id = self.caller.run_id
         return None if run_id is None or not query.path else task_id_at(run_id, query.path)
 
-    async def remember(self, query: Query) -> None:
+    async def add_recalled(self, query: Query) -> None:
         """Add memory of earlier runs to a query's agent before the first model call."""
 
     def is_replayed(self, query: Query, event: AgentEvent, tool_call_id: str | None) -> bool:

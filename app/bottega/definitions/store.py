@@ -328,8 +328,8 @@ async def page(
     return _definitions(await fetch_page(connection, query, limit))
 
 
-def _exposes(way: str) -> ColumnElement[bool]:
-    return AGENTS.versions.c.definition["expose"].contains([way])
+def _exposes(channel: str) -> ColumnElement[bool]:
+    return AGENTS.versions.c.definition["expose"].contains([channel])
 
 
 async def in_order(

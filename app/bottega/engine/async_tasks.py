@@ -58,7 +58,7 @@ class ResumedTasks:
     def resume(self) -> None:
         """Write a ``subagent.resumed`` event for each task that has no child run."""
         for task_id in self._left:
-            if self._restored[task_id].params.spread:
+            if self._restored[task_id].params.is_remote:
                 continue
             data = AttemptData(attempt=self._restored[task_id].attempt)
             self._tasks.write(self._place(task_id), EventType.SUBAGENT_RESUMED, data)
@@ -150,7 +150,7 @@ class SubagentRuntime:
         )
         total: Counter[int] = Counter()
         for handle in registry.handles():
-            if handle.spread:
+            if handle.is_remote:
                 continue
             if handle.status is SubagentStatus.QUEUED:
                 of_tenant = tenants[handle.tenant_id]
@@ -223,7 +223,7 @@ async def running_subagents(
         lookup=lambda ids, asking: _look_up(pool, journal, ids, asking),
         is_suspended=is_suspended,
         broke=lambda error: me.cancel(),
-        awaits=recorder.looks_if_it_waits,
+        awaits=recorder.check_suspend,
         remote=spreading,
         own_task=run.own_task,
     )
@@ -295,7 +295,7 @@ class JournalListener(Listener):
         kind = _OTHER_KINDS.get(event) or EventType(f"subagent.{event}")
         if kind is EventType.SUBAGENT_DISPATCHED:
             data = {**_dispatched(handle), **data}
-            if handle.spread:
+            if handle.is_remote:
                 data["child_run_id"] = str(self._spreading.id_of(handle.task_id))
         elif kind in ENDS:
             data = self._ended(handle, data)
@@ -304,8 +304,8 @@ class JournalListener(Listener):
         if kind in ENDS:
             self._resumed.ended(handle.task_id)
             if handle.running is not None:  # the task's model calls may end after the task
-                handle.running.add_done_callback(lambda _: self._recorder.looks_if_it_waits())
-        self._recorder.looks_if_it_waits()
+                handle.running.add_done_callback(lambda _: self._recorder.check_suspend())
+        self._recorder.check_suspend()
 
     def refused(self, parent: Parent, data: dict[str, Any]) -> None:
         call = current_call.get()

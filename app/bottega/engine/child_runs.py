@@ -401,7 +401,7 @@ class Spreading:
 
     def _stored(self, handle: SubagentHandle) -> None:
         handle.is_stored = True
-        self._recorder.looks_if_it_waits()
+        self._recorder.check_suspend()
 
     async def _pay_cancelled(
         self,
@@ -523,7 +523,7 @@ class ElementRuns:
 
             def note_stored() -> None:
                 awaited.unstored -= 1
-                recorder.looks_if_it_waits()
+                recorder.check_suspend()
 
             text = encoded(new, recorder.journal.known)
 

@@ -240,7 +240,7 @@ class GraphRun:
                         path = self._queries[name].path
                         del self.at_work[path], self.begun[path]
                         self._follow(course.end(self._ended(name, task.result())), group)
-                    self.recorder.looks_if_it_waits()
+                    self.recorder.check_suspend()
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None  # the error that stopped the other nodes
         return end_of_graph(self._rules, self._graph, self.responses, course, self._usage)
@@ -421,7 +421,7 @@ class GraphRun:
             backoff_s -= self.recorder.seconds_since(failed_at)
         if backoff_s > 0:
             with self.recorder.loops.pausing(query, backoff_s):
-                self.recorder.looks_if_it_waits()
+                self.recorder.check_suspend()
                 await asyncio.sleep(backoff_s)
 
     def _failed_at(self, query: Query) -> datetime | None:

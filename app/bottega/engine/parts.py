@@ -108,7 +108,7 @@ class RunParts(RunObserver):
 
     # Memory of earlier runs
 
-    async def remember(self, query: Query) -> None:
+    async def add_recalled(self, query: Query) -> None:
         """Give a query's agent memory of what the same part did in earlier runs."""
         rule, task_id = self._of_query(query), self._tasks.id_of(query)
         if rule is None or rule.memory == "off":

@@ -335,7 +335,7 @@ class JournalRecorder(Recorder):
         self.loops = RunActivity(self.tasks.open, self._calls)
         self.interrupts = OpenInterrupts(self.tasks, run.run_id, self.loops, waits)
         self.inbox: Inbox = Inbox(self.tasks)
-        self.looks_if_it_waits = waits
+        self.check_suspend = waits
         self._observers = journal.observers
         if live_text is not None:
             self._observers.append(ShownCalls(live_text, self.tasks))
@@ -350,9 +350,9 @@ class JournalRecorder(Recorder):
         self._last_answers: dict[Query, tuple[str | None, int]] = {}
         self._logged: dict[Query, dict[str, ToolResult]] = {}
 
-    async def remember(self, query: Query) -> None:
+    async def add_recalled(self, query: Query) -> None:
         if self.parts is not None:
-            await self.parts.remember(query)
+            await self.parts.add_recalled(query)
 
     def task_id(self, query: Query) -> UUID | None:
         return self.tasks.id_of(query)
@@ -443,7 +443,7 @@ class JournalRecorder(Recorder):
     ) -> AssistantMessage:
         if self._fair.is_held:
             self._calls[query] = ModelCall(None, goes_on_at=math.inf)
-            self.looks_if_it_waits()  # hands the run back if all its calls wait
+            self.check_suspend()  # hands the run back if all its calls wait
             try:
                 await asyncio.Future()
             finally:
@@ -569,7 +569,7 @@ class JournalRecorder(Recorder):
         retry = failed.number, round(failed.delay_s * 1000)
         data = _llm_failed(query.model_calls, self.journal.attempt, failed.error, retry)
         self.tasks.add(query, EventType.LLM_FAILED, call.with_lost(data))
-        self.looks_if_it_waits()
+        self.check_suspend()
 
     def failing(self, query: Query) -> Failing | None:
         known = self.journal.replay.model_call(self.tasks.id_of(query), query.model_calls)
@@ -601,7 +601,7 @@ class JournalRecorder(Recorder):
         with self.loops.tool_call(query, tool, call):
             result = await self._observed(call, tool_call, tool, execute)
             result = await self._with_help(query, tool_call, result)
-        self.looks_if_it_waits()
+        self.check_suspend()
         return result
 
     def known_call(self, query: Query, tool_call: ToolCall) -> ToolCallReplay:

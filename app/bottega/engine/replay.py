@@ -918,7 +918,7 @@ def restored_task(
         metadata=asked["metadata"] or {},
         shared_keys=tuple(asked.get("share_metadata") or ()),
         retries=asked.get("retries") or 0,
-        spread=asked.get("child_run_id") is not None,
+        is_remote=asked.get("child_run_id") is not None,
     )
     remaining = None
     if begun is not None and ran is not None:
@@ -930,7 +930,7 @@ def restored_task(
     return RestoredTask(
         params,
         # If a child run executes the task, the task begins no new attempt.
-        attempt=1 + task.resumed + (task.ended is None and not params.spread),
+        attempt=1 + task.resumed + (task.ended is None and not params.is_remote),
         waited=seconds(dispatched.at, now),
         remaining=remaining,
         outcome=None if task.ended is None else _outcome(task, task.ended),

@@ -385,7 +385,7 @@ class RunActivity:
         if self._calls:
             found = _wait_for_models(self._calls.values(), now)
             return None if found is None else SuspendReason(found[0], "model", found[1])
-        children = sum(handle.spread for handle in self.tasks())
+        children = sum(handle.is_remote for handle in self.tasks())
         children += sum(awaited.unended for awaited in self.child_runs.values())
         if self._admitted or not (self._asking or children):
             return None
@@ -445,7 +445,7 @@ class RunActivity:
     def _task_rests(self, handle: SubagentHandle) -> bool:
         if any(query.path == handle.path for query in self._queries):
             return True
-        if handle.spread:
+        if handle.is_remote:
             return handle.is_stored
         if handle.status is not SubagentStatus.QUEUED:
             return False

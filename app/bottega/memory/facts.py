@@ -223,7 +223,7 @@ def fact_tools(facts: UserFacts) -> Sequence[ToolBase]:
         "for later conversations. Only what the user has said; one short sentence.",
         idempotent=True,
     )
-    async def remember(text: Annotated[str, Field(min_length=1, max_length=LONGEST_FACT)]) -> str:
+    async def store_fact(text: Annotated[str, Field(min_length=1, max_length=LONGEST_FACT)]) -> str:
         confirmed = is_trusted() and suspicious(text) is None
         if await facts.store(text, confirmed=confirmed):
             return "Stored."
@@ -234,12 +234,12 @@ def fact_tools(facts: UserFacts) -> Sequence[ToolBase]:
         "Deletes a fact about the user. Give its number in the list of facts.",
         idempotent=True,
     )
-    async def forget(number: Annotated[int, Field(ge=1)]) -> str:
+    async def forget_fact(number: Annotated[int, Field(ge=1)]) -> str:
         if await facts.forget(number, of_people=is_trusted()):
             return "Deleted."
         raise InvalidInputError(f"there is no fact with the number {number} that you may delete")
 
-    return remember, forget
+    return store_fact, forget_fact
 
 
 def _has_read_outside(query: Query) -> bool:

@@ -124,8 +124,8 @@ class RunRequest:
         traceparent, tracestate: trace context of the request; ``None``: the request has none.
         version: version of the agent (without an agent: of the graph); ``None``: the current
             version.
-        way: the API that got the request. If the agent has ``expose``, ``expose`` must list this
-            API. ``None``: the API under ``/v1``, which offers all agents.
+        channel: the API that got the request. If the agent has ``expose``, ``expose`` must list
+            this API. ``None``: the API under ``/v1``, which offers all agents.
         made_files: ids of files with the input's data. These files are deleted with the run.
         batch: ``concurrency``, ``on_error`` and ``total`` of a batch, and the fields of an eval.
         draft: a draft's unstored definition; see :meth:`bottega.runs.pins.PinCache.of_draft`.
@@ -157,7 +157,7 @@ class RunRequest:
     if_busy: str
     made_files: list[UUID] | None
     version: int | None
-    way: str | None
+    channel: str | None
     batch: dict[str, Any] | None = None
     draft: dict[str, Any] | None = None
 
@@ -272,9 +272,9 @@ async def checked_values(
         found = await pins.find(pool, tenant_id, new.agent, new.graph, new.version)
     else:
         found = await pins.of_draft(pool, tenant_id, new.draft)
-    if new.way is not None and found.expose is not None and new.way not in found.expose:
+    if new.channel is not None and found.expose is not None and new.channel not in found.expose:
         raise UnknownAgentError(
-            f"this API does not offer the agent '{new.agent}': its `expose` lacks {new.way}",
+            f"this API does not offer the agent '{new.agent}': its `expose` lacks {new.channel}",
             pointer="/agent",
         )
     models = [each.name for used in found.models.values() for each in used]

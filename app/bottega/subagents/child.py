@@ -142,7 +142,7 @@ class ChildTask:
         try:
             for path, content in files.items():
                 swarm.context.write(self._input(path), content)
-            params.spread = self._is_spread(params)
+            params.is_remote = self._is_spread(params)
             handle = swarm.registry.dispatch(
                 parent, params, self, task_id=self.task_id, place=self.place
             )
@@ -179,7 +179,7 @@ class ChildTask:
 
     async def __call__(self, handle: SubagentHandle) -> SubagentOutcome:
         """Execute the task: query a new agent for each try, until success or the last retry."""
-        if handle.spread:
+        if handle.is_remote:
             return await self._do_as_child_run(handle)
         swarm, tries = self.scope.swarm, 1
         try:

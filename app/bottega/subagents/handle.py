@@ -119,8 +119,8 @@ class DispatchParams:
         timeout: timeout in seconds, or ``None`` for the default.
         shared_keys: keys of the metadata that the task's agent can read.
         retries: maximum number of further tries after a failure.
-        spread: true if a child run, on any worker, executes the task. The task then needs no slot,
-            and the timeout applies to the child run.
+        is_remote: true if a child run, on any worker, executes the task. The task then needs no
+            slot, and the timeout applies to the child run.
     """
 
     prompt: str
@@ -132,7 +132,7 @@ class DispatchParams:
     token_budget: int | None = None
     shared_keys: tuple[str, ...] = ()
     retries: int = 0
-    spread: bool = False
+    is_remote: bool = False
 
     @property
     def agent_name(self) -> str:
@@ -458,7 +458,7 @@ class TaskCounts:
         parent, status = handle.parent, handle.status
         if status.is_final:
             return
-        if handle.spread:
+        if handle.is_remote:
             parent.remote += by
             return
         parent.here += by

@@ -186,7 +186,7 @@ class SubagentRegistry:
                 raise SubagentQuotaExceededError(
                     account.state, reason="budget", size=account.spent, limit=account.limit or 0
                 )
-        if not params.spread:
+        if not params.is_remote:
             self._check_queue(parent)
         elif parent.remote >= MOST_SPREAD:
             raise SubagentQuotaExceededError(

@@ -507,7 +507,7 @@ class SubagentScheduler:
         If a breaker or an unfinished task holds the task back, the number is that of all waiting
         tasks of the tenant. For a child run, which does not wait in this queue, the number is 0.
         """
-        if handle.spread:
+        if handle.is_remote:
             return 0
         if handle.place is None:
             return self._queue.in_line_of(handle.tenant_id)
@@ -537,7 +537,7 @@ class SubagentScheduler:
 
     def enqueue(self, handle: SubagentHandle, now: float) -> None:
         """Queue a new task, unless a breaker or an unfinished task holds it back."""
-        if handle.spread:
+        if handle.is_remote:
             asyncio.get_running_loop().call_soon(self._begin, handle)
         if self.circuits.admit(handle, now):
             self.push(handle)
@@ -620,7 +620,7 @@ class SubagentScheduler:
         """Queue a task, unless it is held back; ``wakes``: the task has already run and waited."""
         if not wakes and (
             handle.status is not SubagentStatus.QUEUED
-            or handle.spread
+            or handle.is_remote
             or handle.place is not None
             or handle.holds
         ):
@@ -674,7 +674,7 @@ class SubagentScheduler:
         handle.running = None  # from here on nothing awaits
         since = handle.parent.holders.get(handle)
         took = self.now() - since if since is not None and since == handle.started_at else inf
-        if self._registry.finish(handle, outcome) and not handle.spread:
+        if self._registry.finish(handle, outcome) and not handle.is_remote:
             known = handle.parent.durations.setdefault(handle.agent_name, deque(maxlen=10))
             known.append(took)
 

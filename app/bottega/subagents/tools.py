@@ -225,7 +225,7 @@ async def report(
     views: dict[str, dict[str, Any] | None] = {}
     if longest_partial and (remote := scope.swarm.options.remote) is not None:
         found = [handle for task in ids.values() if (handle := find(scope, task)) is not None]
-        await remote.read_texts([each for each in found if each.spread])
+        await remote.read_texts([each for each in found if each.is_remote])
     for each, task in ids.items():
         handle = find(scope, task)
         views[each] = None if handle is None else _view(scope, handle, now, longest_partial, news)
@@ -312,7 +312,7 @@ def _view(
             view["stop_reason"] = handle.stop_reason
     if handle.error is not None:
         view["error"] = handle.error
-    if handle.status.is_final and handle.mailbox and handle.mailbox.unread and not handle.spread:
+    if handle.status.is_final and handle.mailbox and handle.mailbox.unread and not handle.is_remote:
         view["unread_messages"] = len(handle.mailbox.unread)
     view["duration_ms"] = handle.duration_ms(now)
     view["token_usage"] = shown_usage(handle.token_usage)
@@ -673,7 +673,7 @@ class SendTool(SubagentTool):
             raise InvalidInputError(text.detail)
         if problem := _refusal(handle):
             raise InvalidInputError(problem)
-        remote = scope.swarm.options.remote if handle.spread else None
+        remote = scope.swarm.options.remote if handle.is_remote else None
         if remote is not None and not await remote.tell(handle, message_id, text):
             raise InvalidInputError("the task is over and reads no more messages")
         handle.mailbox = handle.mailbox or Mailbox()
@@ -690,7 +690,7 @@ def _refusal(handle: SubagentHandle) -> str | None:
         return "the task has given its answer already: it reads no more messages"
     if handle.mailbox is None:
         return None
-    if len(handle.mailbox.unread) >= 10 and not handle.spread:  # unknown for child runs
+    if len(handle.mailbox.unread) >= 10 and not handle.is_remote:  # unknown for child runs
         unread = len(handle.mailbox.unread)
         return f"the task has {unread} unread messages: wait until it has read some"
     if len(handle.mailbox.known) >= 50:  # each message allows the task one more model call

@@ -31,7 +31,7 @@ def mark(message: Message) -> str:
     return hashlib.sha256("\n".join(said).encode()).hexdigest()
 
 
-def turns(messages: list[Message]) -> Iterator[list[Message]]:
+def answers_by_turn(messages: list[Message]) -> Iterator[list[Message]]:
     """Return the messages of the model and tools after each user's message."""
     turn: list[Message] = []
     for message in messages:
@@ -74,7 +74,7 @@ class StatefulModel(StrictModel):
 
 class DeepSeek(StatefulModel):
     def missing(self, messages: list[Message]) -> str | None:
-        for turn in turns(messages):
+        for turn in answers_by_turn(messages):
             with_calls = any(message.get("tool_calls") for message in turn)
             for message in turn:
                 if message["role"] != "assistant":

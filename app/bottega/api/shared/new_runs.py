@@ -138,7 +138,7 @@ async def _prepared(
         else stored_input(service.files, tenant, asked["input"], owner)
     )
     async with files as stored:
-        asked |= {"input": stored.input, "made_files": [*stored.made] or None, "way": channel}
+        asked |= {"input": stored.input, "made_files": [*stored.made] or None, "channel": channel}
         asked["draft"] = draft
         asked["user"] = owner.user
         new = submitting.RunRequest.of(
