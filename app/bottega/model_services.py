@@ -246,7 +246,7 @@ class ModelServices:
             pool,
             self.for_judge,
             success_checks(),
-            known=self._secrets.known,
+            redactor_of=self._secrets.known,
         )
 
     def calls(self) -> Mapping[UUID, Sequence[Mapping[str, Any]]]:

@@ -138,9 +138,9 @@ class Principal:
         """
         if not self.may(*one_of):
             needed = " or ".join(f"'{scope}'" for scope in one_of)
-            held = ", ".join(f"'{each}'" for each in self.scopes)
+            scope_names = ", ".join(f"'{each}'" for each in self.scopes)
             raise ForbiddenError(
-                f"this request needs a key with the scope {needed}, but your key has {held}",
+                f"this request needs a key with the scope {needed}, but your key has {scope_names}",
                 code="insufficient_scope",
             )
 
@@ -174,20 +174,20 @@ class Acting:
             )
 
 
-def acts_for(principal: Principal, named: str | None, pointer: str | None = "/user") -> Acting:
+def acts_for(principal: Principal, user_id: str | None, pointer: str | None = "/user") -> Acting:
     """Return the caller and the end user for whom the request acts.
 
     All routes use this function to find the end user.
 
     Args:
-        named: the user that the request names; an empty or blank text means no user.
+        user_id: the user that the request names; an empty or blank text means no user.
         pointer: JSON Pointer to the name in the request's body; ``None``: the body has no name.
 
     Raises:
         UserRequiredError: the key requires an end user, but the request names none.
         ForbiddenError: ``other_user``: the token acts for another user.
     """
-    user = None if named is None or names_nobody(named) else named
+    user = None if user_id is None or names_nobody(user_id) else user_id
     if principal.user is not None:
         if user not in (None, principal.user):
             raise ForbiddenError("this token acts for another user", code="other_user")
@@ -251,8 +251,8 @@ class Authenticate:
             await self.app(scope, receive, send)
             return
         above_the_rate = self._refusal_of_unknown(scope, key_cache)
-        found = above_the_rate or await _principal_or_refusal(scope, key_cache)
-        refusal = found if isinstance(found, Response) else None
+        principal = above_the_rate or await _principal_or_refusal(scope, key_cache)
+        refusal = principal if isinstance(principal, Response) else None
         if refusal is not None and refusal.status_code == 401 and not _is_preflight(scope):
             refusal = self._refusal(self.rates.take(scope)) or refusal
         if is_public(scope["path"]) and (refusal is None or refusal.status_code != 429):
@@ -261,15 +261,15 @@ class Authenticate:
         if refusal is not None:
             await refuse(refusal, scope, receive, send)
             return
-        if isinstance(found, Principal):
+        if isinstance(principal, Principal):
             try:
-                found.limits.need_address(self.rates.client(scope))
+                principal.limits.need_address(self.rates.client(scope))
             except ForbiddenError as error:
                 await refuse(for_error(error), scope, receive, send)
                 return
-            scope.setdefault("state", {})["principal"] = found
-            if found.token is not None and found.user is not None:
-                acting_user.set(ActingUser(found.user, found.token.sessions))
+            scope.setdefault("state", {})["principal"] = principal
+            if principal.token is not None and principal.user is not None:
+                acting_user.set(ActingUser(principal.user, principal.token.sessions))
         await self.app(scope, receive, send)
 
     async def _refusal_of_foreign(self, scope: Scope, key_cache: KeyCache) -> Response | None:

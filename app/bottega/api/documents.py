@@ -343,8 +343,8 @@ def _type_events(schemas: dict[str, Any]) -> None:
     different version of Bottega, is an ``OtherEvent``.
     """
     models: tuple[type[Event], ...] = (*event_models().values(), OtherEvent)
-    _, made = models_json_schema([(each, "serialization") for each in models], ref_template=_REF)
-    for name, schema in made["$defs"].items():
+    _, rows = models_json_schema([(each, "serialization") for each in models], ref_template=_REF)
+    for name, schema in rows["$defs"].items():
         schemas.setdefault(name, schema)
     refs = {str(kind): _REF.format(model=model.__name__) for kind, model in event_models().items()}
     schemas["KnownEvent"] = {
@@ -445,20 +445,20 @@ def _protected(routes: Sequence[BaseRoute]) -> Iterator[tuple[str, str, tuple[Sc
 
 
 def _scopes(route: APIRoute, method: str) -> tuple[Scope, ...]:
-    asked = [each.call for each in _all(route.dependant) if each.call is not None]
-    found = {scopes for call in asked if (scopes := required_scopes(call, method))}
-    if len(found) != 1:
+    dependencies = [each.call for each in _all(route.dependant) if each.call is not None]
+    scope_sets = {scopes for call in dependencies if (scopes := required_scopes(call, method))}
+    if len(scope_sets) != 1:
         raise TypeError(
             f"{method} {route.path} needs exactly one of the tenant dependencies in "
             "bottega.api.shared.deps"
         )
-    return found.pop()
+    return scope_sets.pop()
 
 
 def _all(dependant: Dependant) -> Iterator[Dependant]:
-    for each in dependant.dependencies:
-        yield each
-        yield from _all(each)
+    for child in dependant.dependencies:
+        yield child
+        yield from _all(child)
 
 
 def _protect(operation: dict[str, Any], scopes: tuple[Scope, ...]) -> None:
@@ -608,7 +608,7 @@ def asyncapi_document() -> dict[str, Any]:
     )
     query = WatchQuery.model_json_schema()
     _name_defaults((query, *schemas["$defs"].values()))
-    sent = [*map(str, events), "other", *map(_name, _SENT)]
+    names = [*map(str, events), "other", *map(_name, _SENT)]
     received = [_name(model) for model in _RECEIVED]
     return {
         "asyncapi": "3.0.0",
@@ -623,12 +623,12 @@ def asyncapi_document() -> dict[str, Any]:
                 "address": "/v1/runs/{run_id}/ws",
                 "parameters": {"run_id": {"description": "The run's id."}},
                 "messages": {name: {"$ref": f"#/components/messages/{name}"} for name in
-                             (*sent, *received)},
+                             (*names, *received)},
                 "bindings": {"ws": {"method": "GET", "query": query}},
             }
         },
         "operations": {
-            "watch": _operation("send", sent),
+            "watch": _operation("send", names),
             "control": _operation("receive", received),
         },
         "components": {

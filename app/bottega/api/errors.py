@@ -192,8 +192,8 @@ def field_problem(error: Mapping[str, Any], body: Any = None) -> FieldProblem:
         body: the body as the client sent it. The error's path may contain Pydantic's names of
             unions' members. They are not in the body, so the problem's pointer omits them.
     """
-    place, *path = error["loc"]
-    if place == "body":
+    source, *path = error["loc"]
+    if source == "body":
         pointer = ""
         for number, step in enumerate(path):
             last = number == len(path) - 1
@@ -214,25 +214,25 @@ def _escape(step: object) -> str:
 
 
 async def _on_invalid(request: Request, error: RequestValidationError) -> Response:
-    found = error.errors()
-    if any(item["type"] == "json_invalid" and item["loc"][0] == "body" for item in found):
+    problems = error.errors()
+    if any(item["type"] == "json_invalid" and item["loc"][0] == "body" for item in problems):
         return problem_response(400, "bad_json", "the body is not valid JSON")
     sent = request.headers.get("content-type", "")
-    if found[0]["loc"] == ("body",) and not re.match(r"application/([\w.+-]+\+)?json\b", sent):
+    if problems[0]["loc"] == ("body",) and not re.match(r"application/([\w.+-]+\+)?json\b", sent):
         detail = f"the body's content-type is '{sent[:60]}': send it as application/json"
         return problem_response(415, "unsupported_media_type", detail)
-    return invalid(found, error.body)
+    return invalid(problems, error.body)
 
 
-def invalid(found: Sequence[Any], body: Any = None) -> Response:
+def invalid(problems: Sequence[Any], body: Any = None) -> Response:
     """Return the problem for validation errors; see :func:`field_problem`."""
-    errors = [field_problem(item, body) for item in found[:20]]
+    errors = [field_problem(item, body) for item in problems[:20]]
     first = errors[0]
     where = first.pointer if first.pointer is not None else first.parameter
-    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     whole = "the body" if first.parameter is None else "the query"
     detail = f"{where or whole}: {first.detail}{more}"
-    code = next((item["type"] for item in found if item["type"] in _SPOKEN), "invalid")
+    code = next((item["type"] for item in problems if item["type"] in _SPOKEN), "invalid")
     return problem_response(422, code, detail, errors)
 
 
@@ -258,13 +258,13 @@ async def _on_http(request: Request, error: HTTPException) -> Response:
 
 def allowed_methods(request: Request) -> list[str]:
     """Return the methods that the API has for the request's path."""
-    asked = request.url.path
-    known = [route for route in request.app.routes if isinstance(route, Route)]
+    path = request.url.path
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
     # A route with exactly the requested path has precedence over routes with path parameters.
-    found = [route for route in known if route.path == asked] or [
-        route for route in known if route.path_regex.match(asked)
+    matches = [route for route in routes if route.path == path] or [
+        route for route in routes if route.path_regex.match(path)
     ]
-    return sorted({method for route in found for method in route.methods or ()}) or ["GET"]
+    return sorted({method for route in matches for method in route.methods or ()}) or ["GET"]
 
 
 async def _on_own(request: Request, error: BottegaError) -> Response:

@@ -99,12 +99,12 @@ async def decide(check: Check, result: EndResult, outside: Mapping[str, Ask]) ->
     kind = check["type"]
     try:
         if kind in outside:
-            said = await outside[kind](check, result)
+            verdict = await outside[kind](check, result)
         else:
-            said = await decide_alone(check, result.text)
+            verdict = await decide_alone(check, result.text)
     except BottegaError as error:
         return CheckVerdict(kind, None, error.detail)
-    return CheckVerdict(kind, *said, signature=_signature(check))
+    return CheckVerdict(kind, *verdict, signature=_signature(check))
 
 
 def passed(verdicts: Sequence[CheckVerdict]) -> bool | None:
@@ -220,12 +220,12 @@ class SuccessChecks:
         models_for: ModelsFor,
         plugins: Mapping[str, PluginCheck],
         *,
-        known: Callable[[UUID, str], Awaitable[Redactor]],
+        redactor_of: Callable[[UUID, str], Awaitable[Redactor]],
     ) -> None:
         self._pool = pool
         self._models_for = models_for
         self._plugins = plugins
-        self._known = known
+        self._redactor_of = redactor_of
         self._definitions = PinnedDefinitions(pool)
         self.stages = [
             LeasedWork(
@@ -280,15 +280,15 @@ class SuccessChecks:
         if row is None:  # the run was deleted
             return
         run = await self._ended(claimed, row)
-        asked: Sequence[Check] = run.definition.get("success_check") or ()
-        known = [CheckVerdict(**each) for each in from_json(row["results"])]
-        known = known or [CheckVerdict(each["type"], None) for each in asked]
+        checks: Sequence[Check] = run.definition.get("success_check") or ()
+        known_verdicts = [CheckVerdict(**each) for each in from_json(row["results"])]
+        known_verdicts = known_verdicts or [CheckVerdict(each["type"], None) for each in checks]
         outside: Mapping[str, Ask] = {
             "judge": partial(self._judge, run),
             "python": partial(self._call, run),
         }
-        stages = [_STAGE_OF.get(each["type"], _OURS) for each in asked]
-        each = list(zip(asked, known, stages, strict=True))
+        stages = [_STAGE_OF.get(each["type"], _OURS) for each in checks]
+        each = list(zip(checks, known_verdicts, stages, strict=True))
         verdicts = await asyncio.gather(
             *(
                 decide(check, run.result, outside)
@@ -297,15 +297,15 @@ class SuccessChecks:
                 for check, before, of in each
             )
         )
-        clean = (await self._known(tenant_id, run.tenant)).text
+        clean = (await self._redactor_of(tenant_id, run.tenant)).text
         verdicts = [each.clean(clean) for each in verdicts]
         undecided = [of for of, each in zip(stages, verdicts, strict=True) if each.passed is None]
-        left, unpaid = set(undecided), None
+        unchecked, unpaid = set(undecided), None
         if run.unpaid:
             is_busy = any(isinstance(each, BudgetBusyError) for each in run.unpaid)
             is_all = len(run.unpaid) == len(undecided)
             unpaid = _Unpaid(run.unpaid[0].detail, is_all, is_busy, row["is_old"])
-        await self._store(claimed, verdicts, left, unpaid=unpaid)
+        await self._store(claimed, verdicts, unchecked, unpaid=unpaid)
 
     async def _ended(self, claimed: asyncpg.Record, row: asyncpg.Record) -> _EndedRun:
         tenant_id, pinned = claimed["tenant_id"], from_json(row["pinned"])
@@ -318,8 +318,8 @@ class SuccessChecks:
             judged = ("graph", pinned["graph"]["name"])
         pins = tuple(pins_of(tenant_id, pinned))
         wanted = {pin for pin in pins if pin.kind == "provider" or (pin.kind, pin.name) == judged}
-        found = await self._definitions.get(wanted)
-        definitions = {(pin.kind, pin.name): each for pin, each in found.items()}
+        definition_rows = await self._definitions.get(wanted)
+        definitions = {(pin.kind, pin.name): each for pin, each in definition_rows.items()}
         definition = {"model": None, **definitions.get(judged, {})}
         if row["of_eval"] is not None and row["asked"] is None:
             definition["success_check"] = from_json(row["of_eval"])
@@ -365,15 +365,15 @@ class SuccessChecks:
             "output": result.output,
         }
         try:
-            said = await bounded(self._plugins[name], about, timeout_s=30.0)
+            verdict = await bounded(self._plugins[name], about, timeout_s=30.0)
         except Exception as error:
             logger.warning("plugin.failed", name=name, run_id=str(run.run_id), exc_info=error)
             raise PluginError(
                 f"the plugin '{name}' failed ({type(error).__name__}): see the worker's log"
             ) from error
-        match said:
+        match verdict:
             case bool():
-                return said, "" if said else f"the plugin '{name}' said no"
+                return verdict, "" if verdict else f"the plugin '{name}' said no"
             case (bool() as good, str() as reason):
                 return good, reason
         raise PluginError(f"the plugin '{name}' returned neither true nor false")
@@ -413,13 +413,13 @@ class SuccessChecks:
             status = "pending" if tries < MOST_TRIES else "failed"
             reason = None if unpaid is None else unpaid.reason
         key, part = (claimed["tenant_id"], claimed["run_id"]), claimed["part"]
-        known = any(each.reason or each.passed is not None for each in verdicts)
-        results = to_json([asdict(each) for each in verdicts]).decode() if known else None
+        has_verdict = any(each.reason or each.passed is not None for each in verdicts)
+        results = to_json([asdict(each) for each in verdicts]).decode() if has_verdict else None
         changes = (*then, status, good, results, error, reason, pause_s)
         async with acting_as(self._pool, claimed["tenant_id"]) as connection:
             await connection.execute(_HOLD, *key)
-            stored = await connection.execute(_STORE, *key, stage, tries, *changes, part)
-            if good is not None and stored == "UPDATE 1":  # not stored: another worker decided
+            result = await connection.execute(_STORE, *key, stage, tries, *changes, part)
+            if good is not None and result == "UPDATE 1":  # not stored: another worker decided
                 label = (_LABEL_PART, *key, part) if part else (_LABEL, *key)
                 await connection.execute(*label)
                 is_judge = any(each.type == "judge" and each.passed == good for each in verdicts)

@@ -64,17 +64,17 @@ def check_zone(name: str) -> str:
 
 def check_cron(cron: str) -> str:
     """Return a cron expression in its normal form, or raise ``InvalidInputError``."""
-    plain = " ".join(cron.split())
-    if not _CRON.fullmatch(plain):
+    cron_text = " ".join(cron.split())
+    if not _CRON.fullmatch(cron_text):
         raise InvalidInputError(
             "a cron expression has five fields (minute, hour, day of month, month, day of week) "
             "of numbers, names, * , - and /, such as '30 8 * * mon-fri'"
         )
     try:
-        _local_times(plain, datetime(2000, 1, 1)).get_next(datetime)  # noqa: DTZ001 (any time)
+        _local_times(cron_text, datetime(2000, 1, 1)).get_next(datetime)  # noqa: DTZ001 (any time)
     except CroniterError as error:
         raise InvalidInputError(f"this cron expression is never due: {error}") from None
-    return plain
+    return cron_text
 
 
 def next_tick(cron: str, zone: str, after: datetime) -> datetime:
@@ -96,15 +96,15 @@ def next_tick(cron: str, zone: str, after: datetime) -> datetime:
     # The clocks change near this time, so check both occurrences of each local time nearby.
     is_once = all(len(each) == 1 and each != ["*"] for each in croniter.expand(cron)[0][:2])
     times = _local_times(cron, here - _CHANGE)
-    found: list[datetime] = []
-    while not found or local < _shown(min(found).astimezone(clocks)) + _CHANGE:
+    moments_found: list[datetime] = []
+    while not moments_found or local < _shown(min(moments_found).astimezone(clocks)) + _CHANGE:
         local = times.get_next(datetime)
         moments = [local.replace(tzinfo=clocks)]
         if not is_once:
             moments.append(local.replace(tzinfo=clocks, fold=1))
             moments = [moment for moment in moments if _shown(moment) == local]
-        found += [utc for moment in moments if (utc := moment.astimezone(UTC)) > after]
-    return min(found)
+        moments_found += [utc for moment in moments if (utc := moment.astimezone(UTC)) > after]
+    return min(moments_found)
 
 
 def previous_tick(cron: str, until: datetime) -> datetime:
@@ -187,27 +187,27 @@ async def put(
     """
     values = await _values(connection, tenant_id, new)
     query = insert(schedules).values(values)
-    given = query.excluded
+    excluded = query.excluded
     same_times = and_(
-        _columns.cron == given.cron, _columns.timezone == given.timezone, ~_columns.paused
+        _columns.cron == excluded.cron, _columns.timezone == excluded.timezone, ~_columns.paused
     )
     query = query.on_conflict_do_update(
         index_elements=[_columns.tenant_id, _columns.name],
         set_={
-            **{name: given[name] for name in ("cron", "timezone", "run", "paused")},
-            "next_at": case((same_times, _columns.next_at), else_=given.next_at),
+            **{name: excluded[name] for name in ("cron", "timezone", "run", "paused")},
+            "next_at": case((same_times, _columns.next_at), else_=excluded.next_at),
             "last_error": None,
         },
     )
     is_new = literal_column("schedules.xmax = 0", Boolean()).label("is_new")
     row = (await connection.execute(query.returning(schedules, is_new, _GREW))).mappings().one()
-    found = dict(row)
-    if found.pop(_GREW.name):
+    schedule = dict(row)
+    if schedule.pop(_GREW.name):
         await require_room(connection, tenant_id)
-    if was_new := found.pop("is_new"):
+    if was_new := schedule.pop("is_new"):
         await _refuse_excess(connection, tenant_id)
     await _tell(connection)
-    return found, was_new
+    return schedule, was_new
 
 
 async def _values(
@@ -220,8 +220,8 @@ async def _values(
 
 
 async def _refuse_excess(connection: AsyncConnection, tenant_id: UUID) -> None:
-    stored = select(func.count()).where(_columns.tenant_id == tenant_id)
-    if (await connection.scalar(stored) or 0) > MOST_SCHEDULES:
+    query = select(func.count()).where(_columns.tenant_id == tenant_id)
+    if (await connection.scalar(query) or 0) > MOST_SCHEDULES:
         raise ConflictError(
             f"a tenant may have at most {MOST_SCHEDULES} schedules: delete one first",
             code="too_many",
@@ -330,11 +330,11 @@ class Ticker:
     async def _start_due(self) -> float:
         started = True
         while started:
-            found = await self._database.pool.fetch(_DUE, self._after, _AT_ONCE)
-            if not found or found[0]["due_s"] > 0:
-                return float(found[0]["due_s"]) if found else float("inf")
+            rows = await self._database.pool.fetch(_DUE, self._after, _AT_ONCE)
+            if not rows or rows[0]["due_s"] > 0:
+                return float(rows[0]["due_s"]) if rows else float("inf")
             started = False
-            for row in found:
+            for row in rows:
                 self._after = row["tenant_id"]
                 started |= await self._start_one(row["tenant_id"], row["name"])
         return 0.0
@@ -345,8 +345,8 @@ class Ticker:
             mine = _named(tenant_id, name)
             due = and_(mine, ~_columns.paused, _columns.next_at <= func.now())
             query = select(schedules, func.now().label("now")).where(due)
-            found = await tx.execute(query.with_for_update(skip_locked=True))
-            row = found.mappings().one_or_none()
+            result = await tx.execute(query.with_for_update(skip_locked=True))
+            row = result.mappings().one_or_none()
             if row is None:
                 return False
             await tx.execute(update(schedules).where(mine).values(await self._start(tx, row)))
@@ -354,18 +354,18 @@ class Ticker:
 
     async def _start(self, tx: AsyncConnection, row: RowMapping) -> dict[str, Any]:
         """Start a schedule's run. Return the changes to the schedule's row."""
-        given = row["run"]
-        wanted = {
-            **given,
-            "metadata": {**given["metadata"], MARK: row["name"]},
-            "conversation": given.get("conversation") or "none",
+        run_fields = row["run"]
+        request = {
+            **run_fields,
+            "metadata": {**run_fields["metadata"], MARK: row["name"]},
+            "conversation": run_fields.get("conversation") or "none",
         }
         changes: dict[str, Any] = {"last_at": row["now"], "last_error": None}
         try:
             changes["next_at"] = next_tick(row["cron"], row["timezone"], row["now"])
             async with tx.driver.transaction():
                 by = f"schedule:{row['name']}"
-                new = RunRequest.of(wanted, memory=self._memory, principal=by)
+                new = RunRequest.of(request, memory=self._memory, principal=by)
                 await touch(tx, row["tenant_id"], files_of(new.input))
                 run = await submit(tx.driver, self._pins, row["tenant_id"], new)
                 changes["last_run_id"] = run["id"]

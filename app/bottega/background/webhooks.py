@@ -106,9 +106,9 @@ def message(tenant: str, run: Mapping[str, Any], event: asyncpg.Record | None = 
     kind, folder = ("batch", "batches") if run["mode"] == "batch" else ("run", "runs")
     data |= {"output_omitted": bool(run["long"]), "path": f"/v1/{folder}/{run['id']}"}
     if event is not None:
-        told = from_json(event["data"])
+        event_data = from_json(event["data"])
         data |= {"status": event["type"].removeprefix("batch."), "ended_at": event["at"]}
-        data |= {name: told.get(name) for name in ("stop_reason", "usage", "error")}
+        data |= {name: event_data.get(name) for name in ("stop_reason", "usage", "error")}
     about = {"type": f"{kind}.{data['status']}", "timestamp": data["ended_at"], "tenant": tenant}
     return to_json({**about, "data": data})
 
@@ -128,10 +128,10 @@ def waiting_message(tenant: str, run: Mapping[str, Any], event: asyncpg.Record) 
     Args:
         event: ``at`` and ``data`` of the event ``run.waiting``.
     """
-    shown = {name: run[name] for name in _OF_WAITING}
-    shown |= {"metadata": from_json(run["metadata"]), "path": f"/v1/runs/{run['id']}"}
+    fields = {name: run[name] for name in _OF_WAITING}
+    fields |= {"metadata": from_json(run["metadata"]), "path": f"/v1/runs/{run['id']}"}
     interrupts = from_json(event["data"])["interrupts"]
-    data = {"run": {**shown, "status": "waiting"}, "interrupts": interrupts}
+    data = {"run": {**fields, "status": "waiting"}, "interrupts": interrupts}
     about = {"type": "run.waiting", "timestamp": event["at"], "tenant": tenant}
     return to_json({**about, "data": data})
 

@@ -98,9 +98,9 @@ def _limits(text: str) -> "StoredLimits":
     try:
         return NO_LIMITS.narrowed(RequestLimits.model_validate_json(text))
     except ValidationError as error:
-        found = error.errors()[0]
-        where = ".".join(map(str, found["loc"])) or "limits"
-        raise typer.BadParameter(f"{where}: {found['msg']}", param_hint="--limits") from None
+        problem = error.errors()[0]
+        where = ".".join(map(str, problem["loc"])) or "limits"
+        raise typer.BadParameter(f"{where}: {problem['msg']}", param_hint="--limits") from None
 
 
 @keys.command("create")
@@ -157,8 +157,8 @@ def create_key(
     may = ", ".join(row["scopes"])
     whose = ", for the user that a request names" if require_user else ""
     within = f", within {json.dumps(row['limits'])}" if row["limits"] else ""
-    said = f"A key of {tenant} that may {may}{whose}{within}, valid {end}:"
-    console().print(said, highlight=False)
+    heading = f"A key of {tenant} that may {may}{whose}{within}, valid {end}:"
+    console().print(heading, highlight=False)
     print(key)  # noqa: T201 (a script reads it)
 
 
@@ -174,9 +174,9 @@ def list_keys(
     from bottega.tenants import operator
 
     with database(settings) as url:
-        found = run(operator.list_keys(url, tenant))
+        rows = run(operator.list_keys(url, tenant))
     times = ("created_at", "expires_at", "last_used_at", "revoked_at")
-    _show(("tenant", "prefix", "scopes", "name", *times, "id"), found, as_json=as_json)
+    _show(("tenant", "prefix", "scopes", "name", *times, "id"), rows, as_json=as_json)
 
 
 def _show(names: Sequence[str], found: Iterable[Any], *, as_json: bool) -> None:
@@ -209,8 +209,8 @@ def list_tenants(as_json: AsJson = False) -> None:
     from bottega.tenants import operator
 
     with database(settings) as url:
-        found = run(operator.list_tenants(url))
-    _show(("name", "keys", "created_at", "id"), found, as_json=as_json)
+        rows = run(operator.list_tenants(url))
+    _show(("name", "keys", "created_at", "id"), rows, as_json=as_json)
 
 
 @tenants.command("delete")
@@ -313,8 +313,8 @@ def retain(
 
     Without options, the command shows how long the tenant keeps data.
     """
-    given = {"runs": runs, "audit": audit, "episodes": episodes}
-    wanted = {kind: each for kind, each in given.items() if each is not None}
+    day_counts = {"runs": runs, "audit": audit, "episodes": episodes}
+    wanted = {kind: each for kind, each in day_counts.items() if each is not None}
     reset = [kind for kind, each in wanted.items() if each == "default"]
     changes = {
         kind: None if each == "forever" else _days(each)
@@ -430,7 +430,7 @@ async def _show_probes(
     tenant_id, own = await operator.provider_of(url, tenant, name)
     if own is None and name not in settings.operator_providers:
         raise NotFoundError(f"there is no provider '{name}'")
-    tried = []
+    results = []
     works = True
     async with open_database(url, limits=settings.run_limits) as db:
         hosts = ModelHosts(settings.egress_allow, folder_of(url, settings.data_dir), is_open)
@@ -443,6 +443,6 @@ async def _show_probes(
             async for probed in probes(provider):
                 works &= probed.problem is None
                 said = "yes" if probed.problem is None else "no"
-                tried.append((probed.kind, said, f"{probed.seconds:.1f}", probed.problem or ""))
-    print_rows(("call", "works", "seconds", "problem"), tried, prose=("problem",))
+                results.append((probed.kind, said, f"{probed.seconds:.1f}", probed.problem or ""))
+    print_rows(("call", "works", "seconds", "problem"), results, prose=("problem",))
     return works

@@ -33,7 +33,7 @@ class Chat:
 
     server: RemoteServer
     console: Console
-    people: People
+    approvals: People
     agent: str
     session: str
     user: str | None
@@ -60,14 +60,14 @@ class Chat:
     def show_history(self) -> None:
         """Show the last turns of the conversation."""
         path = f"/v1/sessions/{quote(self.session, safe='')}/messages"
-        found = self.server.get(path, agent=self.agent, order="desc", limit=6)["items"]
-        for message in reversed(found):
+        items = self.server.get(path, agent=self.agent, order="desc", limit=6)["items"]
+        for message in reversed(items):
             if message["role"] != "tool" and (text := text_of(message["content"])):
                 self._note(f"{PROMPT if message['role'] == 'user' else ''}{one_line(text)}")
 
     def _under_way(self) -> list[Any]:
-        wanted = {"session_id": self.session, "agent": self.agent}
-        found = self.server.get("/v1/runs", **wanted, order="desc", limit=20)["items"]
+        filters = {"session_id": self.session, "agent": self.agent}
+        found = self.server.get("/v1/runs", **filters, order="desc", limit=20)["items"]
         return [run for run in reversed(found) if run["status"] in _UNDER_WAY]
 
     def _typed(self) -> str:
@@ -86,14 +86,14 @@ class Chat:
         events = RunEvents(self.server, run_id, transcript.note)
         try:
             try:
-                follow(events, transcript.show, self.people, ours=ours)
+                follow(events, transcript.show, self.approvals, ours=ours)
             except KeyboardInterrupt:
                 transcript.note("cancelling …")
                 self.server.post(f"/v1/runs/{run_id}/cancel")
-                follow(events, transcript.show, self.people, ours=ours)
+                follow(events, transcript.show, self.approvals, ours=ours)
         except Undecided as undecided:
             transcript.note("The run waits for a decision.")
-            if not self.people.asks:
+            if not self.approvals.asks:
                 transcript.note(f"Decide with: {undecided}")
             self._status = STATUSES["waiting"]
             raise _Left from None
@@ -118,13 +118,13 @@ def open_session(
     """
     if session is not None:
         try:
-            found = server.get(f"/v1/sessions/{quote(session, safe='')}")
-            return str(found["id"]), user or found["user"]
+            session_row = server.get(f"/v1/sessions/{quote(session, safe='')}")
+            return str(session_row["id"]), user or session_row["user"]
         except RemoteError as error:
             if error.status != 404:
                 raise
-    wanted = {"id": session, "user": user}
-    body = {name: value for name, value in wanted.items() if value is not None}
+    fields = {"id": session, "user": user}
+    body = {name: value for name, value in fields.items() if value is not None}
     return str(server.create("/v1/sessions", body)["id"]), user
 
 

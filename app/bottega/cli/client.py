@@ -151,8 +151,8 @@ class RemoteServer:
             RemoteError: the server refused the request or was not reached; all methods raise this
                 error.
         """
-        wanted = {name: value for name, value in query.items() if value is not None}
-        return self._patient("GET", path, params=wanted)
+        params = {name: value for name, value in query.items() if value is not None}
+        return self._patient("GET", path, params=params)
 
     def create(self, path: str, body: Mapping[str, Any]) -> Any:
         """Send a POST with an idempotency key, so that a repetition creates no second object."""
@@ -160,10 +160,10 @@ class RemoteServer:
 
     def create_batch(self, data: bytes, **fields: str | int | None) -> Any:
         """Start a batch from lines of items; the same lines and fields return the same batch."""
-        wanted = {name: value for name, value in fields.items() if value is not None}
-        key = sha256(repr(sorted(wanted.items())).encode() + data).hexdigest()
+        body = {name: value for name, value in fields.items() if value is not None}
+        key = sha256(repr(sorted(body.items())).encode() + data).hexdigest()
         headers = {"Idempotency-Key": key, "Content-Type": "application/x-ndjson"}
-        return self._patient("POST", "/v1/batches", content=data, params=wanted, headers=headers)
+        return self._patient("POST", "/v1/batches", content=data, params=body, headers=headers)
 
     def lines(self, path: str) -> Iterator[bytes]:
         """Yield the response's bytes as they arrive."""
@@ -182,12 +182,12 @@ class RemoteServer:
 
     def all(self, path: str, *, as_stored: bool = False, **query: Any) -> Iterator[Any]:
         """Yield all items of a list. ``as_stored``: the items are not safe for a terminal."""
-        wanted = {name: value for name, value in query.items() if value is not None}
-        wanted["limit"] = 100
+        params = {name: value for name, value in query.items() if value is not None}
+        params["limit"] = 100
         cursor: str | None = ""
         while cursor is not None:
-            wanted |= {"cursor": cursor} if cursor else {}
-            page = self._patient("GET", path, params=wanted, as_stored=as_stored)
+            params |= {"cursor": cursor} if cursor else {}
+            page = self._patient("GET", path, params=params, as_stored=as_stored)
             yield from page["items"]
             cursor = page["next_cursor"]
 
@@ -317,9 +317,9 @@ def placed(problem: Mapping[str, Any], places: Mapping[str, str]) -> Iterator[st
     """Yield a text for each error in a definition; ``places`` has the definitions' names."""
     for error in problem.get("errors") or ():
         _, section, number, *rest = [*str(error.get("pointer")).split("/"), "", ""]
-        if (place := places.get(f"/{section}/{number}")) is not None:
+        if (pointer := places.get(f"/{section}/{number}")) is not None:
             inside = "/".join(each for each in rest if each)
-            yield f"{place}{inside and f' at {inside}'}: {error.get('detail')}"
+            yield f"{pointer}{inside and f' at {inside}'}: {error.get('detail')}"
 
 
 Event = dict[str, Any]
@@ -379,8 +379,8 @@ class RunEvents:
             if content is None:
                 self._over = True
                 return
-            for place, text in _frames(content):
-                self._after = max(self._after, place)
+            for position, text in _frames(content):
+                self._after = max(self._after, position)
                 event = None if text is None else safe(from_json(text))
                 self._over = event is not None and event["type"] in ENDS
                 yield event
@@ -394,17 +394,17 @@ def _frames(content: Iterable[bytes]) -> Iterator[tuple[int, bytes | None]]:
     Only a line feed ends a line, because JSON may contain other characters at which Python would
     split lines.
     """
-    place, data = 0, None
+    position, data = 0, None
     for line in _lines(content):
         if line.startswith(b"id: "):
-            place = int(line[4:])
+            position = int(line[4:])
         elif line.startswith(b"data: "):
             data = line[6:]
         elif line.startswith(b":"):
             yield 0, None
         elif not line and data is not None:
-            yield place, data
-            place, data = 0, None
+            yield position, data
+            position, data = 0, None
 
 
 def _lines(content: Iterable[bytes]) -> Iterator[bytes]:

@@ -69,8 +69,8 @@ cli.add_typer(providers, name="providers")
 cli.add_typer(secrets, name="secrets")
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
         typer.echo(f"bottega {__version__}")
         raise typer.Exit
 
@@ -323,12 +323,12 @@ def demo(
 
     if resume:
         scenario = "support"
-    chosen = SCENARIOS[scenario] if task is None else replace(SCENARIOS[scenario], task=task)
+    demo_scenario = SCENARIOS[scenario] if task is None else replace(SCENARIOS[scenario], task=task)
     if task is not None and scenario == "learning":
         raise InvalidInputError("the scenario learning has its own tasks: leave out --task")
     with database(settings) as url:
         _announce_models(settings.model_copy(update={"log_format": "text"}))
-        status = demo.run(settings, url, chosen, log, resume=resume, keep=keep)
+        status = demo.run(settings, url, demo_scenario, log, resume=resume, keep=keep)
     console().print(f"The log is in {path}", style="dim", highlight=False, soft_wrap=True)
     sys.exit(status)
 
@@ -375,11 +375,11 @@ def show_settings(as_json: AsJson = False) -> None:
 
     settings = Settings()
     clean = redactor(settings).text
-    found = []
+    rows = []
     for name, field in Settings.model_fields.items():
         value = getattr(settings, name)
         shown = "" if value is None else clean(str(value))  # a SecretStr prints as ********
-        found.append(
+        rows.append(
             {
                 "variable": str(field.validation_alias or f"BOTTEGA_{name.upper()}"),
                 "value": shown,
@@ -389,11 +389,11 @@ def show_settings(as_json: AsJson = False) -> None:
             }
         )
     if as_json:
-        print_json(found)
+        print_json(rows)
         return
-    _print_settings("Set by you", [each for each in found if each["changed"]])
+    _print_settings("Set by you", [each for each in rows if each["changed"]])
     for subject in _SUBJECTS:
-        rest = [each for each in found if each["subject"] == subject and not each["changed"]]
+        rest = [each for each in rows if each["subject"] == subject and not each["changed"]]
         _print_settings(subject, rest)
 
 
@@ -457,8 +457,8 @@ def _tell(error: Exception) -> int:
     return 1
 
 
-def _print_error(said: str) -> None:
-    console().print(f"error: {said}", style="red", markup=False, highlight=False, soft_wrap=True)
+def _print_error(message: str) -> None:
+    console().print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

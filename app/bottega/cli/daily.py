@@ -84,9 +84,9 @@ def start_run(
     text = _text_of(text)
     if not text.strip():
         raise typer.BadParameter("the text is empty: write a question")
-    wanted = {"session_id": session, "user": user, "graph": graph}
+    filters = {"session_id": session, "user": user, "graph": graph}
     with connected() as server:
-        run = server.start(agent, input=text, **{k: v for k, v in wanted.items() if v is not None})
+        run = server.start(agent, input=text, **{k: v for k, v in filters.items() if v is not None})
         _follow_run(server, run)
 
 
@@ -131,12 +131,12 @@ def _follow_run(server: "RemoteServer", run: Any) -> None:
     from bottega.cli.people import INTERRUPTED, STATUSES, People, Undecided, follow
     from bottega.cli.transcript import Transcript
 
-    people = People(server, console(), asks=sys.stdin.isatty())
+    approvals = People(server, console(), asks=sys.stdin.isatty())
     transcript = Transcript(console())
     transcript.note(f"run {run['id']}")
     try:
         events = RunEvents(server, run["id"], transcript.note)
-        follow(events, transcript.show, people)
+        follow(events, transcript.show, approvals)
         run = server.get(f"/v1/runs/{run['id']}")
     except Undecided as undecided:
         transcript.note(f"The run waits. Decide with: {undecided}")
@@ -186,17 +186,17 @@ def batch(
     raise typer.Exit(0 if found["counts"]["completed"] == found["total"] else 1)
 
 
-def _follow_batch(server: "RemoteServer", path: str, found: Any) -> Any:
+def _follow_batch(server: "RemoteServer", path: str, batch: Any) -> Any:
     from rich.progress import Progress
 
     with Progress(console=console(), transient=True) as progress:
-        task = progress.add_task(f"batch {found['id']}", total=found["total"])
-        while found["ended_at"] is None:
+        task = progress.add_task(f"batch {batch['id']}", total=batch["total"])
+        while batch["ended_at"] is None:
             time.sleep(_LOOK_S)
-            found = server.get(path)
-            open_ones = sum(found["counts"][name] for name in ("queued", "running", "waiting"))
-            progress.update(task, completed=found["total"] - open_ones)
-    return found
+            batch = server.get(path)
+            open_ones = sum(batch["counts"][name] for name in ("queued", "running", "waiting"))
+            progress.update(task, completed=batch["total"] - open_ones)
+    return batch
 
 
 def watch(run_id: _RunId) -> None:
@@ -231,9 +231,9 @@ def chat(agent: _Agent, session: _Session = None, user: _User = None) -> None:
     with connected() as server:
         server.agent(agent)
         opened, whose = open_session(server, session, user)
-        people = People(server, console(), asks=sys.stdin.isatty())
+        approvals = People(server, console(), asks=sys.stdin.isatty())
         again = command_of(agent, opened)
-        talk = Chat(server, console(), people, agent, opened, whose, again)
+        talk = Chat(server, console(), approvals, agent, opened, whose, again)
         if session is None:
             console().print(f"Session {opened}. Ctrl-D leaves.", style="dim", highlight=False)
         else:
@@ -247,8 +247,8 @@ def cancel(run_id: _RunId) -> None:
     with connected() as server:
         run = server.post(f"/v1/runs/{run_id}/cancel")
     over = run["status"] in ("completed", "failed", "timeout", "cancelled")
-    said = f"The run is over: {run['status']}." if over else "The run is being cancelled."
-    console().print(said, highlight=False)
+    message = f"The run is over: {run['status']}." if over else "The run is being cancelled."
+    console().print(message, highlight=False)
 
 
 evals = typer.Typer(
@@ -274,16 +274,16 @@ def start_eval(
     if len(bodies) != 1 or not isinstance(bodies[0], dict):
         raise typer.BadParameter(f"{file} is no eval: write name, cases and targets")
     with connected() as server:
-        found = server.create("/v1/evals", bodies[0])
-        name, batch_path = found["name"], f"/v1/batches/{found['batch_id']}"
+        result = server.create("/v1/evals", bodies[0])
+        name, batch_path = result["name"], f"/v1/batches/{result['batch_id']}"
         try:
             _follow_batch(server, batch_path, server.get(batch_path))
-            while (found := server.get(f"/v1/evals/{name}"))["status"] != "done":
+            while (result := server.get(f"/v1/evals/{name}"))["status"] != "done":
                 time.sleep(_LOOK_S)  # checks are not over
         except KeyboardInterrupt:
             console().print(f"The eval goes on. Show it with: bottega evals show {name}")
             raise typer.Exit(INTERRUPTED) from None
-    _show_eval(found, as_json=as_json)
+    _show_eval(result, as_json=as_json)
 
 
 @evals.command("show")
@@ -305,17 +305,17 @@ def list_evals(as_json: AsJson = False) -> None:
         _show_items(server.all("/v1/evals"), "name total created_at ended_at targets", as_json)
 
 
-def _show_eval(found: Any, *, as_json: bool) -> None:
+def _show_eval(result: Any, *, as_json: bool) -> None:
     if as_json:
-        print_json(found)
+        print_json(result)
         return
-    if found["status"] == "running":
-        console().print(f"{found['over']} of {found['total']} runs are over.", highlight=False)
-    for each in found["targets"]:
-        each["target"] = f"{each['agent']}@{each['version']}"
-    _show_items(found["targets"], "target passed judged pass_rate interval cost latency_ms")
-    if found["comparisons"]:
-        _show_items(found["comparisons"], "a b wins losses ties p")
+    if result["status"] == "running":
+        console().print(f"{result['over']} of {result['total']} runs are over.", highlight=False)
+    for target in result["targets"]:
+        target["target"] = f"{target['agent']}@{target['version']}"
+    _show_items(result["targets"], "target passed judged pass_rate interval cost latency_ms")
+    if result["comparisons"]:
+        _show_items(result["comparisons"], "a b wins losses ties p")
 
 
 def _show_items(items: Iterable[Any], columns: str, as_json: bool = False) -> None:
@@ -359,8 +359,8 @@ def list_interrupts(
     run: _Run = None, session: _OfSession = None, all_: _All = False, as_json: AsJson = False
 ) -> None:
     """List waiting calls, the oldest first. In a pipe, tabs separate the columns."""
-    wanted = {"run_id": run and str(run), "session_id": session}
-    _list({**wanted, "status": None if all_ else "pending"}, as_json=as_json)
+    filters = {"run_id": run and str(run), "session_id": session}
+    _list({**filters, "status": None if all_ else "pending"}, as_json=as_json)
 
 
 @interrupts.command("show")
@@ -417,22 +417,22 @@ def resolve_command(
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        value = None
+    if not isinstance(value, dict):
         raise typer.BadParameter("--arguments must be a JSON object")
-    return found
+    return value
 
 
-def _list(wanted: dict[str, Any], *, as_json: bool) -> None:
+def _list(filters: dict[str, Any], *, as_json: bool) -> None:
     with connected() as server:
-        found = list(server.all("/v1/interrupts", **wanted))
+        items = list(server.all("/v1/interrupts", **filters))
     if as_json:
-        print_json(found)
+        print_json(items)
         return
     columns = ("id", "kind", "status", "agent", "tool", "created_at", "about")
-    rows = [[str(each[name] or "") for name in columns[:-1]] + [_about(each)] for each in found]
+    rows = [[str(each[name] or "") for name in columns[:-1]] + [_about(each)] for each in items]
     if not rows and sys.stdout.isatty():
         print("Nothing waits for people.")  # noqa: T201
         return
@@ -440,8 +440,8 @@ def _list(wanted: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _about(interrupt: dict[str, Any]) -> str:
-    said = interrupt["question"] or json.dumps(interrupt["arguments"], ensure_ascii=False)
-    return one_line(said)
+    text = interrupt["question"] or json.dumps(interrupt["arguments"], ensure_ascii=False)
+    return one_line(text)
 
 
 def _show_interrupts(interrupt: dict[str, Any]) -> None:
@@ -615,8 +615,8 @@ def _is_own(item: Mapping[str, Any]) -> bool:
 
 def _as_defined(item: Mapping[str, Any], model: Any) -> Any:
     """Convert a listed definition to a request body without default values."""
-    known = {key: item[key] for key in model.model_fields if key in item}
-    body = model.model_validate_json(json.dumps(known))
+    fields = {key: item[key] for key in model.model_fields if key in item}
+    body = model.model_validate_json(json.dumps(fields))
     whole = body.model_dump(mode="json", by_alias=True)
     short = _tagged(body.model_dump(mode="json", by_alias=True, exclude_defaults=True), whole)
     return {"name": short.pop("name"), **short}

@@ -113,19 +113,19 @@ def _one(server: RemoteServer, scenario: Scenario, number: int, topic: str) -> _
     if run["status"] != "completed":
         raise DemoError(f"run {run['id']} {run['status']}: {run['error']}")
     started = server.get(f"{where}/events", types="agent.started", limit=100)["items"]
-    asked = [event["agent"] for event in started if event["task_id"] is not None]
+    agents = [event["agent"] for event in started if event["task_id"] is not None]
     recalled = server.get(f"{where}/events", types="context.recalled", limit=100)["items"]
     arms = [event["data"]["arm"] for event in recalled if "arm" in event["data"]]
     judged = _until(server, where, lambda found: found["outcome"]["source"] is not None)
     good = judged["outcome"]["value"] == "SUCCESS"
     mark = "[green]✓[/]" if good else "[red]✗[/]"
     why = f"  [dim]{_SAID[arms[0]]}[/]" if arms else ""
-    _console.print(f"{number:>3} {mark} {' → '.join(asked)}{why}", highlight=False)
+    _console.print(f"{number:>3} {mark} {' → '.join(agents)}{why}", highlight=False)
     return _Done(run["id"], good, arms[0] if arms else None)
 
 
-def _night(server: RemoteServer, done: Sequence[_Done]) -> None:
-    for each in done:
+def _night(server: RemoteServer, runs_done: Sequence[_Done]) -> None:
+    for each in runs_done:
         _until(server, f"/v1/runs/{each.run_id}/learning", _is_over)
     job = server.create("/v1/memory/maintenance", {})
     report = _until(server, f"/v1/memory/reports/{job['id']}", _is_over)
@@ -137,18 +137,18 @@ def _night(server: RemoteServer, done: Sequence[_Done]) -> None:
 
 
 def _render(pattern: Mapping[str, Any]) -> str:
-    known = pattern["evidence"]
+    evidence = pattern["evidence"]
     line = f"[bold]{pattern['lifecycle']['state']}[/] {pattern['category']}: {pattern['name']}"
-    if known["applications"]:
-        line += f" ({known['success_rate']:.0%} of {known['applications']}"
-        line += f", confidence {known['confidence']:.2f})"
+    if evidence["applications"]:
+        line += f" ({evidence['success_rate']:.0%} of {evidence['applications']}"
+        line += f", confidence {evidence['confidence']:.2f})"
     if decision := pattern["lifecycle"]["decision"]:
         line += f"\n        last look: {decision}"
     return line
 
 
-def _is_over(found: Mapping[str, Any]) -> bool:
-    return found["status"] in ("done", "failed")
+def _is_over(run: Mapping[str, Any]) -> bool:
+    return run["status"] in ("done", "failed")
 
 
 def _until(
@@ -163,10 +163,10 @@ def _until(
     raise DemoError(f"{path} did not finish within {_RUN_PATIENCE_S:g} s")
 
 
-def _sum_up(server: RemoteServer, done: Sequence[_Done]) -> int:
-    with_it = [each.good for each in done if each.arm in ("trial", "used")]
-    without = [each.good for each in done if each.arm not in ("trial", "used")]
-    used = sum(each.arm == "used" for each in done[NIGHTS[-1] :])
+def _sum_up(server: RemoteServer, runs_done: Sequence[_Done]) -> int:
+    with_it = [each.good for each in runs_done if each.arm in ("trial", "used")]
+    without = [each.good for each in runs_done if each.arm not in ("trial", "used")]
+    used = sum(each.arm == "used" for each in runs_done[NIGHTS[-1] :])
     patterns = server.get("/v1/patterns", state="VALIDATED")["items"]
     lines = [f"Successes without a pattern: {_share(without)}; with one: {_share(with_it)}."]
     lines += [_render(each) for each in patterns]
@@ -262,8 +262,8 @@ def talk(server: RemoteServer, scenario: Scenario, session: str) -> int:
     """Define the support desk; begin or continue a chat; return the exit status."""
     _define(server, scenario)
     _, user = open_session(server, session, USER)
-    people = People(server, _errors, asks=True, tools={"refund": _refund})
-    chat = Chat(server, _errors, people, scenario.coordinator, session, user, _AGAIN)
+    approvals = People(server, _errors, asks=True, tools={"refund": _refund})
+    chat = Chat(server, _errors, approvals, scenario.coordinator, session, user, _AGAIN)
     if server.get("/v1/runs", session_id=session, limit=1)["items"]:
         chat.show_history()
         return chat.talk()
@@ -303,17 +303,17 @@ def _define(server: RemoteServer, scenario: Scenario) -> None:
 
 def _session(settings: Settings, *, resume: bool) -> str:
     folder = data_folder(settings.data_dir)
-    place = folder / "demo-support-session"
+    path = folder / "demo-support-session"
     if resume:
         with contextlib.suppress(OSError, ValueError):
-            if session := place.read_text().strip():
+            if session := path.read_text().strip():
                 return session
         begin = "bottega demo --scenario support"
         raise NotFoundError(f"there is no chat to resume: begin one with `{begin}`")
     session = f"demo-{uuid4().hex[:12]}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write(place, session)
+        _write(path, session)
     except OSError as error:
         raise UnavailableError(
             f"cannot write to {folder} ({error.strerror}): set BOTTEGA_DATA_DIR to a folder this "
@@ -322,11 +322,11 @@ def _session(settings: Settings, *, resume: bool) -> str:
     return session
 
 
-def _write(place: Path, text: str) -> None:
+def _write(path: Path, text: str) -> None:
     """Replace a file atomically: after a crash, the file has either the old or the new text."""
-    beside = place.with_suffix(".new")
-    beside.write_text(text)
-    beside.replace(place)
+    draft = path.with_suffix(".new")
+    draft.write_text(text)
+    draft.replace(path)
 
 
 @contextmanager

@@ -84,7 +84,7 @@ def explain(error: BaseException) -> tuple[str, str | None]:
 
     from bottega.db.failures import is_outage
 
-    said = one_line(str(error).splitlines()[0] if str(error) else type(error).__name__)
+    text = one_line(str(error).splitlines()[0] if str(error) else type(error).__name__)
     match error:
         case BottegaError():
             return error.detail, None
@@ -98,27 +98,27 @@ def explain(error: BaseException) -> tuple[str, str | None]:
         case asyncpg.RaiseError():  # an error that our SQL raised, whose text contains the hint
             return one_line(error.args[0], 500), None
         case asyncpg.InsufficientPrivilegeError():
-            return said, "use the login that owns the database; `bottega doctor` shows its rights"
+            return text, "use the login that owns the database; `bottega doctor` shows its rights"
         case asyncpg.ReadOnlySQLTransactionError():
-            return said, "the database is read-only: allow writes first"
+            return text, "the database is read-only: allow writes first"
         case asyncpg.PostgresError() | asyncpg.InterfaceError():
             passes = is_outage(error)
-            return f"the database failed: {said}", (
+            return f"the database failed: {text}", (
                 "try again; if the error stays, run `bottega doctor`"
                 if passes
                 else "run `bottega migrate`, then `bottega doctor`; if `bottega migrate` fails "
                 "itself, it has changed nothing: report its error"
             )
         case OSError():
-            place = "" if error.filename is None else f": {error.filename}"
-            return f"{error.strerror or said}{place}", (
+            file_name = "" if error.filename is None else f": {error.filename}"
+            return f"{error.strerror or text}{file_name}", (
                 "check the network and try again; `bottega doctor` shows what can be reached"
                 if error.filename is None
                 else "check this path and the rights of this user there"
             )
         case _:
             return (
-                f"an internal error ({type(error).__name__}: {said})",
+                f"an internal error ({type(error).__name__}: {text})",
                 "run `bottega --debug COMMAND` for its traceback, and report it",
             )
 
@@ -284,11 +284,11 @@ async def _roles(session: "asyncpg.Connection", login: str) -> Check:
 async def _of_session(
     settings: "Settings", session: "asyncpg.Connection", clock: Clock = utcnow
 ) -> AsyncIterator[Check]:
-    asked = clock()
+    asked_at = clock()
     row = await session.fetchrow(_SESSION)
     yield Check("search_path", row["search_path"] == "public", row["search_path"])
     yield Check("isolation", row["isolation"] == "read committed", row["isolation"])
-    apart_s = (row["now"] - asked).total_seconds()
+    apart_s = (row["now"] - asked_at).total_seconds()
     hint = "let both machines follow a time server (NTP)"
     differs = abs(apart_s) > _CLOCKS_DIFFER_S
     detail = f"the database's clock is {apart_s:+.1f} s from this machine's"

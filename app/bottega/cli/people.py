@@ -82,13 +82,13 @@ class People:
         if not self.asks or interrupt["kind"] == "client_tool":
             raise Undecided(interrupt)
         is_question = interrupt["kind"] == "question"
-        said = None
+        answer = None
         try:
-            while said is None:
-                said = self._answer(interrupt) if is_question else self._approval(interrupt)
+            while answer is None:
+                answer = self._answer(interrupt) if is_question else self._approval(interrupt)
         except (EOFError, KeyboardInterrupt):
             raise Undecided(interrupt) from None
-        return said
+        return answer
 
     def _answer(self, interrupt: Mapping[str, Any]) -> dict[str, Any] | None:
         """Ask for an answer; ``None``: the answer is empty."""
@@ -106,9 +106,9 @@ class People:
             case "e" | "edit":
                 with contextlib.suppress(ValueError):
                     text = _written(interrupt["arguments"])
-                    found = json.loads(self.read("Arguments, as JSON: ", text))
-                    if isinstance(found, dict):
-                        return {"decision": "approve", "arguments": found, **about}
+                    value = json.loads(self.read("Arguments, as JSON: ", text))
+                    if isinstance(value, dict):
+                        return {"decision": "approve", "arguments": value, **about}
                 self._say("This is not a JSON object.")
         return None
 
@@ -142,9 +142,9 @@ def resolve(server: RemoteServer, interrupt_id: str, decision: Mapping[str, Any]
 
 def value_for(schema: Mapping[str, Any] | None, text: str) -> Any:
     """Return a person's answer as text, or parsed as JSON if the schema allows no text."""
-    wanted = schema or {}
-    choices = wanted.get("enum", ())
-    kinds = wanted.get("type", None if choices else "string")
+    object_schema = schema or {}
+    choices = object_schema.get("enum", ())
+    kinds = object_schema.get("type", None if choices else "string")
     is_text = "string" in (kinds if isinstance(kinds, list) else [kinds]) or text in choices
     return text if is_text else json_or_text(text)
 
@@ -245,7 +245,7 @@ INTERRUPTED = 130
 
 
 def follow(
-    events: RunEvents, show: Callable[[Event], None], people: People, *, ours: bool = True
+    events: RunEvents, show: Callable[[Event], None], approvals: People, *, ours: bool = True
 ) -> None:
     """Show the run's events until the run is over.
 
@@ -259,4 +259,4 @@ def follow(
     for event in events:
         show(event)
         if event["type"] == "interrupt.created":
-            people.decide(event["data"]["interrupt_id"], ours=ours)
+            approvals.decide(event["data"]["interrupt_id"], ours=ours)

@@ -103,8 +103,8 @@ class Plan:
     @classmethod
     def read(cls, text: str) -> "Plan":
         """Parse a plan from an argument of the command line."""
-        found = json.loads(text)
-        return cls(**{**found, "children": [Child(**each) for each in found["children"]]})
+        value = json.loads(text)
+        return cls(**{**value, "children": [Child(**each) for each in value["children"]]})
 
 
 class _Process:
@@ -184,8 +184,8 @@ class Supervisor:
             if each is signals:
                 for number in signals.recv(4096):
                     self._obey(number)
-            elif heard := each.recv(2):
-                links[each].said += len(heard)
+            elif data := each.recv(2):
+                links[each].said += len(data)
             else:  # the child ends; SIGCHLD follows
                 links[each].is_heard = False
         if not self._announced and all(_works(slot) for slot in self._slots):

@@ -35,8 +35,8 @@ class Scenario:
     @property
     def run(self) -> dict[str, Any]:
         """Body of the request that starts the run."""
-        named = {"agent": self.coordinator, "graph": self.graph_name, "user": USER}
-        return {**named, "input": self.task}
+        fields = {"agent": self.coordinator, "graph": self.graph_name, "user": USER}
+        return {**fields, "input": self.task}
 
 
 def is_ours(agent: dict[str, Any]) -> bool:

@@ -160,9 +160,9 @@ def store_bootstrap_key(settings: "Settings", url: str) -> None:
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 
-def print_json(found: object) -> None:
+def print_json(value: object) -> None:
     """Print a value as JSON, for scripts."""
-    print(to_json(found).decode())  # noqa: T201
+    print(to_json(value).decode())  # noqa: T201
 
 
 def print_rows(

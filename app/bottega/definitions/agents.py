@@ -102,21 +102,21 @@ async def refuse_circle(
     if not children:
         return {}
     await hold_sub_agents(connection, tenant_id)
-    found = await reachable(connection, tenant_id, children)
-    edges = {agent: reached.children for agent, reached in found.items()} | {name: tuple(children)}
+    below = await reachable(connection, tenant_id, children)
+    edges = {agent: reached.children for agent, reached in below.items()} | {name: tuple(children)}
     if path := circle(edges, name):
         raise CycleError(path, what="sub-agent")
-    return found
+    return below
 
 
-def refuse_stateful(name: str, children: Sequence[str], found: Mapping[str, Reached]) -> None:
+def refuse_stateful(name: str, children: Sequence[str], below: Mapping[str, Reached]) -> None:
     """Check that an agent in mode ``async`` has no sub-agent whose calls share a conversation.
 
     Raises:
         InvalidInputError: a sub-agent shares a conversation (``stateful_subagent``).
     """
     for index, child in enumerate(children):
-        if child in found and found[child].stateful:
+        if child in below and below[child].stateful:
             raise InvalidInputError(
                 f"'{child}' has \"stateless\": false, but each task of '{name}' has its own "
                 f"conversation: set \"stateless\": true in '{child}', or mode 'sync' in '{name}'",

@@ -134,10 +134,10 @@ def excess_subgraph(size: GraphSize, inner: Mapping[GraphRef, GraphSize]) -> int
         return nodes + sum(count(each, level + 1) for each in below)
 
     total = size.nodes
-    for place, ref in enumerate(size.subgraphs):
+    for index, ref in enumerate(size.subgraphs):
         total += count(ref, 2)
         if total > MOST_NODES_IN_ALL:
-            return place
+            return index
     return None
 
 
@@ -171,16 +171,16 @@ def _refuse_nesting(
             raise _wrong("a graph cannot contain itself", at)
         if inner in above:
             raise ContainedError((*above[above.index(inner) :], inner), what="node")
-        if (found := graphs.get((inner, version))) is None:
+        if (graph := graphs.get((inner, version))) is None:
             if version is not None and (inner, None) in graphs:
                 raise _wrong(f"the graph '{inner}' has no version {version}", at[:-5] + "version")
             raise _wrong(f"there is no graph '{inner}'", at)
         if len(above) >= DEEPEST:
             raise _wrong(f"graphs may be nested at most {DEEPEST} levels deep", at)
-        if len(GraphRules.of(found).answering) > 1:
+        if len(GraphRules.of(graph).answering) > 1:
             raise _wrong(f"'{inner}' has several sinks: name one of them in its 'output'", at)
         try:
-            _refuse_nesting(inner, found, graphs, above)
+            _refuse_nesting(inner, graph, graphs, above)
         except InvalidInputError as error:
             error.pointer = at
             raise
@@ -248,57 +248,57 @@ def normalised(
         twice = next((item for item, times in Counter(listed).items() if times > 1), None)
         if twice is not None:
             raise ConflictError(f"the graph lists the {what} {twice} twice", code="exists")
-    known = set(names)
+    node_names = set(names)
     if names and not adds_nodes and not is_plain({**content, "nodes": nodes, "edges": edges}):
-        _refuse_unlisted(edges, known)
+        _refuse_unlisted(edges, node_names)
     ends = dict.fromkeys(end for pair in pairs for end in pair)
-    nodes += [{"agent": name, "ttl_s": None} for name in ends if name not in known]
+    nodes += [{"agent": name, "ttl_s": None} for name in ends if name not in node_names]
     if len(nodes) > MOST_NODES:
         raise InvalidInputError(
             f"the graph has {len(nodes)} nodes, including nodes that only edges name; "
             f"the maximum is {MOST_NODES}: remove some nodes",
             pointer="/edges",
         )
-    stored = {"nodes": nodes, "edges": edges, "ttl_s": content["ttl_s"]}
+    content_stored = {"nodes": nodes, "edges": edges, "ttl_s": content["ttl_s"]}
     if content.get("output") is not None:
-        stored["output"] = content["output"]
+        content_stored["output"] = content["output"]
     if content.get("success_check"):
-        stored["success_check"] = content["success_check"]
+        content_stored["success_check"] = content["success_check"]
     if _has_cycle(pairs):
-        to_graph(stored)  # raises the error that names the nodes of the cycle
-    if not is_plain(stored):
-        _Checks(GraphRules.of(stored), nodes, schemas, graphs).refuse_wrong(edges)
-    return stored
+        to_graph(content_stored)  # raises the error that names the nodes of the cycle
+    if not is_plain(content_stored):
+        _Checks(GraphRules.of(content_stored), nodes, schemas, graphs).refuse_wrong(edges)
+    return content_stored
 
 
-def _refuse_unlisted(edges: Sequence[Mapping[str, Any]], known: Collection[str]) -> None:
+def _refuse_unlisted(edges: Sequence[Mapping[str, Any]], node_names: Collection[str]) -> None:
     for index, edge in enumerate(edges):
         for end in ("source", "target"):
-            if edge[end] not in known:
+            if edge[end] not in node_names:
                 raise _wrong(f"'{edge[end]}' is none of the graph's nodes", f"/edges/{index}/{end}")
 
 
-def _stored_node(node: Mapping[str, Any], place: str) -> dict[str, Any]:
-    kept = _without_defaults(node, _NODE)
-    kind = kept.get("type", "agent")
+def _stored_node(node: Mapping[str, Any], path: str) -> dict[str, Any]:
+    node_stored = _without_defaults(node, _NODE)
+    kind = node_stored.get("type", "agent")
     for needed in _NEEDED[kind]:
-        if kept.get(needed) is None:
-            raise _wrong(f"a node of type '{kind}' needs '{needed}'", f"{place}/{needed}")
-    for field in kept:
-        if field in _OF_TYPES and kind not in _OF_TYPES[field] and kept[field] is not None:
-            raise _wrong(f"'{field}' has no effect on a node of type '{kind}'", f"{place}/{field}")
-    if kept.get("name") == kept["agent"]:
-        kept.pop("name", None)
-    if (name := name_of_node(kept)) in RESERVED:
-        at = "name" if "name" in kept else "agent"
-        raise _wrong(f"'{name}' is reserved: give the node another 'name'", f"{place}/{at}")
-    return kept
+        if node_stored.get(needed) is None:
+            raise _wrong(f"a node of type '{kind}' needs '{needed}'", f"{path}/{needed}")
+    for field in node_stored:
+        if field in _OF_TYPES and kind not in _OF_TYPES[field] and node_stored[field] is not None:
+            raise _wrong(f"'{field}' has no effect on a node of type '{kind}'", f"{path}/{field}")
+    if node_stored.get("name") == node_stored["agent"]:
+        node_stored.pop("name", None)
+    if (name := name_of_node(node_stored)) in RESERVED:
+        at = "name" if "name" in node_stored else "agent"
+        raise _wrong(f"'{name}' is reserved: give the node another 'name'", f"{path}/{at}")
+    return node_stored
 
 
-def _without_defaults(given: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, Any]:
+def _without_defaults(fields: Mapping[str, Any], shape: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value
-        for name, value in given.items()
+        for name, value in fields.items()
         if name in _ALWAYS or (value is not None and value != shape.get(name))
     }
 
@@ -325,10 +325,10 @@ class _Checks:
         self.rules = rules
         self.nodes = nodes
         self.outputs: dict[str, Mapping[str, Any] | None] = {}
-        self.turns: dict[str, Mapping[str, Any] | None] = {}
+        self.last_turns: dict[str, Mapping[str, Any] | None] = {}
         for node, rule in zip(nodes, rules.nodes.values(), strict=True):
             schema = _answer_schema(node, rules, schemas, graphs)
-            self.turns[rule.name] = schema
+            self.last_turns[rule.name] = schema
             self.outputs[rule.name] = _of_elements(node, schema)
 
     def refuse_wrong(self, edges: Sequence[Mapping[str, Any]]) -> None:
@@ -350,50 +350,50 @@ class _Checks:
             if (loop := node.get("loop")) is not None:
                 at = f"/nodes/{index}/loop/until"
                 ConditionCheck(_TURN, _TURN_RULE).condition(loop["until"], at)
-                self._compared(loop["until"], rule.name, at, self.turns)
+                self._compared(loop["until"], rule.name, at, self.last_turns)
             has_item = "for_each" in node
             for argument, value in node.get("arguments", {}).items():
                 if is_reference(value) and not (has_item and value["from"] == "item"):
                     self._reference(rule.name, value, f"/nodes/{index}/arguments/{argument}")
         self._refuse_unreachable()
 
-    def _edge(self, edge: Mapping[str, Any], place: str) -> None:
-        chosen = next((each for each in ("when", "else") if each in edge), None)
-        if chosen is None:
+    def _edge(self, edge: Mapping[str, Any], pointer: str) -> None:
+        branch = next((each for each in ("when", "else") if each in edge), None)
+        if branch is None:
             return
         source = edge["source"]
         siblings = [each for each in self.rules.outgoing[source] if each.target != edge["target"]]
         if self.rules.nodes[source].is_router:
             raise _wrong(
                 "the edges of a router may have no conditions, because the router's answer decides",
-                f"{place}/{chosen}",
+                f"{pointer}/{branch}",
             )
-        if chosen == "when" and "else" in edge:
-            raise _wrong("an edge has 'when' or 'else', not both", f"{place}/when")
-        if chosen == "else" and not siblings:
-            raise _wrong(f"'else' needs a second edge that leaves {source}", f"{place}/else")
-        if chosen == "else" and any(each.is_else for each in siblings):
-            raise _wrong(f"two edges that leave {source} have 'else'", f"{place}/else")
-        if chosen == "else" and any(each.when is None for each in siblings):
+        if branch == "when" and "else" in edge:
+            raise _wrong("an edge has 'when' or 'else', not both", f"{pointer}/when")
+        if branch == "else" and not siblings:
+            raise _wrong(f"'else' needs a second edge that leaves {source}", f"{pointer}/else")
+        if branch == "else" and any(each.is_else for each in siblings):
+            raise _wrong(f"two edges that leave {source} have 'else'", f"{pointer}/else")
+        if branch == "else" and any(each.when is None for each in siblings):
             text = f"this edge is never taken: an edge of {source} without 'when' is always taken"
-            raise _wrong(text, f"{place}/else")
+            raise _wrong(text, f"{pointer}/else")
 
     def _compared(
-        self, condition: Any, source: str, place: str, outputs: Schemas | None = None
+        self, condition: Any, source: str, at: str, outputs: Schemas | None = None
     ) -> None:
         for group in ("all", "any"):
-            for index, each in enumerate(condition.get(group, ())):
-                self._compared(each, source, f"{place}/{group}/{index}", outputs)
+            for index, member in enumerate(condition.get(group, ())):
+                self._compared(member, source, f"{at}/{group}/{index}", outputs)
         if "not" in condition:
-            self._compared(condition["not"], source, f"{place}/not", outputs)
+            self._compared(condition["not"], source, f"{at}/not", outputs)
         if "feature" not in condition:
             return
         first, *path = condition["feature"].split(".")
         kind, allowed = "text", ["completed", "failed"] if first == "status" else None
         if first == "output_json":
-            schema = self._schema_at(source, path, f"{place}/feature", outputs)
-            named = schema.get("type")
-            kind = _KINDS.get(named, "") if isinstance(named, str) else ""
+            schema = self._schema_at(source, path, f"{at}/feature", outputs)
+            type_name = schema.get("type")
+            kind = _KINDS.get(type_name, "") if isinstance(type_name, str) else ""
             values = schema.get("enum")
             allowed = values if isinstance(values, list) else None
         elif first == "metadata":
@@ -403,14 +403,14 @@ class _Checks:
             return
         if op in ("lt", "le", "gt", "ge") and kind != "number":
             raise _wrong(
-                f"'{op}' compares numbers, but the feature '{first}' is not a number", f"{place}/op"
+                f"'{op}' compares numbers, but the feature '{first}' is not a number", f"{at}/op"
             )
-        for each in value if op in ("in", "not_in") else [value]:
-            if kind != "list" and kind_of(each) != kind:
-                raise _wrong(f"the value must have the feature's type, {kind}", f"{place}/value")
-            if allowed is not None and op in _WHOLE and each not in allowed:
-                known = ", ".join(map(str, allowed[:20]))
-                raise _wrong(f"the feature can only have the values {known}", f"{place}/value")
+        for member in value if op in ("in", "not_in") else [value]:
+            if kind != "list" and kind_of(member) != kind:
+                raise _wrong(f"the value must have the feature's type, {kind}", f"{at}/value")
+            if allowed is not None and op in _WHOLE and member not in allowed:
+                names = ", ".join(map(str, allowed[:20]))
+                raise _wrong(f"the feature can only have the values {names}", f"{at}/value")
 
     def _schema_at(
         self, node: str, path: Sequence[str], pointer: str, outputs: Schemas | None = None
@@ -422,13 +422,13 @@ class _Checks:
         for step in path:
             if not isinstance(schema, Mapping):
                 return {}
-            kind, known = schema.get("type"), schema.get("properties")
+            kind, properties = schema.get("type"), schema.get("properties")
             if kind == "array" and step.isdecimal():
                 schema = schema.get("items", {})
-            elif isinstance(known, Mapping) and step in known:
-                schema = known[step]
+            elif isinstance(properties, Mapping) and step in properties:
+                schema = properties[step]
             elif (kind in _KINDS and kind != "object") or (
-                isinstance(known, Mapping)
+                isinstance(properties, Mapping)
                 and not (schema.get("additionalProperties") or "patternProperties" in schema)
             ):
                 raise _wrong(f"the schema of '{node}' has no '{step}' at this pointer", pointer)
@@ -436,25 +436,25 @@ class _Checks:
                 return {}
         return schema if isinstance(schema, Mapping) else {}
 
-    def _elements(self, rule: NodeRule, each: Mapping[str, Any] | None, place: str) -> None:
-        if each is None:
+    def _elements(self, rule: NodeRule, for_each: Mapping[str, Any] | None, pointer: str) -> None:
+        if for_each is None:
             return
         if rule.is_router:
-            raise _wrong("a router takes only one edge, so it cannot have 'for_each'", place)
-        kind = self._reference(rule.name, each, place).get("type", "array")
+            raise _wrong("a router takes only one edge, so it cannot have 'for_each'", pointer)
+        kind = self._reference(rule.name, for_each, pointer).get("type", "array")
         if kind != "array" and "array" not in kind:
             raise _wrong(
                 f"this pointer leads to a value of the type {kind}, not to a list",
-                f"{place}/pointer",
+                f"{pointer}/pointer",
             )
 
-    def _reference(self, name: str, value: Mapping[str, Any], place: str) -> Mapping[str, Any]:
+    def _reference(self, name: str, value: Mapping[str, Any], pointer: str) -> Mapping[str, Any]:
         if (source := value["from"]) == "run":
             return {}
         below = source in self.rules.nodes and self.rules.below(source)
         if not below or all(edge.target != name for edge in below):
-            raise _wrong(f"no path leads from the node '{source}' to '{name}'", f"{place}/from")
-        return self._schema_at(source, steps_of(value.get("pointer", "")), f"{place}/pointer")
+            raise _wrong(f"no path leads from the node '{source}' to '{name}'", f"{pointer}/from")
+        return self._schema_at(source, steps_of(value.get("pointer", "")), f"{pointer}/pointer")
 
     def _refuse_unreachable(self) -> None:
         """Raise an error if a node can never run, whatever the nodes before it choose."""
@@ -468,15 +468,15 @@ class _Checks:
                 needed[name] = {}
                 continue
             if self.rules.nodes[name].needs_all:
-                found: dict[str, frozenset[str]] | None = {}
+                common: dict[str, frozenset[str]] | None = {}
                 for way in ways:
-                    found = None if found is None or way is None else _both(found, way)
+                    common = None if common is None or way is None else _both(common, way)
             else:
-                found = _any_of([way for way in ways if way is not None])
-            if found is None:
+                common = _any_of([way for way in ways if way is not None])
+            if common is None:
                 text = f"'{name}' can never run: its edges exclude each other"
                 raise _wrong(text, f"/nodes/{numbers[name]}")
-            needed[name] = found
+            needed[name] = common
 
     def _choice(self, edge: EdgeRule) -> dict[str, frozenset[str]]:
         """Return {source: choice that leads to the edge}: a route, ``when`` or ``else``."""
@@ -496,8 +496,8 @@ def _answer_schema(
     if rule.is_router:
         return route_schema([edge.target for edge in rules.outgoing[rule.name]])
     if rule.type == "human":
-        asked: Mapping[str, Any] = node["schema"]
-        return asked
+        schema: Mapping[str, Any] = node["schema"]
+        return schema
     if rule.type == "tool":
         return node["tool"].get("output_schema") or {}
     if rule.type == "agent":
@@ -551,10 +551,10 @@ _Needed = Mapping[str, frozenset[str]]
 
 def _both(one: _Needed, other: _Needed) -> dict[str, frozenset[str]] | None:
     """Return the choices that satisfy both ``one`` and ``other``; ``None``: no choices do."""
-    found = {**one, **other}
-    for each in one.keys() & other.keys():
-        found[each] = one[each] & other[each]
-    return found if all(found.values()) else None
+    merged = {**one, **other}
+    for name in one.keys() & other.keys():
+        merged[name] = one[name] & other[name]
+    return merged if all(merged.values()) else None
 
 
 def _any_of(ways: Sequence[_Needed]) -> dict[str, frozenset[str]] | None:
@@ -591,12 +591,12 @@ def without_edge(content: dict[str, Any], source: str, target: str) -> dict[str,
     Raises:
         NotFoundError: the graph has no such edge.
     """
-    kept = [
+    edges_kept = [
         edge for edge in content["edges"] if (edge["source"], edge["target"]) != (source, target)
     ]
-    if len(kept) == len(content["edges"]):
+    if len(edges_kept) == len(content["edges"]):
         raise NotFoundError(f"the graph has no edge {source} -> {target}")
-    return {**content, "edges": kept}
+    return {**content, "edges": edges_kept}
 
 
 _DRAW = {

@@ -81,8 +81,8 @@ def pinned_graph(
         name, version = ref
         return definitions[Pin(tenant_id, "graph", name, version or below[name][0])]
 
-    found = definitions.get(Pin(tenant_id, "graph", graph["name"], graph["version"]))
-    return None if found is None else expanded(found, definition_of)
+    definition = definitions.get(Pin(tenant_id, "graph", graph["name"], graph["version"]))
+    return None if definition is None else expanded(definition, definition_of)
 
 
 class PinnedDefinitions:
@@ -95,15 +95,15 @@ class PinnedDefinitions:
             characters: maximum number of characters of the cached definitions as JSON.
         """
         self._pool = pool
-        self._kept: LRUCache[Pin, tuple[dict[str, Any], int]] = LRUCache(
-            characters, getsizeof=lambda kept: kept[1]
+        self._cache: LRUCache[Pin, tuple[dict[str, Any], int]] = LRUCache(
+            characters, getsizeof=lambda entry: entry[1]
         )
 
     async def get(self, pins: Set[Pin]) -> Mapping[Pin, dict[str, Any]]:
         """Return the existing definitions of pins; read all uncached definitions in one query."""
         found = {}
-        for pin in pins & self._kept.keys():
-            found[pin] = self._kept[pin][0]
+        for pin in pins & self._cache.keys():
+            found[pin] = self._cache[pin][0]
         if found:
             metrics.cache_hits.labels("definitions").inc(len(found))
         if missing := list(pins - found.keys()):
@@ -113,5 +113,5 @@ class PinnedDefinitions:
                     pin = missing[row["number"] - 1]
                     found[pin] = from_json(text)
                     with suppress(ValueError):  # the definition is too long for the cache
-                        self._kept[pin] = found[pin], len(text)
+                        self._cache[pin] = found[pin], len(text)
         return found

@@ -503,10 +503,10 @@ async def _refuse_excess(
         )
 
 
-def missing(wanted: Sequence[str], found: Sequence[str]) -> list[str]:
-    """Return the names of ``wanted`` that are not in ``found``, without duplicates."""
-    there = set(found)
-    return [name for name in dict.fromkeys(wanted) if name not in there]
+def missing(names: Sequence[str], found_names: Sequence[str]) -> list[str]:
+    """Return the names of ``names`` that are not in ``found_names``, without duplicates."""
+    there = set(found_names)
+    return [name for name in dict.fromkeys(names) if name not in there]
 
 
 async def forget_source(connection: AsyncConnection, tenant_id: UUID, kind: str, name: str) -> None:

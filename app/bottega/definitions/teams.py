@@ -89,12 +89,12 @@ async def build_team(
     if graph is not None:
         factory.with_memory_graph(graph)
     members: list[Member] = []
-    made: dict[str, BaseAgent] = {}  # parents with the same sub-agent share its conversation
+    agents: dict[str, BaseAgent] = {}  # parents with the same sub-agent share its conversation
 
     async def subagent(name: str) -> BaseAgent:
-        if name not in made:
-            made[name] = await create(name)
-        return made[name]
+        if name not in agents:
+            agents[name] = await create(name)
+        return agents[name]
 
     async def create(name: str) -> BaseAgent:
         subagents = definitions[name]["subagents"]

@@ -60,7 +60,7 @@ class StoredInput:
 async def stored_input(
     files: FileStore,
     tenant_id: UUID,
-    asked: RunInput,
+    run_input: RunInput,
     owner: Owner,
     pointer: str = "/input",
 ) -> AsyncIterator[StoredInput]:
@@ -78,12 +78,12 @@ async def stored_input(
             ``bad_data``; the error's ``pointer`` locates the wrong part of the input.
         LimitedError: ``file_quota``.
     """
-    if not any(parts_of(asked)):
-        yield StoredInput(asked)
+    if not any(parts_of(run_input)):
+        yield StoredInput(run_input)
         return
-    stored = StoredInput(asked)
+    stored = StoredInput(run_input)
     try:
-        stored.input = await _Storing(files, tenant_id, owner, pointer, stored.made).all(asked)
+        stored.input = await _Storing(files, tenant_id, owner, pointer, stored.made).all(run_input)
         yield stored
     except BottegaError:
         await files.discard(tenant_id, stored.made)
@@ -92,11 +92,11 @@ async def stored_input(
         await files.discard(tenant_id, stored.made)
 
 
-def parts_of(asked: RunInput) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def parts_of(run_input: RunInput) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the parts of an input that are not text, with their JSON Pointers."""
-    if isinstance(asked, str):
+    if isinstance(run_input, str):
         return
-    for index, message in enumerate(asked):
+    for index, message in enumerate(run_input):
         if isinstance(message["content"], str):
             continue
         for number, part in enumerate(message["content"]):
@@ -104,8 +104,8 @@ def parts_of(asked: RunInput) -> Iterator[tuple[str, Mapping[str, Any]]]:
                 yield f"/{index}/content/{number}", part
 
 
-def files_of(asked: RunInput) -> list[UUID]:
-    return [UUID(str(part["file"])) for _, part in parts_of(asked) if part.get("file")]
+def files_of(run_input: RunInput) -> list[UUID]:
+    return [UUID(str(part["file"])) for _, part in parts_of(run_input) if part.get("file")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +116,13 @@ class _Storing:
     pointer: str
     made: set[UUID]
 
-    async def all(self, asked: RunInput) -> list[dict[str, Any]]:
-        assert not isinstance(asked, str)
-        known = await self._known(asked)
+    async def all(self, content: RunInput) -> list[dict[str, Any]]:
+        assert not isinstance(content, str)
+        rows = await self._known(content)
         data = {
-            at: await self._decoded(at, part) for at, part in parts_of(asked) if part.get("data")
+            at: await self._decoded(at, part) for at, part in parts_of(content) if part.get("data")
         }
-        size = sum(row["size"] for row in known.values()) + sum(map(len, data.values()))
+        size = sum(row["size"] for row in rows.values()) + sum(map(len, data.values()))
         if size > LARGEST_IN_PROMPT:
             raise InvalidInputError(
                 f"the files have {size} bytes in total, but a prompt may have only "
@@ -130,22 +130,22 @@ class _Storing:
                 code="file_too_large",
                 pointer=self.pointer,
             )
-        for at, part in parts_of(asked):
+        for at, part in parts_of(content):
             if at in data:
                 origin = FileOrigin(
                     session_id=self.owner.session_id,
                     name=part["name"],
                     media_type=part["media_type"],
                 )
-                known[at] = row = await self.files.add(self.tenant_id, data.pop(at), origin)
+                rows[at] = row = await self.files.add(self.tenant_id, data.pop(at), origin)
                 self.made.add(row["id"])
         return [
-            {**message, "content": self._content(index, message["content"], known)}
-            for index, message in enumerate(asked)
+            {**message, "content": self._content(index, message["content"], rows)}
+            for index, message in enumerate(content)
         ]
 
-    async def _known(self, asked: RunInput) -> dict[str, Mapping[str, Any]]:
-        named = {at: UUID(str(part["file"])) for at, part in parts_of(asked) if part.get("file")}
+    async def _known(self, content: RunInput) -> dict[str, Mapping[str, Any]]:
+        named = {at: UUID(str(part["file"])) for at, part in parts_of(content) if part.get("file")}
         if not named:
             return {}
         rows = await self.files.use(self.tenant_id, list(named.values()), self.owner)
@@ -153,7 +153,7 @@ class _Storing:
             if file_id not in rows:
                 raise unknown_file(str(file_id), self.pointer + at)
             check_size(rows[file_id], self.pointer + at)
-        parts = dict(parts_of(asked))
+        parts = dict(parts_of(content))
         for at, file_id in named.items():
             self._check_kind(at, parts[at]["type"], rows[file_id]["media_type"])
         return {at: rows[file_id] for at, file_id in named.items()}
@@ -180,12 +180,12 @@ class _Storing:
         self,
         index: int,
         content: str | list[dict[str, Any]],
-        known: Mapping[str, Mapping[str, Any]],
+        rows: Mapping[str, Mapping[str, Any]],
     ) -> str | list[ContentPart]:
         if isinstance(content, str):
             return content
         return [
-            _stored(part, known.get(f"/{index}/content/{number}")).to_dict()
+            _stored(part, rows.get(f"/{index}/content/{number}")).to_dict()
             for number, part in enumerate(content)
         ]
 

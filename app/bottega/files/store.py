@@ -194,8 +194,8 @@ class FileStore:
         key = tenant_id, file
         try:
             row = await self.find(tenant_id, UUID(file))
-            if (known := self._cache.get(key)) is not None:
-                return known
+            if (cached := self._cache.get(key)) is not None:
+                return cached
             check_size(row)
             data = b"".join([piece async for piece in self.read(row)])
         except (NotFoundError, ValueError):
@@ -234,7 +234,7 @@ class FileWriter:
         self._store = store
         self._tenant_id = tenant_id
         self._id = file_id
-        self._written = 0
+        self._chunks = 0
         self._waiting = bytearray()
         self._head = b""
         self._pixels: int | None = None
@@ -291,17 +291,17 @@ class FileWriter:
             "size": self.size,
             "sha256": self._hash.hexdigest(),
             "tokens": content_tokens(media_type, self.size, pixels=self._pixels, pages=pages),
-            "object_keys": self.keys[: self._written],
-            "unused_keys": self.keys[self._written :],
+            "object_keys": self.keys[: self._chunks],
+            "unused_keys": self.keys[self._chunks :],
             "piece_bytes": PIECE_BYTES,
         }
         quota = self._store.quota
-        sent = to_json(new).decode()
+        row_json = to_json(new).decode()
         self.kept = True  # set before the commit, because the response to a commit may get lost
         async with self._store._acting(self._tenant_id) as connection:
             try:
                 over = await connection.fetchval(
-                    "SELECT add_file($1, $2, $3)", sent, quota.bytes, quota.count
+                    "SELECT add_file($1, $2, $3)", row_json, quota.bytes, quota.count
                 )
             except asyncpg.ForeignKeyViolationError:  # the file's run was deleted
                 self.kept = False
@@ -313,13 +313,13 @@ class FileWriter:
         return dict(row)
 
     async def _put(self, piece: bytes) -> None:
-        if not self._written:
+        if not self._chunks:
             self._pixels = pixels_of(piece)
-        if self._written == len(self.keys):
+        if self._chunks == len(self.keys):
             await self._claim()
         # Use the lowest compression level, because most files are already compressed.
-        await self._store.objects.put(self.keys[self._written], piece, level=1)
-        self._written += 1
+        await self._store.objects.put(self.keys[self._chunks], piece, level=1)
+        self._chunks += 1
 
     async def _claim(self) -> None:
         first = len(self.keys)  # one key in the first call, because most files have one piece
@@ -376,23 +376,23 @@ async def page(
         user: list only this user's files: uploads with the user's token, and files of the user's
             sessions and runs.
     """
-    shown: ReadOnlyColumnCollection[str, Any] = files.c
+    columns: ReadOnlyColumnCollection[str, Any] = files.c
     query = select(files).where(files.c.tenant_id == tenant_id)
     if user is not None:
         of_session = _of(sessions, files.c.session_id, tenant_id, user)
         own = select(files).where(files.c.tenant_id == tenant_id, files.c.user_id == user)
-        found = union(own, of_session, _of(runs, files.c.run_id, tenant_id, user)).subquery()
-        query, shown = select(found), found.c
+        ids = union(own, of_session, _of(runs, files.c.run_id, tenant_id, user)).subquery()
+        query, columns = select(ids), ids.c
     if session_id is not None:
-        query = query.where(shown.session_id == session_id)
-    query = paged(query, shown.id, after=after, descending=descending)
+        query = query.where(columns.session_id == session_id)
+    query = paged(query, columns.id, after=after, descending=descending)
     few = session_id is not None or user is not None
     return await fetch_page(connection, query, limit, by_index=not few)
 
 
-def _of(table: Table, place: ColumnElement[Any], tenant_id: UUID, user: str) -> Select[Any]:
+def _of(table: Table, column: ColumnElement[Any], tenant_id: UUID, user: str) -> Select[Any]:
     its = lateral_rows(
-        files, and_(files.c.tenant_id == tenant_id, place == table.c.id), *files.c.keys()
+        files, and_(files.c.tenant_id == tenant_id, column == table.c.id), *files.c.keys()
     )
     own = table.c.tenant_id == tenant_id, table.c.user_id == user
     return select(*its.c).select_from(table.join(its, true())).where(*own)
@@ -405,8 +405,8 @@ async def owner_of_run(connection: AsyncConnection, tenant_id: UUID, run_id: UUI
         NotFoundError: the tenant has no such run.
     """
     own = runs.c.tenant_id == tenant_id, runs.c.id == run_id
-    found = await connection.execute(select(runs.c.user_id, runs.c.session_id).where(*own))
-    if (row := found.one_or_none()) is None:
+    result = await connection.execute(select(runs.c.user_id, runs.c.session_id).where(*own))
+    if (row := result.one_or_none()) is None:
         raise no_run(run_id)
     return Owner(*row, run_id)
 
@@ -420,8 +420,8 @@ async def user_of(connection: AsyncConnection, tenant_id: UUID, file_id: UUID) -
 
 async def touch(connection: AsyncConnection, tenant_id: UUID, ids: Sequence[UUID]) -> None:
     if ids:
-        used = and_(files.c.tenant_id == tenant_id, files.c.id.in_(sorted(ids)))
-        await connection.execute(update(files).where(used).values(used_at=func.now()))
+        same = and_(files.c.tenant_id == tenant_id, files.c.id.in_(sorted(ids)))
+        await connection.execute(update(files).where(same).values(used_at=func.now()))
 
 
 async def remove(connection: AsyncConnection, tenant_id: UUID, file_id: UUID) -> None:
@@ -453,11 +453,11 @@ class FileRetention:
     async def delete_unused(self) -> float:
         """Delete all unused files. Return the seconds until more work is due: always infinity."""
         before = self.clock() - KEPT
-        place = FIRST_PLACE
-        while due := await self.pool.fetch(_UNUSED, before, *place, _AT_ONCE):
+        position = FIRST_PLACE
+        while due := await self.pool.fetch(_UNUSED, before, *position, _AT_ONCE):
             for row in due:
                 async with acting_as(self.pool, row["tenant_id"]) as connection:
                     await connection.execute(_DELETE, row["tenant_id"], row["id"], before)
             log.info("files.expired", count=len(due))
-            place = due[-1]["used_at"], due[-1]["id"]
+            position = due[-1]["used_at"], due[-1]["id"]
         return float("inf")

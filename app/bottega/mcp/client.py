@@ -83,15 +83,15 @@ def tool_schema(
     warnings = []
     if not 0 < len(name) <= LONGEST_NAME or "\0" in name:
         raise InvalidInputError(f"its name must have 1 to {LONGEST_NAME} characters")
-    shown = shown_schema(schema)
+    schema_shown = shown_schema(schema)
     if len(description) > LONGEST_DESCRIPTION:
         warnings.append(f"its description was cut at {LONGEST_DESCRIPTION} characters")
     refused: list[str] = []
-    shown = _kept(shown, patterns, refused)
+    schema_shown = _kept(schema_shown, patterns, refused)
     if refused:
         warnings.append(f"these patterns were left out: {', '.join(sorted(refused)[:10])}")
-    said = description.replace("\0", "")[:LONGEST_DESCRIPTION] or f"The tool {name}."
-    return McpToolSchema(name, said, shown, tuple(warnings))
+    text = description.replace("\0", "")[:LONGEST_DESCRIPTION] or f"The tool {name}."
+    return McpToolSchema(name, text, schema_shown, tuple(warnings))
 
 
 def _kept(schema: Any, patterns: Patterns, refused: list[str], here: str = "") -> Any:
@@ -100,21 +100,21 @@ def _kept(schema: Any, patterns: Patterns, refused: list[str], here: str = "") -
         return [_kept(each, patterns, refused, f"{here}/{n}") for n, each in enumerate(schema)]
     if not isinstance(schema, dict):
         return schema
-    kept = {}
+    members = {}
     for name, value in schema.items():
-        place = f"{here}/{escaped(name)}"
+        pointer = f"{here}/{escaped(name)}"
         if name == "pattern" and isinstance(value, str) and not patterns.fit(value):
-            refused.append(place)
+            refused.append(pointer)
         elif name in _NAMED and isinstance(value, dict):
-            kept[name] = {
-                each: _kept(inner, patterns, refused, f"{place}/{escaped(each)}")
+            members[name] = {
+                each: _kept(inner, patterns, refused, f"{pointer}/{escaped(each)}")
                 for each, inner in value.items()
             }
         elif name in _VALUES:
-            kept[name] = value
+            members[name] = value
         else:
-            kept[name] = _kept(value, patterns, refused, place)
-    return kept
+            members[name] = _kept(value, patterns, refused, pointer)
+    return members
 
 
 _KINDS: dict[str, PartType] = {
@@ -165,33 +165,33 @@ def result_of(answer: Mapping[str, Any], secrets: tuple[str, ...] = ()) -> McpRe
 
 def usable(listed: Iterable[Any]) -> tuple[list[McpToolSchema], list[str]]:
     """Return the usable tools of a server's list, and warnings about changed or omitted tools."""
-    known: dict[str, McpToolSchema] = {}
+    schemas: dict[str, McpToolSchema] = {}
     warnings = []
-    left, patterns = MOST_BYTES_OF_TOOLS, Patterns()
+    bytes_left, patterns = MOST_BYTES_OF_TOOLS, Patterns()
     for number, item in enumerate(listed):
         if number == MOST_TOOLS:
             warnings.append(f"only the first {MOST_TOOLS} tools are used")
             break
         name = item.get("name") if isinstance(item, dict) else None
-        shown = f"the tool {name[:100]!r}" if isinstance(name, str) else f"the tool {number + 1}"
+        label = f"the tool {name[:100]!r}" if isinstance(name, str) else f"the tool {number + 1}"
         try:
             tool = _tool(item, patterns)
         except InvalidInputError as error:
-            warnings.append(f"{shown} was left out: {error.detail}")
+            warnings.append(f"{label} was left out: {error.detail}")
             continue
-        if tool.name in known:
-            warnings.append(f"{shown} was left out: an earlier tool has the same name")
+        if tool.name in schemas:
+            warnings.append(f"{label} was left out: an earlier tool has the same name")
             continue
-        left -= len(tool.description) + len(json.dumps(tool.input_schema))
-        if left < 0:
+        bytes_left -= len(tool.description) + len(json.dumps(tool.input_schema))
+        if bytes_left < 0:
             warnings.append(
-                f"{shown} and all later tools were left out: the server's tools have more than "
+                f"{label} and all later tools were left out: the server's tools have more than "
                 f"{MOST_BYTES_OF_TOOLS} bytes"
             )
             break
-        warnings += [f"{shown}: {warning}" for warning in tool.warnings]
-        known[tool.name] = tool
-    return list(known.values()), warnings
+        warnings += [f"{label}: {warning}" for warning in tool.warnings]
+        schemas[tool.name] = tool
+    return list(schemas.values()), warnings
 
 
 def _tool(item: Any, patterns: Patterns) -> McpToolSchema:
@@ -202,8 +202,8 @@ def _tool(item: Any, patterns: Patterns) -> McpToolSchema:
     schema, description = item.get("inputSchema"), item.get("description")
     if not isinstance(schema, dict):
         raise InvalidInputError("its inputSchema is not an object")
-    said = description if isinstance(description, str) else ""
-    tool = tool_schema(item["name"], said, schema, patterns)
+    text = description if isinstance(description, str) else ""
+    tool = tool_schema(item["name"], text, schema, patterns)
     if (fault := find_invalid_x_mcp_header(schema)) is not None:
         raise InvalidInputError(fault)
     return tool
@@ -231,8 +231,8 @@ def _media(encoded: str, declared: Any) -> Part:
         data = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError):
         return Part("text", text="[content that is not valid base64]")
-    known = declared if isinstance(declared, str) else None
-    media_type = media_type_of(data[:HEAD_BYTES], known)
+    title = declared if isinstance(declared, str) else None
+    media_type = media_type_of(data[:HEAD_BYTES], title)
     if is_text(media_type):
         return Part("text", text=data.decode(errors="replace"))
     kind = _KINDS.get(media_type) or _KINDS.get(media_type.partition("/")[0], "file")
@@ -241,10 +241,10 @@ def _media(encoded: str, declared: Any) -> Part:
 
 def _says(text: str, structured: JsonValue) -> bool:
     try:
-        said = from_json(text)
+        value = from_json(text)
     except ValueError:
         return False
-    return json.dumps(said, sort_keys=True) == json.dumps(structured, sort_keys=True)
+    return json.dumps(value, sort_keys=True) == json.dumps(structured, sort_keys=True)
 
 
 def _json(value: Any) -> str:
@@ -346,13 +346,13 @@ class McpConnections:
 
     async def _connection(self, server: McpServer) -> Connection:
         async with self._locks.setdefault(server.name, asyncio.Lock()):
-            known = self._open.get(server.name)
-            if known is not None and known.is_open:
-                return known
-            if known is not None:
-                await known.close()
-            told = self._on_changed and partial(self._on_changed, server)
-            made = self._open[server.name] = Connection(server, self._egress, told)
+            connection = self._open.get(server.name)
+            if connection is not None and connection.is_open:
+                return connection
+            if connection is not None:
+                await connection.close()
+            on_changed = self._on_changed and partial(self._on_changed, server)
+            made = self._open[server.name] = Connection(server, self._egress, on_changed)
             await made.open()
             return made
 
@@ -428,16 +428,16 @@ class McpTool(ToolBase):
                 schema=self._schema.input_schema,
             )
         except (InvalidInputError, UnavailableError) as error:
-            said = error.detail
+            message = error.detail
             if isinstance(error, McpUnansweredError):
-                said += "; the call may have had its effect: check this before you repeat it"
-            return error_result(tool_call, self._clean(said, ()), error.code)
+                message += "; the call may have had its effect: check this before you repeat it"
+            return error_result(tool_call, self._clean(message, ()), error.code)
         value = self._clean(result.value, result.secrets)
         if result.is_error:
             text = value if isinstance(value, str) else to_json(value).decode()
             return error_result(tool_call, text or "the tool failed")
-        shown = [part for part in result.parts if part.text is None]
-        return success_result(tool_call, value, shown)
+        parts = [part for part in result.parts if part.text is None]
+        return success_result(tool_call, value, parts)
 
     def _clean(self, value: Any, secrets: Sequence[str]) -> Any:
         return Redactor(secrets, beside=self._known).value(value)

@@ -114,7 +114,7 @@ async def _read(server: McpServer, process: asyncio.subprocess.Process, into: An
     from mcp_types import jsonrpc_message_adapter
 
     assert process.stdout is not None
-    left = _MOST_NONSENSE
+    lines_left = _MOST_NONSENSE
     async with into:
         try:
             async for line in _lines(process.stdout, server.max_bytes):
@@ -123,8 +123,8 @@ async def _read(server: McpServer, process: asyncio.subprocess.Process, into: An
                     message = jsonrpc_message_adapter.validate_json(line, by_name=False)
                 except ValueError:
                     log.debug("mcp.not_a_message", server=server.name)
-                    left -= 1
-                    if not left:
+                    lines_left -= 1
+                    if not lines_left:
                         raise OutsideError(f"{_MOST_NONSENSE} lines that are no messages") from None
                     continue
                 await into.send(SessionMessage(message))
@@ -143,24 +143,24 @@ async def _lines(stream: asyncio.StreamReader, longest: int) -> AsyncIterator[by
     begun: list[bytes] = []
     size = 0
     while piece := await stream.read(STEP_BYTES):
-        first, *others = piece.split(b"\n")
+        first, *rest = piece.split(b"\n")
         begun.append(first)
         size += len(first)
         if size > longest:
             raise OutsideError(f"a line of more than {longest} bytes")
-        if others:
-            for line in (b"".join(begun), *others[:-1]):
+        if rest:
+            for line in (b"".join(begun), *rest[:-1]):
                 if line and not line.isspace():
                     yield line
-            begun, size = [others[-1]], len(others[-1])
+            begun, size = [rest[-1]], len(rest[-1])
         await asyncio.sleep(0)
 
 
 async def _write(process: asyncio.subprocess.Process, out_of: Any) -> None:
     assert process.stdin is not None
     async with out_of:
-        async for each in out_of:
-            line = each.message.model_dump_json(by_alias=True, exclude_unset=True)
+        async for message in out_of:
+            line = message.message.model_dump_json(by_alias=True, exclude_unset=True)
             process.stdin.write(line.encode() + b"\n")
             with contextlib.suppress(OSError):
                 await process.stdin.drain()
@@ -273,8 +273,8 @@ class McpTransport(httpx2.AsyncBaseTransport):
         encoding = response.headers.get("content-encoding", "identity")
         refused = None
         if response.is_redirect:
-            place = response.headers.get("location", "")[:200]
-            refused = f"redirects to {place}, which is not followed: store that URL instead"
+            location = response.headers.get("location", "")[:200]
+            refused = f"redirects to {location}, which is not followed: store that URL instead"
         elif encoding.strip().lower() != "identity":
             refused = "compressed its answer, although it must not"
         if refused is not None:
@@ -336,8 +336,8 @@ class _Bounded(httpx2.AsyncByteStream):
             failure = error
         else:
             return
-        said = f"{self._host} sent {failure.detail}"
-        self._sent.failure = EgressError(said, code="egress_bad_answer")
+        words = f"{self._host} sent {failure.detail}"
+        self._sent.failure = EgressError(words, code="egress_bad_answer")
         raise self._sent.failure
 
     def _count(self, step: bytes) -> None:
@@ -390,19 +390,19 @@ class _Call:
         if self.ask is None or params.mode != "form":
             return ElicitResult(action="decline")
         schema, due = params.requested_schema, self.limit.when()
-        left = self.timeout_s if due is None else due - _now()
+        left_s = self.timeout_s if due is None else due - _now()
         self.limit.reschedule(None)
         try:
             async with asyncio.timeout(QUESTION_S):
-                said = await self.ask(params.message, schema)
+                answer = await self.ask(params.message, schema)
         except TimeoutError:
-            said = None
+            answer = None
         finally:
-            self.limit.reschedule(_now() + left)
-        if said is None:
+            self.limit.reschedule(_now() + left_s)
+        if answer is None:
             return ElicitResult(action="decline")
         self.limit.reschedule(_now() + self.timeout_s)
-        return ElicitResult(action="accept", content=said)
+        return ElicitResult(action="accept", content=answer)
 
 
 def _task(work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
@@ -508,12 +508,12 @@ class Connection:
         """
         session, task = self._ready.result(), self._task
         assert task is not None
-        sent = SentRequest()
-        asking = _task(self._rounds(session, make, sent, on_progress, on_question))
+        sent_request = SentRequest()
+        asking = _task(self._rounds(session, make, sent_request, on_progress, on_question))
         try:
             await asyncio.wait((asking, task), return_when=asyncio.FIRST_COMPLETED)
             if not asking.done():
-                raise self._unanswered(sent, _words(task))
+                raise self._unanswered(sent_request, _words(task))
             return asking.result()
         finally:
             if not asking.done():
@@ -524,16 +524,16 @@ class Connection:
         self,
         session: Any,
         make: Callable[[Any, Any], Any],
-        sent: SentRequest,
+        request: SentRequest,
         on_progress: OnProgress | None,
         on_question: OnQuestion | None,
     ) -> dict[str, Any]:
         from mcp.shared.exceptions import MCPError
         from mcp_types import CONNECTION_CLOSED
 
-        sent_request.set(sent)
+        sent_request.set(request)
         timeout_s = self._server.timeout_s
-        told = None if on_progress is None else _telling(on_progress)
+        progress_callback = None if on_progress is None else _telling(on_progress)
         answers = state = None
         try:
             async with asyncio.timeout(timeout_s) as limit:
@@ -542,7 +542,7 @@ class Connection:
                 try:
                     while True:
                         async with self._turn():
-                            result = await _sent(session, make(answers, state), told)
+                            result = await _sent(session, make(answers, state), progress_callback)
                         if result.get("resultType") != "input_required":
                             return result
                         answers = await _answered(result, call)
@@ -550,16 +550,16 @@ class Connection:
                 finally:
                     self._calls.remove(call)
         except TimeoutError:
-            raise self._unanswered(sent, f"did not answer within {timeout_s:g} s") from None
+            raise self._unanswered(request, f"did not answer within {timeout_s:g} s") from None
         except MCPError as error:
-            if sent.is_forgotten:
+            if request.is_forgotten:
                 self._closing.set()
                 name = self._server.name
                 raise McpForgottenError(f"the MCP server '{name}' ended the session") from None
             if error.error.code == CONNECTION_CLOSED:
                 self._closing.set()
-                raise self._unanswered(sent, "closed the connection") from None
-            raise self._refused(sent, error.error.message[:500]) from None
+                raise self._unanswered(request, "closed the connection") from None
+            raise self._refused(request, error.error.message[:500]) from None
         except ValueError:
             raise self.unreadable() from None
 
@@ -652,26 +652,26 @@ class Connection:
     def _own(self) -> SentRequest:
         return SentRequest() if self._transport is None else self._transport.own
 
-    def _unanswered(self, sent: SentRequest, words: str) -> McpError:
+    def _unanswered(self, sent_request: SentRequest, words: str) -> McpError:
         """Return the error of a request without a readable answer.
 
         The error is :class:`McpUnansweredError` if the server may have received the request.
         """
-        error = self._failed(sent, words)
-        if sent.failure is None or sent.failure.code == "egress_bad_answer":
+        error = self._failed(sent_request, words)
+        if sent_request.failure is None or sent_request.failure.code == "egress_bad_answer":
             return McpUnansweredError(error.detail, code=error.code)
         return error
 
-    def _refused(self, sent: SentRequest, message: str) -> McpError:
+    def _refused(self, sent_request: SentRequest, message: str) -> McpError:
         """Return the error of a request to which the server or a gateway answered with an error."""
-        if sent.failure is not None and sent.failure.code == "egress_bad_answer":
-            return self._unanswered(sent, message)
-        told = "" if sent.failure is None else f" ({sent.failure.detail})"
-        return McpError(f"the MCP server '{self._server.name}' answered: {message}{told}")
+        if sent_request.failure is not None and sent_request.failure.code == "egress_bad_answer":
+            return self._unanswered(sent_request, message)
+        detail = "" if sent_request.failure is None else f" ({sent_request.failure.detail})"
+        return McpError(f"the MCP server '{self._server.name}' answered: {message}{detail}")
 
-    def _failed(self, sent: SentRequest, words: str) -> McpError:
+    def _failed(self, sent_request: SentRequest, words: str) -> McpError:
         """Return the error of a failed request, with the transport's reason, if any."""
-        name, failure = self._server.name, sent.failure
+        name, failure = self._server.name, sent_request.failure
         if isinstance(failure, EgressRefusedError):
             return McpError(f"the MCP server '{name}': {failure.detail}", code="egress_forbidden")
         if failure is not None:

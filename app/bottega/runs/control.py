@@ -108,27 +108,27 @@ class WorkerInbox:
 
     def __init__(self, pool: asyncpg.Pool, worker_id: UUID, runs: RunsHere) -> None:
         self._pool, self._worker_id, self._runs = pool, worker_id, runs
-        self._read: list[int] = []
+        self._read_ids: list[int] = []
 
     async def run(self) -> None:
         """Read the inbox several times a second while this worker has runs, until cancelled."""
         while True:
-            if self._read or self._runs.under_way():
+            if self._read_ids or self._runs.under_way():
                 await self._read_inbox()
             await asyncio.sleep(_PROBE_S)
 
     async def _read_inbox(self) -> None:
-        rows = await self._pool.fetch(_READ, self._worker_id, self._read, timeout=3.0)
-        self._read = []
+        rows = await self._pool.fetch(_READ, self._worker_id, self._read_ids, timeout=3.0)
+        self._read_ids = []
         for row in rows:
             if row["kind"] in ("cancel", "task"):
                 self._runs.cancel(row["run_id"], row["subject"])
             elif row["kind"] == "child":
                 self._runs.child_ended(row["subject"])
-                self._read.append(row["id"])
-        if sent := [row for row in rows if row["kind"] in ("message", "decision")]:
-            taken = await self._runs.take({row["run_id"] for row in sent})
-            self._read += [row["id"] for row in sent if row["run_id"] in taken]
+                self._read_ids.append(row["id"])
+        if messages := [row for row in rows if row["kind"] in ("message", "decision")]:
+            runs_taken = await self._runs.take({row["run_id"] for row in messages})
+            self._read_ids += [row["id"] for row in messages if row["run_id"] in runs_taken]
 
 
 _SEND = text("""
@@ -162,7 +162,7 @@ async def send(
     tx: AsyncConnection,
     tenant_id: UUID,
     run_id: UUID,
-    sent: SentMessage,
+    message: SentMessage,
     pointer: str = "/content",
 ) -> UUID:
     """Store a message for an unfinished run. Return the message's id.
@@ -175,15 +175,15 @@ async def send(
         ConflictError: ``final``, ``no_root`` or ``too_many_messages``.
         InvalidInputError: ``message_too_large``.
     """
-    values = {"tenant": tenant_id, "run": run_id, "content": to_json(sent.content).decode()}
-    values |= {"principal": sent.principal, "files": list(sent.made_files)}
+    values = {"tenant": tenant_id, "run": run_id, "content": to_json(message.content).decode()}
+    values |= {"principal": message.principal, "files": list(message.made_files)}
     answer = from_json(await tx.scalar(_SEND, values))
     if answer.get("refused") == "unknown":
         raise no_run(run_id)
     if "refused" in answer:
         raise refused_message(answer, run_id, pointer)
     details = {"message_id": answer["id"]}
-    await audit.note(tx, tenant_id, sent.principal, "run.message", str(run_id), details)
+    await audit.note(tx, tenant_id, message.principal, "run.message", str(run_id), details)
     return UUID(answer["id"])
 
 

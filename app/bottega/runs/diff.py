@@ -105,30 +105,30 @@ async def compare(
     before: UUID,
     after: UUID,
     *,
-    place: str | None,
+    after_key: str | None,
     descending: bool,
     limit: int,
 ) -> tuple[dict[str, Any], dict[str, Any], PageItems[tuple[str, Side, Side]]]:
     """Return both runs, and a page of agents: (name, the agent's row in each of the two runs).
 
     Args:
-        place: name of the last agent of the previous page. Pages are sorted by name.
+        after_key: name of the last agent of the previous page. Pages are sorted by name.
 
     Raises:
         NotFoundError: one of the two runs is unknown.
     """
     of_both = {"tenant": tenant_id, "runs": [before, after]}
-    found = {row["id"]: dict(row) for row in (await connection.execute(_RUNS, of_both)).mappings()}
+    by_id = {row["id"]: dict(row) for row in (await connection.execute(_RUNS, of_both)).mappings()}
     for run_id in (before, after):
-        if run_id not in found:
+        if run_id not in by_id:
             raise no_run(run_id)
-    wanted = {"after": place, "descending": descending, "most": limit + 1}
-    rows = await connection.execute(_AGENTS, of_both | wanted | {"characters": MOST_CHARACTERS})
+    bounds = {"after": after_key, "descending": descending, "most": limit + 1}
+    rows = await connection.execute(_AGENTS, of_both | bounds | {"characters": MOST_CHARACTERS})
     sides: dict[str, dict[UUID, Side]] = {}
     for row in rows.mappings():
         sides.setdefault(row["agent"], {})[row["run_id"]] = dict(row)
     pairs = [(agent, of.get(before, {}), of.get(after, {})) for agent, of in sides.items()]
-    return found[before], found[after], PageItems(pairs[:limit], more=len(pairs) > limit)
+    return by_id[before], by_id[after], PageItems(pairs[:limit], more=len(pairs) > limit)
 
 
 async def node_differences(
@@ -145,10 +145,10 @@ async def node_differences(
 
 async def _statuses(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> dict[str, str]:
     try:
-        found = await graphs.graph(connection, tenant_id, run_id)
+        drawing = await graphs.graph(connection, tenant_id, run_id)
     except NotFoundError:  # the run has no graph
         return {}
-    return {node["name"]: node["status"] for node in found["nodes"]}
+    return {node["name"]: node["status"] for node in drawing["nodes"]}
 
 
 async def differences(

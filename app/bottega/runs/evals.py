@@ -135,8 +135,8 @@ def compare(a: Sequence[EvalRun], b: Sequence[EvalRun]) -> dict[str, Any]:
 
 def _passed_by_case(runs: Sequence[EvalRun]) -> dict[int, int]:
     cases: defaultdict[int, list[bool | None]] = defaultdict(list)
-    for each in runs:
-        cases[each.case].append(each.passed)
+    for run in runs:
+        cases[run.case].append(run.passed)
     return {case: sum(map(bool, every)) for case, every in cases.items() if None not in every}
 
 
@@ -189,7 +189,7 @@ async def start_eval(
     tx: AsyncConnection,
     pins: PinCache,
     tenant_id: UUID,
-    wanted: NewEval,
+    body: NewEval,
     new: RunRequest,
     once: OnceKey | None,
     limits: StoredLimits,
@@ -204,11 +204,11 @@ async def start_eval(
         BottegaError: see :func:`bottega.runs.submit.submit`; ``duplicate_target``.
     """
     driver = tx.driver
-    total = len(wanted.cases) * wanted.repeats * len(wanted.targets)
+    total = len(body.cases) * body.repeats * len(body.targets)
     batch = {
-        "eval": wanted.name,
-        "repeats": wanted.repeats,
-        "checks": [checks for _, checks in wanted.cases],
+        "eval": body.name,
+        "repeats": body.repeats,
+        "checks": [checks for _, checks in body.cases],
         "on_error": "continue",
         "total": total,
     }
@@ -216,23 +216,23 @@ async def start_eval(
 
     async def check() -> tuple[Mapping[str, Any], UUID | None]:
         while True:
-            found = [
+            rows_of_targets = [
                 await _checked_target(driver, pins, tenant_id, number, new, *target, limits)
-                for number, target in enumerate(wanted.targets)
+                for number, target in enumerate(body.targets)
             ]
-            if len({epoch for _, epoch in found}) > 1:  # a definition has just changed
+            if len({epoch for _, epoch in rows_of_targets}) > 1:  # a definition has just changed
                 continue
-            made = [_target(values, wanted.judges) for values, _ in found]
-            versions[:] = [(each["agent"], each["version"]) for each in made]
+            targets = [_target(values, body.judges) for values, _ in rows_of_targets]
+            versions[:] = [(each["agent"], each["version"]) for each in targets]
             _refuse_twice(versions)
             names = {agent for agent, _ in versions}
-            operators = {name for each in made for name in each["pinned"]["operators"]}
-            values, epoch = found[0]
+            operators = {name for each in targets for name in each["pinned"]["operators"]}
+            values, epoch = rows_of_targets[0]
             return {
                 **values,
                 "agent": names.pop() if len(names) == 1 else None,
-                "pinned": {**made[0]["pinned"], "operators": sorted(operators)},
-                "batch": batch | {"targets": made},
+                "pinned": {**targets[0]["pinned"], "operators": sorted(operators)},
+                "batch": batch | {"targets": targets},
             }, epoch
 
     try:
@@ -241,9 +241,9 @@ async def start_eval(
         if error.constraint_name != _NAME_INDEX:
             raise
         raise ConflictError(
-            f"there is an eval '{wanted.name}': choose another name", code="exists", pointer="/name"
+            f"there is an eval '{body.name}': choose another name", code="exists", pointer="/name"
         ) from None
-    items = list(_items(wanted, versions))
+    items = list(_items(body, versions))
     await store_items(driver, tenant_id, UUID(str(run["id"])), items, driver)
 
 
@@ -290,14 +290,14 @@ def _refuse_twice(versions: Sequence[tuple[str, int]]) -> None:
             )
 
 
-def _items(wanted: NewEval, versions: Sequence[tuple[str, int]]) -> Iterator[dict[str, Any]]:
+def _items(request: NewEval, versions: Sequence[tuple[str, int]]) -> Iterator[dict[str, Any]]:
     """Yield the items of a batch, sorted by case, so that all targets progress equally fast."""
-    for case, (asked, _) in enumerate(wanted.cases):
-        for repeat in range(wanted.repeats):
+    for case, (case_input, _) in enumerate(request.cases):
+        for repeat in range(request.repeats):
             for target, (agent, version) in enumerate(versions):
                 yield {
                     "key": f"{case}/{repeat}/{agent}@{version}",
-                    "input": asked,
+                    "input": case_input,
                     "agent": agent,
                     "case": case,
                     "target": target,
@@ -319,14 +319,14 @@ async def get_eval(tx: AsyncConnection, tenant_id: UUID, name: str) -> dict[str,
     Raises:
         NotFoundError: the tenant has no such eval.
     """
-    found = (await tx.execute(_EVAL, {"tenant": tenant_id, "name": name})).one_or_none()
-    if found is None:
+    eval_row = (await tx.execute(_EVAL, {"tenant": tenant_id, "name": name})).one_or_none()
+    if eval_row is None:
         raise NotFoundError(f"there is no eval '{name}'")
-    targets = [*zip(found.agents, found.versions, strict=True)]
-    rows = await tx.execute(RUNS, {"tenant": tenant_id, "batch": found.id})
+    targets = [*zip(eval_row.agents, eval_row.versions, strict=True)]
+    rows = await tx.execute(RUNS, {"tenant": tenant_id, "batch": eval_row.id})
     runs = [
         EvalRun(
-            case=(row.number - 1) // (found.repeats * len(targets)),
+            case=(row.number - 1) // (eval_row.repeats * len(targets)),
             target=(row.number - 1) % len(targets),
             run_id=row.run_id,
             is_over=row.is_over,
@@ -337,7 +337,7 @@ async def get_eval(tx: AsyncConnection, tenant_id: UUID, name: str) -> dict[str,
         )
         for row in rows
     ]
-    about = {"name": name, "batch_id": found.id, "created_at": found.created_at}
-    made = about | report(targets, runs)
+    about = {"name": name, "batch_id": eval_row.id, "created_at": eval_row.created_at}
+    answer = about | report(targets, runs)
     # The batch ends a moment after its last run, and clients can retry only an ended batch.
-    return made if found.is_ended else made | {"status": "running"}
+    return answer if eval_row.is_ended else answer | {"status": "running"}

@@ -73,7 +73,7 @@ async def fork(
     pool: asyncpg.Pool,
     tenant_id: UUID,
     run_id: UUID,
-    wanted: Fork,
+    request: Fork,
     *,
     memory: str,
     principal: str,
@@ -94,36 +94,36 @@ async def fork(
             does not fit the node's schema; or ``wanted.agent`` is set, but the node has no agent.
         ConflictError: ``not_final``, ``child_run``, ``no_graph``, ``session_user``.
     """
-    waits = () if wanted.node is not None else (RunStatus.WAITING,)
+    waits = () if request.node is not None else (RunStatus.WAITING,)
     old = await repeatable(connection, tenant_id, run_id, unfinished=UNFINISHED.difference(waits))
     if old["mode"] == "batch":
         raise ConflictError(f"{run_id} is a batch: retry it", code="no_graph")
     nodes = await NodeTasks.of(connection, tenant_id, old)
     events: Sequence[Event] = await log.read_all(pool, tenant_id, run_id, on=connection.driver)
-    if wanted.node is None:
-        events = _until_event(events, old, wanted.at_seq or 0)
+    if request.node is None:
+        events = _until_event(events, old, request.at_seq or 0)
     else:
-        _refuse_node(events, old, nodes, wanted.node)
+        _refuse_node(events, old, nodes, request.node)
     again: set[str] = set()
     if nodes is not None:
-        again = _done_again(nodes, wanted, partial(_may_answer, may_give, old["user"]))
+        again = _done_again(nodes, request, partial(_may_answer, may_give, old["user"]))
     carried = carry_over(events, task_root_of(old), nodes, again)
-    if wanted.publication is not None and nodes is not None and wanted.node is not None:
-        _refuse_giving(nodes, wanted.node, lambda node: may_give(node, old["user"]))
-        node = nodes.node(wanted.node)
-        await _check_publication(connection, old, nodes, node, wanted.publication)
+    if request.publication is not None and nodes is not None and request.node is not None:
+        _refuse_giving(nodes, request.node, lambda node: may_give(node, old["user"]))
+        node = nodes.node(request.node)
+        await _check_publication(connection, old, nodes, node, request.publication)
     new = await repeated_values(connection, tenant_id, old, memory=memory, limits=limits)
     new |= same_tasks(old) | {"turn": base_of(old), "principal": principal, "conversation": "none"}
-    new |= {"session_id": wanted.session_id, "given": _given(old["given"], wanted, again)}
-    place = {"seq": wanted.at_seq} if wanted.node is None else {"node": wanted.node}
+    new |= {"session_id": request.session_id, "given": _given(old["given"], request, again)}
+    place = {"seq": request.at_seq} if request.node is None else {"node": request.node}
     new["fork_of"] = {"run_id": run_id, **place, "usage": carried.usage.to_dict()}
-    if wanted.agent:
-        new["overrides"] = _with_changes(old, nodes, wanted, limits)
-    if wanted.input is not None and nodes is not None:
-        new["input"] = wanted.input
+    if request.agent:
+        new["overrides"] = _with_changes(old, nodes, request, limits)
+    if request.input is not None and nodes is not None:
+        new["input"] = request.input
     run = await accept(connection, tenant_id, new, carried)
-    if wanted.input is not None and nodes is None:
-        message = SentMessage(wanted.input, (), principal)
+    if request.input is not None and nodes is None:
+        message = SentMessage(request.input, (), principal)
         await send(connection, tenant_id, UUID(run["id"]), message, "/input")
     return run
 
@@ -167,7 +167,7 @@ def _until_event(events: Sequence[Event], old: Mapping[str, Any], seq: int) -> l
 
 
 def _done_again(
-    nodes: NodeTasks, wanted: Fork, may_answer: Callable[[Mapping[str, Any]], bool]
+    nodes: NodeTasks, request: Fork, may_answer: Callable[[Mapping[str, Any]], bool]
 ) -> set[str]:
     """Return the nodes that a fork executes again: the fork's node, and all later nodes.
 
@@ -178,14 +178,14 @@ def _done_again(
     Args:
         may_answer: returns true if the caller may answer for a node that asks people.
     """
-    started = set() if wanted.node is None else {wanted.node}
+    started = set() if request.node is None else {request.node}
     again = started | nodes.below(started)
-    asked = set()
+    task_ids = set()
     for name, people in nodes.human_nodes().items():
-        decides = wanted.node is None or not again.isdisjoint(nodes.below([name]))
-        if wanted.input is not None or (decides and not all(map(may_answer, people))):
-            asked.add(name)
-    return again | asked | nodes.below(asked)
+        decides = request.node is None or not again.isdisjoint(nodes.below([name]))
+        if request.input is not None or (decides and not all(map(may_answer, people))):
+            task_ids.add(name)
+    return again | task_ids | nodes.below(task_ids)
 
 
 def _may_answer(
@@ -237,26 +237,26 @@ async def _schema_of(
     return publication_schema(node, nodes.definition, schemas)
 
 
-def _given(before: Mapping[str, str], wanted: Fork, again: Collection[str]) -> dict[str, str]:
+def _given(before: Mapping[str, str], request: Fork, again: Collection[str]) -> dict[str, str]:
     """Return, by node, the text that the new run publishes instead of executing the node."""
     kept = {name: text for name, text in before.items() if name not in again}
-    if wanted.node is not None and wanted.publication is not None:
-        kept[wanted.node] = wanted.publication
+    if request.node is not None and request.publication is not None:
+        kept[request.node] = request.publication
     return kept
 
 
 def _with_changes(
-    old: Mapping[str, Any], nodes: NodeTasks | None, wanted: Fork, limits: StoredLimits
+    old: Mapping[str, Any], nodes: NodeTasks | None, request: Fork, limits: StoredLimits
 ) -> dict[str, Any]:
     """Return the old run's overrides, with the fork's new values for an agent."""
     name = old["agent"]
     if nodes is not None:
-        name = None if wanted.node is None else nodes.node(wanted.node).get("agent")
+        name = None if request.node is None else nodes.node(request.node).get("agent")
     if name is None:
         raise InvalidInputError(
             "there is no agent to change: choose a 'node' that has one", pointer="/agent"
         )
-    changes = dict(wanted.agent or {})
+    changes = dict(request.agent or {})
     if limits.models is not None and "model" in changes:
         why = "this key may use only certain models: omit 'agent', or use another key"
         raise ForbiddenError(why, code="beyond_limits")
@@ -266,9 +266,9 @@ def _with_changes(
         for reference in listed(changes["model"]) if "model" in changes else ():
             named_by(reference, providers)
     except InvalidInputError as error:
-        known = ", ".join(providers)
+        names_known = ", ".join(providers)
         raise InvalidInputError(
-            f"{error.detail}. A fork can only use the providers of run {old['id']}: {known}",
+            f"{error.detail}. A fork can only use the providers of run {old['id']}: {names_known}",
             code=error.code,
             pointer="/agent/model",
         ) from None

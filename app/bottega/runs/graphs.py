@@ -80,8 +80,8 @@ async def definition_of(
         columns.tenant_id == tenant_id, tuple_(columns.name, columns.version).in_(pins)
     )
     rows = await connection.execute(query)
-    found = {pins[row.name, row.version]: row.definition for row in rows}
-    definition = pinned_graph(tenant_id, pinned, found)
+    definitions = {pins[row.name, row.version]: row.definition for row in rows}
+    definition = pinned_graph(tenant_id, pinned, definitions)
     if definition is None:
         raise NotFoundError(f"run {run['id']} has no graph", code="no_graph")
     return definition
@@ -109,9 +109,9 @@ class _Level(NamedTuple):
     @classmethod
     def inside(cls, name: str, node: _Node, steps: Collection[str]) -> Self:
         """Return a node's inner nodes. ``steps``: last segments of the names of begun nodes."""
-        for each in ("for_each", "loop"):
-            if each in node:
-                part = _without(each, node)
+        for repetition in ("for_each", "loop"):
+            if repetition in node:
+                part = _without(repetition, node)
                 numbers = sorted(int(step) for step in steps if step.isdecimal())
                 return cls({f"{name}/{number}": part for number in numbers})
         if "definition" not in node:
@@ -211,8 +211,8 @@ async def _publications(
         item["agent"]: {**item, "task_id": None, "metadata": item["details"].get("metadata") or {}}
         for item in run["session_base"] or ()
     }
-    found = await connection.execute(_published(), {**of_run, "until": seq, "names": names})
-    return rows | {row["agent"]: row for row in found.mappings()}
+    version_rows = await connection.execute(_published(), {**of_run, "until": seq, "names": names})
+    return rows | {row["agent"]: row for row in version_rows.mappings()}
 
 
 def _level_inside(
@@ -415,13 +415,13 @@ async def published_graph(
     Raises:
         NotFoundError: the run does not exist, the run's graph has another name, or ``no_node``.
     """
-    found = await graph(connection, tenant_id, run_id, inside=inside)
-    if found["name"] != name:
-        raise NotFoundError(f"run {run_id} has the graph '{found['name']}', not '{name}'")
-    shown = ("name", "agent", "ttl_s", "reason", "graph", "for_each", "loop")
-    nodes = [{field: node.get(field) for field in shown} for node in found["nodes"]]
+    drawing = await graph(connection, tenant_id, run_id, inside=inside)
+    if drawing["name"] != name:
+        raise NotFoundError(f"run {run_id} has the graph '{drawing['name']}', not '{name}'")
+    fields = ("name", "agent", "ttl_s", "reason", "graph", "for_each", "loop")
+    nodes = [{field: node.get(field) for field in fields} for node in drawing["nodes"]]
     versions = {
-        node["name"]: node["published"]["version"] for node in found["nodes"] if node["published"]
+        node["name"]: node["published"]["version"] for node in drawing["nodes"] if node["published"]
     }
-    edges = [{**edge, "taken": None} for edge in found["edges"]]
+    edges = [{**edge, "taken": None} for edge in drawing["edges"]]
     return {"nodes": nodes, "edges": edges, "ttl_s": None}, versions

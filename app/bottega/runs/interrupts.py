@@ -62,19 +62,19 @@ async def page(
         filters: required values by column; ``None``: any value.
         by_decision: list only decided interrupts, sorted by the time of their decisions.
     """
-    wanted = {name: value for name, value in filters.items() if value is not None}
-    few = wanted.get("status") == "pending" or not wanted.keys().isdisjoint(_OF_FEW)
-    of_runs = {name: wanted.pop(name) for name in _OF_FEW[1:] if name in wanted}
-    shown: ReadOnlyColumnCollection[str, Any] = _of_runs.c if of_runs else _now
+    values = {name: value for name, value in filters.items() if value is not None}
+    few = values.get("status") == "pending" or not values.keys().isdisjoint(_OF_FEW)
+    of_runs = {name: values.pop(name) for name in _OF_FEW[1:] if name in values}
+    columns: ReadOnlyColumnCollection[str, Any] = _of_runs.c if of_runs else _now
     query = _SHOWN.where(_now.tenant_id == tenant_id)
     if of_runs:
         own = (runs.c[name] == value for name, value in of_runs.items())
         query = _SHOWN_OF_RUNS.where(runs.c.tenant_id == tenant_id, *own)
-    query = query.where(*(shown[name] == value for name, value in wanted.items()))
-    at = shown.resolved_at if by_decision else shown.created_at
+    query = query.where(*(columns[name] == value for name, value in values.items()))
+    at = columns.resolved_at if by_decision else columns.created_at
     if by_decision:
         query = query.where(at.is_not(None))
-    query = paged(query, at, shown.id, after=after, descending=descending)
+    query = paged(query, at, columns.id, after=after, descending=descending)
     return await fetch_page(tx, query, limit, by_index=not few)
 
 
@@ -110,16 +110,16 @@ async def of_client(
         ``id``, ``run_id``, ``tool``, ``tool_call_id``, ``arguments`` and ``status`` of each call,
         and ``agent``, ``graph``, ``principal``, ``user_id`` and ``last_seq`` of the call's run.
     """
-    wanted: list[ColumnElement[bool]] = [_now.id.in_(ids)]
-    wanted += [] if run_id is None else [_now.run_id == run_id]
+    conditions: list[ColumnElement[bool]] = [_now.id.in_(ids)]
+    conditions += [] if run_id is None else [_now.run_id == run_id]
     if session_id is not None:
-        wanted.append(and_(_run.c.session_id == session_id, _now.status == "pending"))
+        conditions.append(and_(_run.c.session_id == session_id, _now.status == "pending"))
     query = (
         select(*(_now[name] for name in _OF_CALL), *(_run.c[name] for name in _OF_RUN))
         .join(_run, true())
         .where(
             _now.tenant_id == tenant_id,
-            or_(*wanted),
+            or_(*conditions),
             _now.kind == "client_tool",
         )
         .order_by(_now.created_at, _now.id)
@@ -131,8 +131,8 @@ async def started_with(
     connection: AsyncConnection, tenant_id: UUID, run_id: UUID
 ) -> Mapping[str, Any]:
     """Return a run's ``agent``, ``principal``, ``user`` and ``metadata``; ``{}``: unknown run."""
-    shown = runs.c.agent, runs.c.principal, runs.c.user_id.label("user"), runs.c.metadata
-    query = select(*shown).where(runs.c.tenant_id == tenant_id, runs.c.id == run_id)
+    columns = runs.c.agent, runs.c.principal, runs.c.user_id.label("user"), runs.c.metadata
+    query = select(*columns).where(runs.c.tenant_id == tenant_id, runs.c.id == run_id)
     row = (await connection.execute(query)).mappings().one_or_none()
     return {} if row is None else dict(row)
 
@@ -140,7 +140,7 @@ async def started_with(
 async def resolve(
     tx: AsyncConnection,
     interrupt: Mapping[str, Any],
-    said: Mapping[str, Any],
+    answer: Mapping[str, Any],
     *,
     by: Mapping[str, Any],
     actor: str,
@@ -148,24 +148,24 @@ async def resolve(
     """Store the decision on an interrupt, so that the run can continue. Return the interrupt.
 
     Args:
-        said: the decision; see :class:`bottega.agents.approval.Resolution`.
+        answer: the decision; see :class:`bottega.agents.approval.Resolution`.
         by: ``key_id`` and ``name`` of the API key that sent the decision.
 
     Raises:
-        InvalidInputError: ``said`` is not a valid decision on an interrupt of this kind.
+        InvalidInputError: ``answer`` is not a valid decision on an interrupt of this kind.
         ConflictError: the decision is too late: ``resolved``, ``expired`` or ``cancelled``.
     """
     if interrupt["status"] != "pending":
         raise _too_late(interrupt["status"])
-    await _check(interrupt, said)
+    await _check(interrupt, answer)
     tenant_id, interrupt_id = interrupt["tenant_id"], interrupt["id"]
     values = {"tenant": tenant_id, "id": interrupt_id}
-    values |= {"said": to_json(said).decode(), "by": to_json(by).decode()}
+    values |= {"said": to_json(answer).decode(), "by": to_json(by).decode()}
     if refused := await tx.scalar(_RESOLVE, values):
         raise _too_late(refused)
     details = {"kind": interrupt["kind"], "tool": interrupt["tool"]}
-    if "decision" in said:
-        details["decision"] = said["decision"]
+    if "decision" in answer:
+        details["decision"] = answer["decision"]
     await audit.note(tx, tenant_id, actor, "interrupt.resolve", str(interrupt_id), details)
     return await get(tx, tenant_id, interrupt_id)
 
@@ -174,45 +174,45 @@ def _too_late(status: str) -> ConflictError:
     return ConflictError(f"the interrupt is {status}: its run goes on without you", code=status)
 
 
-async def _check(interrupt: Mapping[str, Any], said: Mapping[str, Any]) -> None:
+async def _check(interrupt: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
     """Check that a decision has the fields that the interrupt's kind and schema require."""
     kind, schema = interrupt["kind"], interrupt["schema"]
-    if other := sorted(set(said) - _FIELDS[kind]):
+    if other := sorted(set(answer) - _FIELDS[kind]):
         expected = ", ".join(sorted(_FIELDS[kind]))
         raise InvalidInputError(
             f"an interrupt of the kind '{kind}' accepts only: {expected}", pointer=f"/{other[0]}"
         )
     if kind == "approval":
-        await _check_approval(schema, said)
+        await _check_approval(schema, answer)
     elif kind == "question":
-        await _check_answer(schema, said)
-    elif len(said) != 1:
+        await _check_answer(schema, answer)
+    elif len(answer) != 1:
         raise InvalidInputError("send exactly one of the fields 'result' and 'error'")
 
 
-async def _check_approval(schema: Any, said: Mapping[str, Any]) -> None:
-    if "decision" not in said:
+async def _check_approval(schema: Any, answer: Mapping[str, Any]) -> None:
+    if "decision" not in answer:
         raise InvalidInputError("the decision is missing", pointer="/decision")
-    if "arguments" not in said:
+    if "arguments" not in answer:
         return
-    if said["decision"] == "deny":
+    if answer["decision"] == "deny":
         raise InvalidInputError("a denied call must have no 'arguments'", pointer="/arguments")
     try:
         known = await asyncio.to_thread(argument_schema, json.dumps(schema))
     except InvalidInputError:
         return  # the schema is invalid, so only the MCP server or the client checks the arguments
     try:
-        await asyncio.to_thread(known.check, said["arguments"])
+        await asyncio.to_thread(known.check, answer["arguments"])
     except InvalidInputError as error:
         raise InvalidInputError(error.detail, pointer="/arguments") from None
 
 
-async def _check_answer(schema: Any, said: Mapping[str, Any]) -> None:
-    if "answer" not in said:
+async def _check_answer(schema: Any, answer: Mapping[str, Any]) -> None:
+    if "answer" not in answer:
         raise InvalidInputError("the answer is missing", pointer="/answer")
     if schema is None:
         return
-    problems = await asyncio.to_thread(partial(output_schema(schema).problems, said["answer"]))
+    problems = await asyncio.to_thread(partial(output_schema(schema).problems, answer["answer"]))
     if problems:
         first = problems[0]
         raise InvalidInputError(first.message, pointer=f"/answer{first.pointer}")

@@ -64,8 +64,8 @@ def message_of(
     at = event.data.get("answer_seq")
     if event.type in TOOL_ENDS:
         result = result_of(event.data, replay.texts.get(at or 0))
-        read = _read_as(result, heard)
-        content = {"content": tool_outputs(read)[0].text, "parts": _parts_of(read)}
+        tool_message = _read_as(result, heard)
+        content = {"content": tool_outputs(tool_message)[0].text, "parts": _parts_of(tool_message)}
         about = {"tool_call_id": result.tool_call_id, "name": result.tool_name}
         return {"role": "tool", "status": result.status, **content, **about}
     if event.type in CONTEXT:
@@ -151,8 +151,8 @@ async def page_of_turn(
             which = and_(which, or_(run_events.c.task_id.is_(None), run_events.c.agent == agent))
 
     async def question() -> Sequence[Mapping[str, Any]]:
-        told = (message for message in _input(run) if message["role"] != "system")
-        return [{**message, "agent": run["agent"] or agent} for message in told]
+        messages_in = (message for message in _input(run) if message["role"] != "system")
+        return [{**message, "agent": run["agent"] or agent} for message in messages_in]
 
     first, types = EventType.RUN_QUEUED, SAID
     return await _page(
@@ -189,9 +189,9 @@ async def _page(
     query = _conversation(run, which, (first, *types))
     places = (run_events.c.step, run_events.c.seq)
     query = query.order_by(*(place.desc() if descending else place for place in places))
-    found: list[dict[str, Any]] = []
+    items: list[dict[str, Any]] = []
     more = True
-    while more and not found:  # the rows may have no message after ``after``
+    while more and not items:  # the rows may have no message after ``after``
         rows = await fetch_page(connection, query.where(_beyond(after, descending)), limit + 1)
         begins = any(row["type"] == first for row in rows)
         question = await asked() if begins else ()
@@ -199,11 +199,11 @@ async def _page(
         for message in _listed(run["id"], rows, first, question, heard, descending=descending):
             place = (message["seq"], message["part"])
             if after is None or (place < after if descending else place > after):
-                found.append(message)
+                items.append(message)
         more = rows.more
         if rows:
             after = (rows[-1]["seq"], -1 if descending else _LAST)
-    return fitting(found, limit, more=more)
+    return fitting(items, limit, more=more)
 
 
 def _listed(
@@ -276,14 +276,14 @@ def _beyond(after: tuple[int, int] | None, descending: bool) -> ColumnElement[bo
     return and_(run_events.c.seq >= first, run_events.c.step >= first)
 
 
-def fitting(found: list[dict[str, Any]], limit: int, *, more: bool) -> PageItems[dict[str, Any]]:
+def fitting(items: list[dict[str, Any]], limit: int, *, more: bool) -> PageItems[dict[str, Any]]:
     """Return the first messages that fit on a page. One input may have more messages than fit."""
     size = 0
-    for number, message in enumerate(found):
+    for number, message in enumerate(items):
         size += len((message["content"] or "").encode(errors="replace"))
         if number == limit or (number and size > PAGE_BYTES):
-            return PageItems(found[:number], more=True)
-    return PageItems(found, more=more)
+            return PageItems(items[:number], more=True)
+    return PageItems(items, more=more)
 
 
 def _conversation(
@@ -307,9 +307,9 @@ def _heard() -> ColumnElement[Any]:
     event, or no model call followed.
     """
     own, later = run_events.c, run_events.alias("later").c
-    told = later.data["results"].op("->>")(own.data["tool_call_id"].astext)
+    result_text = later.data["results"].op("->>")(own.data["tool_call_id"].astext)
     following = (
-        select(case((later.type == EventType.LLM_STARTED, told)))
+        select(case((later.type == EventType.LLM_STARTED, result_text)))
         .where(
             later.tenant_id == own.tenant_id,
             later.run_id == own.run_id,
@@ -351,16 +351,16 @@ async def _parent_of(
 
 
 def _input(run: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    asked, demands = run["input"], demands_message(run)
-    said = [] if demands is None else [{"role": "system", "content": demands.content}]
-    if isinstance(asked, str):
-        return [*said, {"role": "user", "content": asked}]
-    called = {
-        call["id"]: call["name"] for message in asked for call in message.get("tool_calls", ())
+    run_input, demands = run["input"], demands_message(run)
+    head = [] if demands is None else [{"role": "system", "content": demands.content}]
+    if isinstance(run_input, str):
+        return [*head, {"role": "user", "content": run_input}]
+    call_ids = {
+        call["id"]: call["name"] for message in run_input for call in message.get("tool_calls", ())
     }
     return [
-        *said,
-        *({**_shown(each), "name": called.get(each.get("tool_call_id"))} for each in asked),
+        *head,
+        *({**_shown(each), "name": call_ids.get(each.get("tool_call_id"))} for each in run_input),
     ]
 
 

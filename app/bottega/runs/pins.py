@@ -71,40 +71,40 @@ def dialects_of(servers: Iterable[tuple[DialectName, Mapping[str, Any]]]) -> Dia
     Args:
         servers: dialect and headers of each model's server.
     """
-    found: dict[DialectName, frozenset[str]] = {}
+    by_dialect: dict[DialectName, frozenset[str]] = {}
     for dialect, headers in servers:
         texts = {name: value for name, value in headers.items() if isinstance(value, str)}
-        known = supported(dialect, texts)
-        found[dialect] = found.get(dialect, known) & known
-    return found
+        dialects_known = supported(dialect, texts)
+        by_dialect[dialect] = by_dialect.get(dialect, dialects_known) & dialects_known
+    return by_dialect
 
 
 def refuse_unsupported(
-    params: Mapping[str, Any] | None, dialects: Dialects, place: str, *, whose: str
+    params: Mapping[str, Any] | None, dialects: Dialects, pointer: str, *, whose: str
 ) -> None:
     """Check that all models of an agent accept the agent's parameters.
 
     Args:
-        place: JSON Pointer to the parameters in the request.
+        pointer: JSON Pointer to the parameters in the request.
         whose: the agent's name.
 
     Raises:
         InvalidInputError: ``unsupported_param``; ``reserved_field`` in ``extra_body``.
     """
-    given = merged(params, None)
-    for dialect, known in dialects.items():
-        if lacking := sorted(given.keys() - set(known)):
+    own_params = merged(params, None)
+    for dialect, names in dialects.items():
+        if lacking := sorted(own_params.keys() - set(names)):
             raise InvalidInputError(
                 f"the agent '{whose}' has a model of the dialect '{dialect}', which has no "
                 f"parameter '{lacking[0]}': omit it, or choose another model",
                 code="unsupported_param",
-                pointer=f"{place}/{lacking[0]}",
+                pointer=f"{pointer}/{lacking[0]}",
             )
-        if reserved := reserved_in(dialect, given.get("extra_body") or {}):
+        if reserved := reserved_in(dialect, own_params.get("extra_body") or {}):
             raise InvalidInputError(
                 f"extra_body must not set '{reserved[0]}', which the run sets itself",
                 code="reserved_field",
-                pointer=f"{place}/extra_body/{reserved[0].replace('.', '/')}",
+                pointer=f"{pointer}/extra_body/{reserved[0].replace('.', '/')}",
             )
 
 
@@ -132,9 +132,9 @@ def refuse_overrides(
                 f"the agent '{name}' is not in this run: its agents are {', '.join(sorted(own))}",
                 pointer=f"/overrides/{name}",
             )
-        given = merged(own[name], change.get("params"))
-        place = f"/overrides/{name}/params"
-        refuse_unsupported(given, dialects.get(name, {}), place, whose=name)
+        own_params = merged(own[name], change.get("params"))
+        pointer = f"/overrides/{name}/params"
+        refuse_unsupported(own_params, dialects.get(name, {}), pointer, whose=name)
         names = [tool["name"] for tool in change.get("tools") or ()]
         for number, tool in enumerate(names):
             if tool in tools[name]:
@@ -143,22 +143,22 @@ def refuse_overrides(
                     code="duplicate_tool",
                     pointer=f"/overrides/{name}/tools/{number}/name",
                 )
-        choice = given.get("tool_choice")
+        choice = own_params.get("tool_choice")
         if isinstance(choice, Mapping) and choice["name"] not in {*names, *tools[name]}:
             raise InvalidInputError(
                 f"neither the request nor the agent '{name}' has a tool '{choice['name']}'",
                 code="unknown_tool",
-                pointer=f"{place}/tool_choice",
+                pointer=f"{pointer}/tool_choice",
             )
 
 
-def refuse_parts(asked: RunInput, dialects: Iterable[DialectName]) -> None:
+def refuse_parts(run_input: RunInput, dialects: Iterable[DialectName]) -> None:
     """Check that every model's dialect can express each part of a stored input.
 
     Raises:
         InvalidInputError: ``unsupported_part``, with a pointer to the part.
     """
-    for at, part in parts_of(asked):
+    for at, part in parts_of(run_input):
         for dialect in dialects:
             if not takes(dialect, Part.from_dict(part)):
                 kind = part.get("media_type") or "unknown type"
@@ -189,8 +189,8 @@ def takes(dialect: DialectName, part: Part, media_type: str | None = None) -> bo
         return True
     kind = media_type or part.media_type or ""
     files = {} if part.file is None else {part.file: FileContent(b"", kind)}
-    found = loaded(part, files)
-    return not isinstance(found, Media) or _WRITERS[dialect](found) is not None
+    part_loaded = loaded(part, files)
+    return not isinstance(part_loaded, Media) or _WRITERS[dialect](part_loaded) is not None
 
 
 class UsedModel(NamedTuple):
@@ -226,8 +226,8 @@ async def refuse_unpriced(models: Mapping[str, Sequence[UsedModel]]) -> None:
     Raises:
         InvalidInputError: ``unpriced_model``: a model has no known price.
     """
-    for agent, used in models.items():
-        for model in used:
+    for agent, candidates in models.items():
+        for model in candidates:
             if model.is_priced:
                 continue
             # Search in a thread, because the first search loads the public price lists.
@@ -303,7 +303,7 @@ class PinCache:
         self.shared = shared
         self._operators = operators
         self._default_model = default_model
-        self._known: LRUCache[_Key, Pins] = LRUCache(_MOST_AGENTS, _size_of)
+        self._cache: LRUCache[_Key, Pins] = LRUCache(_MOST_AGENTS, _size_of)
 
     async def find(
         self,
@@ -324,13 +324,13 @@ class PinCache:
                 not cached, so an error is never stale.
         """
         key = tenant_id, agent, graph, version
-        if (pins := self._known.get(key)) is not None:
+        if (pins := self._cache.get(key)) is not None:
             metrics.cache_hits.labels("pins").inc()
             return pins
-        found = from_json(await driver.fetchval(_READ, *key))
-        _refuse_unknown_version(found, agent, graph, version)
-        pins = _pins(found, agent, graph, self._operators, self._default_model)
-        self._known[key] = pins
+        row = from_json(await driver.fetchval(_READ, *key))
+        _refuse_unknown_version(row, agent, graph, version)
+        pins = _pins(row, agent, graph, self._operators, self._default_model)
+        self._cache[key] = pins
         return pins
 
     async def of_draft(
@@ -345,20 +345,20 @@ class PinCache:
             UnknownAgentError, InvalidInputError: as :meth:`find`.
         """
         agent, operators = draft["agent"], self._operators
-        sent = to_json(draft["definition"]).decode()
-        found = from_json(await driver.fetchval(_READ_DRAFT, tenant_id, agent, sent))
+        definition = to_json(draft["definition"]).decode()
+        row = from_json(await driver.fetchval(_READ_DRAFT, tenant_id, agent, definition))
         if draft["model"] == "demo":
             operators = {DEMO: KnownProvider(None, "chat")}
-            agents = found["agents"]
-            found["agents"] = {name: agents[name] | OF_DEMO | {"judges": []} for name in agents}
-        pins = _pins(found, agent, None, operators, self._default_model)
+            agents = row["agents"]
+            row["agents"] = {name: agents[name] | OF_DEMO | {"judges": []} for name in agents}
+        pins = _pins(row, agent, None, operators, self._default_model)
         return replace(pins, pinned=pins.pinned | {"draft": draft})
 
     def forget(
         self, tenant_id: UUID, agent: str | None, graph: str | None, version: int | None = None
     ) -> None:
         """Remove stale pins from the cache."""
-        self._known.pop((tenant_id, agent, graph, version), None)
+        self._cache.pop((tenant_id, agent, graph, version), None)
 
 
 def _size_of(pins: Pins) -> int:
@@ -366,33 +366,33 @@ def _size_of(pins: Pins) -> int:
 
 
 def _pins(
-    found: Mapping[str, Any],
+    row: Mapping[str, Any],
     agent: str | None,
     graph: str | None,
     operators: Mapping[str, KnownProvider],
     default_model: str,
 ) -> Pins:
     """Check the definitions that were read from the database. Return the run's pins."""
-    if graph is not None and found["graph"] is None:
+    if graph is not None and row["graph"] is None:
         raise InvalidInputError(
             f"there is no graph '{graph}'", code="unknown_graph", pointer="/graph"
         )
-    of_graph = found["graph"] or {"nodes": [], "tools": [], "memory": [], "below": [], "judges": []}
+    of_graph = row["graph"] or {"nodes": [], "tools": [], "memory": [], "below": [], "judges": []}
     below = _below(of_graph)
     nodes: list[str] = list(dict.fromkeys(of_graph["nodes"]))
     named_by = dict.fromkeys(nodes, "/graph")
     if agent is not None:
         named_by = {agent: "/agent"} | named_by
-    agents = _checked_agents(found["agents"], named_by, agent)
+    agents = _checked_agents(row["agents"], named_by, agent)
     first = [agent] if agent is not None else nodes
-    memory = _memory(found["agents"], first if agent is not None else None, of_graph)
-    servers = found["mcp_servers"]
+    memory = _memory(row["agents"], first if agent is not None else None, of_graph)
+    servers = row["mcp_servers"]
     refuse_unfit_tools(of_graph["tools"], servers)
-    _refuse_unfit_tools(found["agents"], servers, next(iter(named_by.values()), "/graph"))
-    own = {name: KnownProvider(**each) for name, each in found["providers"].items()}
+    _refuse_unfit_tools(row["agents"], servers, next(iter(named_by.values()), "/graph"))
+    own = {name: KnownProvider(**each) for name, each in row["providers"].items()}
     known = {**operators, **own}
-    default = found["default_model"]
-    read = found["agents"]
+    default = row["default_model"]
+    read = row["agents"]
     models = {name: _models(name, each["model"], known, default) for name, each in read.items()}
     judges = [each for name in read for each in _judges(name, read[name], known)]
     judges += _models_of_graph(of_graph["judges"] if agent is None else (), known, default)
@@ -400,15 +400,15 @@ def _pins(
     versions = {name: known[name].version for name in names}
     pinned: dict[str, Any] = {
         "agents": {name: each.version for name, each in agents.items()},
-        "graph": graph and {"name": graph, "version": found["graph"]["version"], **below},
+        "graph": graph and {"name": graph, "version": row["graph"]["version"], **below},
         "providers": {name: version for name, version in versions.items() if version is not None},
         "operators": [name for name, version in versions.items() if version is None],
         "mcp_servers": {name: each["version"] for name, each in servers.items()},
     }
     if default is not None:
         pinned["default_model"] = default
-    params = {name: each["params"] for name, each in found["agents"].items()}
-    tools = {name: frozenset(_tools(each, servers)) for name, each in found["agents"].items()}
+    params = {name: each["params"] for name, each in row["agents"].items()}
+    tools = {name: frozenset(_tools(each, servers)) for name, each in row["agents"].items()}
     servers_of = {name: [known[each.provider] for each in models[name]] for name in models}
     dialects = {
         name: dialects_of((server.dialect, server.headers) for server in of_agent)
@@ -420,10 +420,10 @@ def _pins(
         agent: [UsedModel.of(known[each.provider], each.model, default_model) for each in of_agent]
         for agent, of_agent in models.items()
     }
-    root = {} if agent is None else found["agents"][agent]
+    root = {} if agent is None else row["agents"][agent]
     ways, scope = root.get("expose"), root.get("memory_scope")
     expose = None if ways is None else frozenset(ways)
-    epoch = None if found["epoch"] is None else UUID(found["epoch"])
+    epoch = None if row["epoch"] is None else UUID(row["epoch"])
     return Pins(epoch, pinned, first, memory, scope, params, tools, dialects, used, expose)
 
 
@@ -431,39 +431,39 @@ def _below(graph: Mapping[str, Any]) -> dict[str, dict[str, list[int]]]:
     """Return the versions of a graph's sub-graphs, by name. The current version is first."""
     versions: dict[str, dict[int, None]] = {}
     sizes: dict[GraphRef, GraphSize] = {}
-    for each in graph["below"]:
-        if each["version"] is None:
+    for below in graph["below"]:
+        if below["version"] is None:
             raise InvalidInputError(
-                f"the graph contains a version of the graph '{each['name']}' that does not exist",
+                f"the graph contains a version of the graph '{below['name']}' that does not exist",
                 code="unknown_graph",
                 pointer="/graph",
             )
-        if each["level"] > DEEPEST:
+        if below["level"] > DEEPEST:
             raise InvalidInputError(
                 f"nest graphs at most {DEEPEST} levels deep", code="too_deep", pointer="/graph"
             )
-        versions.setdefault(each["name"], {each["current"]: None})[each["version"]] = None
-        sizes[each["name"], each["version"]] = _graph_size(each)
-        if each["version"] == each["current"]:
-            sizes[each["name"], None] = _graph_size(each)
+        versions.setdefault(below["name"], {below["current"]: None})[below["version"]] = None
+        sizes[below["name"], below["version"]] = _graph_size(below)
+        if below["version"] == below["current"]:
+            sizes[below["name"], None] = _graph_size(below)
     if versions and excess_subgraph(_graph_size(graph), sizes) is not None:
         raise InvalidInputError(TOO_MANY_NODES, code="too_many_nodes", pointer="/graph")
     return {"below": {name: list(each) for name, each in versions.items()}} if versions else {}
 
 
-def _graph_size(read: Mapping[str, Any]) -> GraphSize:
-    refs = [(node["graph"], node.get("version")) for node in read["subgraphs"]]
-    return GraphSize(read["size"], refs)
+def _graph_size(row: Mapping[str, Any]) -> GraphSize:
+    refs = [(node["graph"], node.get("version")) for node in row["subgraphs"]]
+    return GraphSize(row["size"], refs)
 
 
 def _checked_agents(
-    read: Mapping[str, Mapping[str, Any]], named_by: dict[str, str], root: str | None
+    rows: Mapping[str, Mapping[str, Any]], named_by: dict[str, str], root: str | None
 ) -> dict[str, Reached]:
     """Return a run's agents. Refuse unknown agents, and agents that cannot be sub-agents."""
-    agents = {name: _reached_agent(each) for name, each in read.items()}
+    agents = {name: _reached_agent(each) for name, each in rows.items()}
     _refuse_unknown(named_by, agents)
     _refuse_depth(root, agents)
-    _refuse_unfit(read, agents)
+    _refuse_unfit(rows, agents)
     return agents
 
 
@@ -483,28 +483,28 @@ def _memory(
 
 
 def _refuse_unknown_version(
-    found: Mapping[str, Any], agent: str | None, graph: str | None, version: int | None
+    row: Mapping[str, Any], agent: str | None, graph: str | None, version: int | None
 ) -> None:
     if version is None:
         return
-    if agent is None and found["graph"] is None:
+    if agent is None and row["graph"] is None:
         raise InvalidInputError(
             f"there is no graph '{graph}' with a version {version}",
             code="unknown_graph",
             pointer="/version",
         )
-    if agent is not None and agent not in found["agents"]:
+    if agent is not None and agent not in row["agents"]:
         raise UnknownAgentError(
             f"there is no agent '{agent}' with a version {version}", pointer="/version"
         )
 
 
-def _reached_agent(read: Mapping[str, Any]) -> Reached:
-    children = tuple(read["children"])
-    return Reached(read["version"], children, read["undescribed"], read["stateful"])
+def _reached_agent(row: Mapping[str, Any]) -> Reached:
+    children = tuple(row["children"])
+    return Reached(row["version"], children, row["undescribed"], row["stateful"])
 
 
-def _refuse_unfit(read: Mapping[str, Mapping[str, Any]], agents: Mapping[str, Reached]) -> None:
+def _refuse_unfit(rows: Mapping[str, Mapping[str, Any]], agents: Mapping[str, Reached]) -> None:
     """Refuse sub-agents without a description, and asynchronous sub-agents that are stateful."""
     called = {child for each in agents.values() for child in each.children}
     if undescribed := sorted(name for name in called if agents[name].undescribed):
@@ -513,9 +513,9 @@ def _refuse_unfit(read: Mapping[str, Mapping[str, Any]], agents: Mapping[str, Re
             f"{', '.join(undescribed)}",
             code="missing_description",
         )
-    for name, each in read.items():
-        if each["beside"]:
-            refuse_stateful(name, each["children"], agents)
+    for name, row in rows.items():
+        if row["beside"]:
+            refuse_stateful(name, row["children"], agents)
 
 
 def _refuse_unfit_tools(
@@ -537,32 +537,32 @@ def _tools(agent: Mapping[str, Any], servers: Mapping[str, Mapping[str, Any]]) -
     yield from TASK_TOOLS if agent["beside"] else agent["children"]
     for tool in agent["tools"]:
         if tool["type"] == "mcp":
-            known = tool["tools"] or servers[tool["server"]]["tools"]
-            yield from (model_name(tool["server"], each) for each in known)
+            tools_known = tool["tools"] or servers[tool["server"]]["tools"]
+            yield from (model_name(tool["server"], each) for each in tools_known)
         else:
             yield tool["name"]
 
 
 def _judges(
-    agent: str, found: Mapping[str, Any], known: Mapping[str, KnownProvider]
+    agent: str, row: Mapping[str, Any], providers: Mapping[str, KnownProvider]
 ) -> Sequence[ModelName]:
     """Return the models that judge in an agent's success checks, checked like :func:`_models`."""
-    named = [each for each in found["judges"] if each is not None]
-    return _models(agent, named, known) if named else ()
+    named = [each for each in row["judges"] if each is not None]
+    return _models(agent, named, providers) if named else ()
 
 
 def _models_of_graph(
-    judges: Iterable[str | None], known: Mapping[str, KnownProvider], default: str | None
+    judges: Iterable[str | None], providers: Mapping[str, KnownProvider], default: str | None
 ) -> Iterator[ModelName]:
     """Yield the models of the judges in a graph's success checks; ``None``: the default model."""
     for each in judges:
-        yield from _models("of the graph's success_check", each, known, default)
+        yield from _models("of the graph's success_check", each, providers, default)
 
 
 def _models(
     agent: str,
     model: str | Sequence[str] | None,
-    known: Mapping[str, KnownProvider],
+    providers: Mapping[str, KnownProvider],
     default: str | None = None,
 ) -> Sequence[ModelName]:
     """Return an agent's models.
@@ -574,7 +574,7 @@ def _models(
         InvalidInputError: ``unknown_provider``, ``unknown_model``.
     """
     try:
-        return [checked(each, known) for each in listed(model or default)]
+        return [checked(each, providers) for each in listed(model or default)]
     except InvalidInputError as error:
         detail = f"the agent '{agent}': {error.detail}"
         if default is not None and not model:

@@ -121,19 +121,19 @@ def composed(
             yield {**each, "origin": origins[each["role"]]}
 
 
-def _fenced(given: Row) -> str:
+def _fenced(row: Row) -> str:
     policy = PropagationPolicy.FINAL_RESPONSE_ONLY  # no effect on this content
-    item = MemoryItem(given["source"], given["content"], given["at"], given["version"], policy)
+    item = MemoryItem(row["source"], row["content"], row["at"], row["version"], policy)
     return shared_message(item).content
 
 
 def _own(definition: Row, dispatched: Row | None) -> str:
     """Return an agent's system message. ``dispatched``: data of an asynchronous task's dispatch."""
-    told = (dispatched or {}).get("instructions")
+    instructions = (dispatched or {}).get("instructions")
     own: str = definition.get("system_message") or ""
     if not definition:
-        return told or DEFAULT_INSTRUCTIONS
-    return f"{own}\n\n{told}" if told else own
+        return instructions or DEFAULT_INSTRUCTIONS
+    return f"{own}\n\n{instructions}" if instructions else own
 
 
 def _subagents(definition: Row) -> list[str]:
@@ -184,18 +184,18 @@ def _starts(run_id: UUID, call: int | None, task: TaskReplay) -> Sequence[Event]
 
 async def _definitions(connection: AsyncConnection, run: Row, agent: str) -> dict[str, Row]:
     pinned: Mapping[str, int] = run["pinned"]["agents"]
-    found: dict[str, Row] = dict(draft_of(run["pinned"]))
-    wanted: Sequence[str] = [agent]
+    definitions: dict[str, Row] = dict(draft_of(run["pinned"]))
+    agent_names: Sequence[str] = [agent]
     for _ in ("agent", "sub-agents"):
-        missing = [name for name in wanted if name in pinned and name not in found]
+        missing = [name for name in agent_names if name in pinned and name not in definitions]
         versions = store.AGENTS.versions.c
         query = select(versions.name, versions.definition).where(
             versions.tenant_id == run["tenant_id"],
             tuple_(versions.name, versions.version).in_([(each, pinned[each]) for each in missing]),
         )
-        found |= {row.name: row.definition for row in await connection.execute(query)}
-        wanted = _subagents(found.get(agent, {}))
-    return found
+        definitions |= {row.name: row.definition for row in await connection.execute(query)}
+        agent_names = _subagents(definitions.get(agent, {}))
+    return definitions
 
 
 async def _mcp_servers(connection: AsyncConnection, run: Row, definition: Row) -> dict[str, Row]:

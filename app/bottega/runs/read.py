@@ -148,11 +148,11 @@ async def give_feedback(
         score: a number from 0 (worst) to 1 (best).
     """
     where = {"tenant": tenant_id, "run": run_id}
-    said = {"outcome": outcome, "score": score, "comment": comment, "by": by}
+    feedback = {"outcome": outcome, "score": score, "comment": comment, "by": by}
     await connection.execute(_HOLD, where)
-    stored = await connection.execute(_STORE, where | said)
+    result = await connection.execute(_STORE, where | feedback)
     await connection.execute(_LABEL, where)
-    return dict(stored.mappings().one())
+    return dict(result.mappings().one())
 
 
 async def feedback(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -> RowMapping:
@@ -161,8 +161,8 @@ async def feedback(connection: AsyncConnection, tenant_id: UUID, run_id: UUID) -
     Raises:
         NotFoundError: the tenant has no such run, or the run has no feedback.
     """
-    found = await connection.execute(_FEEDBACK, {"tenant": tenant_id, "run": run_id})
-    if (row := found.mappings().one_or_none()) is None:
+    rows = await connection.execute(_FEEDBACK, {"tenant": tenant_id, "run": run_id})
+    if (row := rows.mappings().one_or_none()) is None:
         await get(connection, tenant_id, run_id)
         raise NotFoundError(f"run {run_id} has no feedback")
     return row
@@ -449,8 +449,8 @@ async def get_in_full(connection: AsyncConnection, tenant_id: UUID, run_id: UUID
 async def _fetch(
     connection: AsyncConnection, query: Select[Any], tenant_id: UUID, run_id: UUID
 ) -> dict[str, Any]:
-    found = await connection.execute(query, {"tenant": tenant_id, "run": run_id})
-    row = found.mappings().one_or_none()
+    result = await connection.execute(query, {"tenant": tenant_id, "run": run_id})
+    row = result.mappings().one_or_none()
     if row is None:
         raise no_run(run_id)
     return to_response(dict(row))
@@ -490,7 +490,7 @@ def to_response(row: Mapping[str, Any]) -> dict[str, Any]:
 async def page(
     connection: AsyncConnection,
     tenant_id: UUID,
-    wanted: RunFilter,
+    filters: RunFilter,
     *,
     after: UUID | None,
     descending: bool,
@@ -499,30 +499,30 @@ async def page(
 ) -> PageItems[dict[str, Any]]:
     """List a page of runs by age, after the run ``after``. ``full``: with input and output."""
     query = _runs(*_HIDDEN, *(() if full else _BODIES))
-    if wanted.search is not None:
-        newest = _newest(await _all_conditions(connection, tenant_id, wanted))
-        ids = select(newest.c.id).where(*_search_conditions(newest.c, wanted.search))
+    if filters.search is not None:
+        newest = _newest(await _all_conditions(connection, tenant_id, filters))
+        ids = select(newest.c.id).where(*_search_conditions(newest.c, filters.search))
         query = query.where(runs.c.tenant_id == tenant_id, runs.c.id.in_(ids))
-    elif wanted.metadata:
-        found = await _with_metadata(connection, wanted, after, descending, limit + 1)
-        query = query.where(*_of_tenant(tenant_id, wanted), runs.c.id.in_(found))
+    elif filters.metadata:
+        found_ids = await _with_metadata(connection, filters, after, descending, limit + 1)
+        query = query.where(*_of_tenant(tenant_id, filters), runs.c.id.in_(found_ids))
     else:
-        query = query.where(*_of_tenant(tenant_id, wanted), *_conditions(wanted))
+        query = query.where(*_of_tenant(tenant_id, filters), *_conditions(filters))
     query = paged(query, runs.c.id, after=after, descending=descending)
     rows = await fetch_page(connection, query, limit)
     return PageItems((to_response(dict(row)) for row in rows), more=rows.more)
 
 
-async def totals(connection: AsyncConnection, tenant_id: UUID, wanted: RunFilter) -> RowMapping:
+async def totals(connection: AsyncConnection, tenant_id: UUID, filters: RunFilter) -> RowMapping:
     """Sum up the runs of a list: ``runs``, ``failed``, ``usage`` and ``complete``.
 
     ``failed`` counts failed runs and runs whose timeout expired. ``wanted.search`` is checked only
     for the newest ``SEARCHED_RUNS`` runs that meet all other conditions. ``complete`` is false if
     at least ``SEARCHED_RUNS`` runs meet these other conditions.
     """
-    newest = _newest(await _all_conditions(connection, tenant_id, wanted))
+    newest = _newest(await _all_conditions(connection, tenant_id, filters))
     run = newest.c
-    is_found = and_(true(), *_search_conditions(run, wanted.search or RunSearch()))
+    is_found = and_(true(), *_search_conditions(run, filters.search or RunSearch()))
     failed = run.status.in_((RunStatus.FAILED, RunStatus.TIMEOUT))
     query = select(
         func.count().filter(is_found).label("runs"),
@@ -534,39 +534,39 @@ async def totals(connection: AsyncConnection, tenant_id: UUID, wanted: RunFilter
 
 
 async def _all_conditions(
-    connection: AsyncConnection, tenant_id: UUID, wanted: RunFilter
+    connection: AsyncConnection, tenant_id: UUID, filters: RunFilter
 ) -> list[ColumnElement[bool]]:
     """Return all conditions except those of ``wanted.search``."""
-    own = _of_tenant(tenant_id, wanted)
-    if not wanted.metadata:
-        return [*own, *_conditions(wanted)]
-    found = await _with_metadata(connection, wanted, None, True, SEARCHED_RUNS)
-    return [*own, runs.c.id == any_(bindparam("found", found, type_=ARRAY(Uuid)))]
+    own = _of_tenant(tenant_id, filters)
+    if not filters.metadata:
+        return [*own, *_conditions(filters)]
+    ids = await _with_metadata(connection, filters, None, True, SEARCHED_RUNS)
+    return [*own, runs.c.id == any_(bindparam("found", ids, type_=ARRAY(Uuid)))]
 
 
-def _of_tenant(tenant_id: UUID, wanted: RunFilter) -> list[ColumnElement[bool]]:
-    is_draft = [] if wanted.parent_run_id is not None else [runs.c.draft.is_(wanted.draft)]
+def _of_tenant(tenant_id: UUID, filters: RunFilter) -> list[ColumnElement[bool]]:
+    is_draft = [] if filters.parent_run_id is not None else [runs.c.draft.is_(filters.draft)]
     return [runs.c.tenant_id == tenant_id, *is_draft]
 
 
-def _conditions(wanted: RunFilter) -> Iterator[ColumnElement[bool]]:
+def _conditions(filters: RunFilter) -> Iterator[ColumnElement[bool]]:
     for column, value in (
-        (runs.c.status, wanted.status),
-        (runs.c.agent, wanted.agent),
-        (runs.c.session_id, wanted.session_id),
-        (runs.c.user_id, wanted.user),
+        (runs.c.status, filters.status),
+        (runs.c.agent, filters.agent),
+        (runs.c.session_id, filters.session_id),
+        (runs.c.user_id, filters.user),
     ):
         if value is not None:
             yield column == value
-    if wanted.waiting_for is not None:
-        yield exists().where(_of_run(run_waits), run_waits.c.reason == wanted.waiting_for)
-    after, before = wanted.created_after, wanted.created_before
+    if filters.waiting_for is not None:
+        yield exists().where(_of_run(run_waits), run_waits.c.reason == filters.waiting_for)
+    after, before = filters.created_after, filters.created_before
     if after is not None:
         yield runs.c.created_at > after
     if before is not None:
         yield runs.c.created_at < before
-    if wanted.parent_run_id is not None:
-        yield runs.c.parent_run_id == wanted.parent_run_id
+    if filters.parent_run_id is not None:
+        yield runs.c.parent_run_id == filters.parent_run_id
         return
     yield and_(runs.c.parent_run_id.is_(None), runs.c.mode != "batch")
     # A run's id (UUIDv7) begins with a time shortly after the run's created_at. So the index of the
@@ -582,47 +582,47 @@ def _newest(conditions: Iterable[ColumnElement[bool]]) -> Subquery:
     return query.subquery("r")
 
 
-def _search_conditions(run: Any, wanted: RunSearch) -> Iterator[ColumnElement[bool]]:
+def _search_conditions(run: Any, filters: RunSearch) -> Iterator[ColumnElement[bool]]:
     """Yield the conditions of a search. ``run``: the columns of the runs that are searched."""
-    for column, values in ((run.status, wanted.statuses), (run.agent, wanted.agents)):
+    for column, values in ((run.status, filters.statuses), (run.agent, filters.agents)):
         if values:
             yield column.in_(values)
-    if wanted.text is not None:
-        yield func.strpos(func.folded(run.question), func.folded(wanted.text)) > 0
-    if wanted.error_code is not None:
-        yield run.error["code"].astext == wanted.error_code
-    if (judged := _judgement_condition(wanted)) is not None:
+    if filters.text is not None:
+        yield func.strpos(func.folded(run.question), func.folded(filters.text)) > 0
+    if filters.error_code is not None:
+        yield run.error["code"].astext == filters.error_code
+    if (judged := _judgement_condition(filters)) is not None:
         yield judged
-    if wanted.memory_draw is not None:
+    if filters.memory_draw is not None:
         draw = literal_column(_DRAW.format(run="r"), Text)
-        yield draw == wanted.memory_draw
-    if wanted.longer_than_s is not None:
+        yield draw == filters.memory_draw
+    if filters.longer_than_s is not None:
         took = func.coalesce(run.ended_at, func.now()) - run.started_at
-        yield took > timedelta(seconds=wanted.longer_than_s)
-    if wanted.cost_over is not None:
-        yield cast(run.usage["cost"]["amount"].astext, Numeric) > Decimal(str(wanted.cost_over))
-    if wanted.version is not None:
-        yield _version(run) == wanted.version
-    if wanted.retrying is not None:
+        yield took > timedelta(seconds=filters.longer_than_s)
+    if filters.cost_over is not None:
+        yield cast(run.usage["cost"]["amount"].astext, Numeric) > Decimal(str(filters.cost_over))
+    if filters.version is not None:
+        yield _version(run) == filters.version
+    if filters.retrying is not None:
         is_open = run.status.in_((RunStatus.RUNNING, RunStatus.WAITING))
         repeats = func.coalesce(func.is_retrying(run.tenant_id, run.id), false())
-        yield case((is_open, repeats), else_=false()) == wanted.retrying
-    if wanted.rated is not None:
-        yield _own(run, episode_feedback, episode_feedback.c.run_id).exists() == wanted.rated
+        yield case((is_open, repeats), else_=false()) == filters.retrying
+    if filters.rated is not None:
+        yield _own(run, episode_feedback, episode_feedback.c.run_id).exists() == filters.rated
 
 
-def _judgement_condition(wanted: RunSearch) -> Any:
+def _judgement_condition(filters: RunSearch) -> Any:
     """Return the condition on the judgement of a run ``r``; ``None``: no condition."""
     conditions, values = [], []
-    if wanted.outcomes:
+    if filters.outcomes:
         conditions.append("j.value = ANY (:outcomes)")
-        values.append(bindparam("outcomes", [*wanted.outcomes], type_=ARRAY(Text)))
-    if wanted.judged_by is not None:
+        values.append(bindparam("outcomes", [*filters.outcomes], type_=ARRAY(Text)))
+    if filters.judged_by is not None:
         conditions.append("j.source = :judged_by")
-        values.append(bindparam("judged_by", wanted.judged_by))
-    if wanted.outcome_reason is not None:
+        values.append(bindparam("judged_by", filters.judged_by))
+    if filters.outcome_reason is not None:
         conditions.append("strpos(folded(j.reason), folded(:reason)) > 0")
-        values.append(bindparam("reason", wanted.outcome_reason))
+        values.append(bindparam("reason", filters.outcome_reason))
     if not conditions:
         return None
     query = f"EXISTS (SELECT FROM (SELECT) AS one {JUDGEMENT} WHERE {' AND '.join(conditions)})"
@@ -636,30 +636,30 @@ def _own(run: Any, table: Table, column: ColumnElement[Any]) -> Select[Any]:
 
 async def _with_metadata(
     connection: AsyncConnection,
-    wanted: RunFilter,
+    filters: RunFilter,
     after: UUID | None,
     descending: bool,
     limit: int,
 ) -> Sequence[UUID]:
     first = [] if after is None or descending else [after]
     last = [after] if after is not None and descending else []
-    if wanted.created_after is not None:  # `>` suffices here, because no run has exactly this id
-        first.append(first_id(wanted.created_after))
-    if wanted.created_before is not None:
-        last.append(first_id(wanted.created_before + MOST_SKEW))
+    if filters.created_after is not None:  # `>` suffices here, because no run has exactly this id
+        first.append(first_id(filters.created_after))
+    if filters.created_before is not None:
+        last.append(first_id(filters.created_before + MOST_SKEW))
     where = [
-        ("status", "=", wanted.status),
-        ("agent", "=", wanted.agent),
-        ("session_id", "=", wanted.session_id),
-        ("user_id", "=", wanted.user),
-        ("waiting_for", "=", wanted.waiting_for),
-        ("created_at", ">", wanted.created_after),
-        ("created_at", "<", wanted.created_before),
+        ("status", "=", filters.status),
+        ("agent", "=", filters.agent),
+        ("session_id", "=", filters.session_id),
+        ("user_id", "=", filters.user),
+        ("waiting_for", "=", filters.waiting_for),
+        ("created_at", ">", filters.created_after),
+        ("created_at", "<", filters.created_before),
         ("id", ">", max(first, default=None)),
         ("id", "<", min(last, default=None)),
     ]
-    found = await ids_by_metadata(connection, "runs", wanted.metadata, where, descending, limit)
-    return [UUID(each) for each in found]
+    ids = await ids_by_metadata(connection, "runs", filters.metadata, where, descending, limit)
+    return [UUID(each) for each in ids]
 
 
 async def ids_by_metadata(
@@ -679,10 +679,10 @@ async def ids_by_metadata(
         where: further conditions: column, operator (``=``, ``<`` or ``>``) and value. A value of
             ``None`` is no condition.
     """
-    wanted = [[{key: each} for each in spelled(value)] for key, value in metadata]
+    spellings = [[{key: each} for each in spelled(value)] for key, value in metadata]
     values = {
         "of": of,
-        "metadata": to_json(wanted).decode(),
+        "metadata": to_json(spellings).decode(),
         "where": to_json([each for each in where if each[2] is not None]).decode(),
         "descending": descending,
         "most": limit,
@@ -751,11 +751,11 @@ def _tasks(*, by_status: bool, on: bool, descending: bool) -> Select[Any]:
     is_whole = tasks.c.status == RunStatus.COMPLETED
     usage = func.coalesce(case((is_whole, answer.data["usage"])), tasks.c.usage).label("usage")
     changed_at = func.coalesce(tasks.c.ended_at, tasks.c.status_changed_at)
-    kept = (column for column in tasks.c if column.name not in ("usage", "status_changed_at"))
+    columns = (column for column in tasks.c if column.name not in ("usage", "status_changed_at"))
     dispatch = event_data(tasks, tasks.c.dispatch_seq).label("data")
-    asked = select(dispatch).correlate(tasks).lateral().c.data
+    request = select(dispatch).correlate(tasks).lateral().c.data
     is_open = tasks.c.status.in_(TALKING)
-    child_run = cast(asked["child_run_id"].astext, Uuid)
+    child_run = cast(request["child_run_id"].astext, Uuid)
     text_so_far = func.partial_output(
         tasks.c.tenant_id,
         func.coalesce(child_run, tasks.c.run_id),
@@ -764,19 +764,19 @@ def _tasks(*, by_status: bool, on: bool, descending: bool) -> Select[Any]:
     position = _positions().c
     query = (
         select(
-            *kept,
+            *columns,
             usage,
             changed_at.label("status_changed_at"),
             answer_in(tasks, answer.data).label("output"),
             case((is_open, text_so_far)).label("partial_output"),
-            asked["prompt"].astext.label("prompt"),
-            asked["instructions"].astext.label("instructions"),
-            asked["token_budget"].as_integer().label("token_budget"),
+            request["prompt"].astext.label("prompt"),
+            request["instructions"].astext.label("instructions"),
+            request["token_budget"].as_integer().label("token_budget"),
             child_run.label("child_run_id"),
             position.queue_position,
         )
         .join_from(tasks, answer.data.table, true())
-        .join(asked.table, true())
+        .join(request.table, true())
         .outerjoin(position.id.table, position.id == tasks.c.id)
         .where(tasks.c.tenant_id == bindparam("tenant"), tasks.c.run_id == bindparam("run"))
     )
@@ -971,8 +971,8 @@ async def usage_page(
         )
     bounds = since, until, first_id(since), first_id(until + MOST_SKEW)
     spelled_pairs = [[{key: each} for each in spelled(value)] for key, value in only.metadata]
-    named = bindparam("only", {**asdict(only), "metadata": spelled_pairs}, JSONB)
-    sums = func.usage_by(tenant_id, by, *bounds, named).table_valued(*_COLUMNS)
+    filters = bindparam("only", {**asdict(only), "metadata": spelled_pairs}, JSONB)
+    sums = func.usage_by(tenant_id, by, *bounds, filters).table_valued(*_COLUMNS)
     query = select(sums)
     query = paged(query, sums.c.name, after=after, descending=descending)
     rows = await fetch_page(connection, query, limit)

@@ -204,8 +204,8 @@ class NodeTasks(NamedTuple):
         return cls(definition, GraphRules.of(definition), ids)
 
     def node(self, name: str) -> dict[str, Any]:
-        found = {name_of_node(node): node for node in self.definition["nodes"]}
-        return {**found[name], "name": name}
+        nodes = {name_of_node(node): node for node in self.definition["nodes"]}
+        return {**nodes[name], "name": name}
 
     def human_nodes(self) -> dict[str, list[Mapping[str, Any]]]:
         """Return {name of a node: this node or nodes of its sub-graph, if they ask people}."""
@@ -277,7 +277,7 @@ def carry_over(
     delivered = {
         event.data["message_id"] for event in good if event.type == EventType.MESSAGE_DELIVERED
     }
-    kept = [
+    kept_events = [
         event
         for event in good
         if not _is_of_run(event)
@@ -291,12 +291,12 @@ def carry_over(
         )
         and not (event.type in _TRIES and (event.task_id, event.data["call"]) not in answered)
     ]
-    numbers = {event.seq: new for new, event in enumerate(kept, start=2)}
-    is_dangling = any(_names_dropped(event, numbers) for event in kept)
+    numbers = {event.seq: new for new, event in enumerate(kept_events, start=2)}
+    is_dangling = any(_names_dropped(event, numbers) for event in kept_events)
     texts = replay_run(whole).texts if is_dangling else {}
-    rows = [_row(event, numbers, parents, texts) for event in kept]
-    usage = sum((task.usage for task in replay_run(kept).tasks.values()), AgentUsage())
-    return Carried(rows, _tasks(kept, rows), usage)
+    rows = [_row(event, numbers, parents, texts) for event in kept_events]
+    usage = sum((task.usage for task in replay_run(kept_events).tasks.values()), AgentUsage())
+    return Carried(rows, _tasks(kept_events, rows), usage)
 
 
 def until(events: Sequence[Event], seq: int) -> list[Event]:
@@ -312,8 +312,8 @@ def until(events: Sequence[Event], seq: int) -> list[Event]:
         began.setdefault(event.task_id, index)
         if event.type == EventType.LLM_COMPLETED:
             completed: LlmCompletedData = event.data
-            made = completed["message"].get("tool_calls", ())
-            calls = {(event.task_id, completed["call"], call["id"]) for call in made}
+            tool_calls = completed["message"].get("tool_calls", ())
+            calls = {(event.task_id, completed["call"], call["id"]) for call in tool_calls}
             blocks[event.task_id] = index, calls
         elif event.type in TOOL_ENDS and event.task_id in blocks:
             blocks[event.task_id][1].discard(_call_of(event))
@@ -378,18 +378,18 @@ def _without_failed_nodes(events: Sequence[Event], nodes: NodeTasks) -> list[Eve
     The events of a failed node stay if the run continued after the failure. If an inner node of an
     unfinished node failed, the unfinished node is executed again from the start.
     """
-    found: dict[str, set[str]] = defaultdict(set)
+    names_found: dict[str, set[str]] = defaultdict(set)
     for event in events:
         if event.type in NODE_STATES:
-            found[event.type].add(event.data["node"])
+            names_found[event.type].add(event.data["node"])
     rules = nodes.rules.nodes
-    ended = found[EventType.NODE_COMPLETED] | found[EventType.NODE_FAILED]
-    open_nodes = found[EventType.NODE_STARTED].intersection(rules) - ended
+    ended = names_found[EventType.NODE_COMPLETED] | names_found[EventType.NODE_FAILED]
+    open_nodes = names_found[EventType.NODE_STARTED].intersection(rules) - ended
     handled = {
-        name for name in found[EventType.NODE_FAILED] if name in rules and rules[name].goes_on
+        name for name in names_found[EventType.NODE_FAILED] if name in rules and rules[name].goes_on
     }
-    failed = {_node_of(name) for name in found[EventType.NODE_FAILED]}
-    failed -= found[EventType.NODE_COMPLETED] | handled
+    failed = {_node_of(name) for name in names_found[EventType.NODE_FAILED]}
+    failed -= names_found[EventType.NODE_COMPLETED] | handled
     again = failed | nodes.below(failed | open_nodes)
     return _without(events, nodes, again, again | open_nodes)
 
@@ -426,8 +426,8 @@ def _undone(
         if failure and not log.built_upon(event.task_id, index):
             failed.setdefault(event.task_id, index)
             again |= {event.task_id, *_above(event.task_id, parents)}
-    asked = _asked(events, task_root)
-    calls = {asked[task] for task in again - log.beside if task in asked}
+    requests = _asked(events, task_root)
+    calls = {requests[task] for task in again - log.async_tasks if task in requests}
     done = log.ended.keys() - again
     never = len(events)
     return {
@@ -458,13 +458,13 @@ class _Log:
         self._parents = parents
         self._answered: dict[UUID | None, int] = {}
         self._reported: dict[UUID, list[tuple[UUID | None, int]]] = {}
-        self.beside: set[UUID | None] = set()
+        self.async_tasks: set[UUID | None] = set()
         self.ended: dict[UUID | None, int] = {}
         for index, event in enumerate(events):
             if event.type == EventType.LLM_COMPLETED:
                 self._answered[event.task_id] = index
             elif event.type == EventType.SUBAGENT_DISPATCHED:
-                self.beside.add(event.task_id)
+                self.async_tasks.add(event.task_id)
             elif event.type in ENDS or event.type in _ENDS[:2]:
                 self.ended[event.task_id] = index
             elif event.type in TOOL_ENDS and _is_look(event):
@@ -497,8 +497,8 @@ class _Log:
         while task is not None:
             index = max(index, self.ended.get(task, index))
             parent = self._parents[task]
-            known = self._reported.get(task, []) if task in self.beside else [(parent, index)]
-            if any(not self.is_last(agent, since) for agent, since in known):
+            places = self._reported.get(task, []) if task in self.async_tasks else [(parent, index)]
+            if any(not self.is_last(agent, since) for agent, since in places):
                 return True
             if parent not in self.ended:
                 return False
@@ -517,8 +517,8 @@ def _ends_reported(look: Event) -> Iterator[UUID]:
 
 
 def _is_failure(event: Event) -> bool:
-    beside = event.type in ENDS and event.type != EventType.SUBAGENT_COMPLETED
-    return beside or _is_final_failure(event) or _was_cancelled(event)
+    is_async = event.type in ENDS and event.type != EventType.SUBAGENT_COMPLETED
+    return is_async or _is_final_failure(event) or _was_cancelled(event)
 
 
 def _is_of_attempt(event: Event) -> bool:
@@ -545,7 +545,7 @@ def _follows_call(event: Event) -> bool:
 
 def _asked(events: Sequence[Event], task_root: UUID) -> dict[UUID | None, tuple[Any, ...]]:
     """Return, by task: (parent task, model call, tool call id) of the call that began the task."""
-    asked: dict[UUID | None, tuple[Any, ...]] = {}
+    requests: dict[UUID | None, tuple[Any, ...]] = {}
     for event in events:
         if event.type == EventType.LLM_COMPLETED:
             completed: LlmCompletedData = event.data
@@ -553,8 +553,8 @@ def _asked(events: Sequence[Event], task_root: UUID) -> dict[UUID | None, tuple[
             for index, call in enumerate(completed["message"].get("tool_calls", ())):
                 for place in places_of(number, index, ToolCall.model_validate(call)):
                     task_id = task_id_at(event.task_id or task_root, (place,))
-                    asked[task_id] = (event.task_id, number, call["id"])
-    return asked
+                    requests[task_id] = (event.task_id, number, call["id"])
+    return requests
 
 
 def _call_of(event: Event) -> tuple[Any, ...]:

@@ -74,7 +74,7 @@ def _sessions() -> Select[Any]:
         (last.c.status.in_((RunStatus.FAILED, RunStatus.TIMEOUT)), "failed"),
         else_="idle",
     )
-    said = func.coalesce(last.c.output[()].astext, last.c.question, "")
+    last_text = func.coalesce(last.c.output[()].astext, last.c.question, "")
     title = func.coalesce(sessions.c.title, func.left(first.c.question, SHOWN_TEXT), "")
     return (
         select(
@@ -86,7 +86,7 @@ def _sessions() -> Select[Any]:
             func.greatest(sessions.c.updated_at, last.c.created_at, last.c.ended_at).label(
                 "updated_at"
             ),
-            func.left(said, SHOWN_TEXT).label("last_message"),
+            func.left(last_text, SHOWN_TEXT).label("last_message"),
             last.c.agent,
             last.c.graph,
             state.label("state"),
@@ -248,8 +248,8 @@ def unknown_session(session_id: str) -> NotFoundError:
 async def user_of(connection: AsyncConnection, tenant_id: UUID, session_id: str) -> str | None:
     """Return a session's user; ``None``: the session has no user or does not exist."""
     own = and_(sessions.c.tenant_id == tenant_id, sessions.c.id == session_id)
-    found: str | None = await connection.scalar(select(sessions.c.user_id).where(own))
-    return found
+    user: str | None = await connection.scalar(select(sessions.c.user_id).where(own))
+    return user
 
 
 async def hold_user(connection: AsyncConnection, tenant_id: UUID, user: str | None) -> None:
@@ -275,8 +275,8 @@ async def hold_owner(
     """
     if session_id is not None:
         own = and_(sessions.c.tenant_id == tenant_id, sessions.c.id == session_id)
-        found = (await connection.execute(select(sessions.c.user_id).where(own))).one_or_none()
-        if found is not None and found.user_id != user:
+        row = (await connection.execute(select(sessions.c.user_id).where(own))).one_or_none()
+        if row is not None and row.user_id != user:
             raise session_user(session_id)
     await hold_user(connection, tenant_id, user)
 
@@ -305,8 +305,8 @@ class SessionFilter:
 
     @property
     def searches(self) -> bool:
-        wanted = self.text, self.agent, self.state, self.active_after, self.active_before
-        return any(each is not None for each in wanted)
+        conditions = self.text, self.agent, self.state, self.active_after, self.active_before
+        return any(each is not None for each in conditions)
 
     @property
     def words(self) -> Sequence[str]:
@@ -316,7 +316,7 @@ class SessionFilter:
 async def page(
     connection: AsyncConnection,
     tenant_id: UUID,
-    wanted: SessionFilter,
+    filters: SessionFilter,
     *,
     by_time: bool,
     after: Any,
@@ -330,54 +330,54 @@ async def page(
         after: id of the previous page's last session; with ``by_time``, of this session's last run.
     """
     query = _SESSIONS.where(sessions.c.tenant_id == tenant_id)
-    searches = by_time or wanted.searches
-    if wanted.metadata:
+    searches = by_time or filters.searches
+    if filters.metadata:
         where = [
-            ("user_id", "=", wanted.user),
+            ("user_id", "=", filters.user),
             ("id", "<" if descending else ">", None if searches else after),
         ]
         most = SEARCHED_RUNS if searches else limit + 1
-        found = await ids_by_metadata(
-            connection, "sessions", wanted.metadata, where, descending, most
+        ids = await ids_by_metadata(
+            connection, "sessions", filters.metadata, where, descending, most
         )
-        query = query.where(sessions.c.id == any_(bindparam("found", found, type_=ARRAY(Text))))
-    elif wanted.user is not None:
-        query = query.where(sessions.c.user_id == wanted.user)
-    place: ColumnElement[Any] = sessions.c.id
+        query = query.where(sessions.c.id == any_(bindparam("found", ids, type_=ARRAY(Text))))
+    elif filters.user is not None:
+        query = query.where(sessions.c.user_id == filters.user)
+    position: ColumnElement[Any] = sessions.c.id
     if searches:
-        recent = _recent_sessions(tenant_id, wanted).subquery("recent")
+        recent = _recent_sessions(tenant_id, filters).subquery("recent")
         query = query.join(recent, recent.c.session_id == sessions.c.id)
-        query = query.where(*_matches(query, recent.c, wanted))
+        query = query.where(*_matches(query, recent.c, filters))
         if by_time:  # with `active_before`, the session's last run may be after the period
-            is_last = wanted.active_before is None
-            place = recent.c.last_run if is_last else query.selected_columns.last_run_id
-    query = paged(query, place, after=after, descending=descending)
+            is_last = filters.active_before is None
+            position = recent.c.last_run if is_last else query.selected_columns.last_run_id
+    query = paged(query, position, after=after, descending=descending)
     return await fetch_page(connection, query, limit, by_index=not searches)
 
 
-def _recent_sessions(tenant_id: UUID, wanted: SessionFilter) -> Select[Any]:
+def _recent_sessions(tenant_id: UUID, filters: SessionFilter) -> Select[Any]:
     """Select the sessions of the newest runs. Flags say which conditions their runs meet."""
     own = runs.c.tenant_id == tenant_id, runs.c.session_id.is_not(None)
     query = select(runs.c.session_id, runs.c.id, runs.c.agent, runs.c.graph, runs.c.question)
     query = query.where(*own, runs.c.parent_run_id.is_(None))
-    if wanted.user is not None:
-        query = query.where(runs.c.user_id == wanted.user)
-    if wanted.active_after is not None:
+    if filters.user is not None:
+        query = query.where(runs.c.user_id == filters.user)
+    if filters.active_after is not None:
         query = query.where(
-            runs.c.created_at >= wanted.active_after, runs.c.id >= first_id(wanted.active_after)
+            runs.c.created_at >= filters.active_after, runs.c.id >= first_id(filters.active_after)
         )
-    if wanted.active_before is not None:
+    if filters.active_before is not None:
         query = query.where(
-            runs.c.created_at < wanted.active_before,
-            runs.c.id < first_id(wanted.active_before + MOST_SKEW),
+            runs.c.created_at < filters.active_before,
+            runs.c.id < first_id(filters.active_before + MOST_SKEW),
         )
     run = query.order_by(runs.c.id.desc()).limit(SEARCHED_RUNS).subquery("recent_runs").c
     by_agent: ColumnElement[bool] = true()
-    if wanted.agent is not None:
-        by_agent = func.coalesce(run.graph, run.agent) == wanted.agent
+    if filters.agent is not None:
+        by_agent = func.coalesce(run.graph, run.agent) == filters.agent
     with_words = (
         func.bool_or(_has(run.question, word)).label(f"has_word_{number}")
-        for number, word in enumerate(wanted.words)
+        for number, word in enumerate(filters.words)
     )
     return select(
         run.session_id,
@@ -392,18 +392,18 @@ def _has(column: ColumnElement[Any], word: str) -> ColumnElement[bool]:
 
 
 def _matches(
-    query: Select[Any], recent: Any, wanted: SessionFilter
+    query: Select[Any], recent: Any, filters: SessionFilter
 ) -> Iterator[ColumnElement[bool]]:
     """Yield the conditions that a search sets on sessions and on their recent runs."""
-    shown = query.selected_columns
-    if wanted.agent is not None:
+    columns = query.selected_columns
+    if filters.agent is not None:
         yield recent.has_agent
-    for number, word in enumerate(wanted.words):
-        of_user = func.coalesce(_has(shown.user, word), false())
-        said = _has(shown.title, word), _has(shown.last_message, word)
-        yield or_(recent[f"has_word_{number}"], of_user, *said)
-    if wanted.state is not None:
-        yield shown.state == wanted.state
+    for number, word in enumerate(filters.words):
+        of_user = func.coalesce(_has(columns.user, word), false())
+        matches = _has(columns.title, word), _has(columns.last_message, word)
+        yield or_(recent[f"has_word_{number}"], of_user, *matches)
+    if filters.state is not None:
+        yield columns.state == filters.state
 
 
 async def shown(connection: AsyncConnection, tenant_id: UUID, session_id: str) -> dict[str, Any]:
@@ -480,28 +480,28 @@ async def message_page(
         agent: list only conversations of this agent.
         after: position of the last message of the previous page.
     """
-    wanted = _Wanted(tenant_id, session_id, agent, descending)
-    found: list[dict[str, Any]] = []
+    turns_query = _Wanted(tenant_id, session_id, agent, descending)
+    items: list[dict[str, Any]] = []
     begun, inside = (None, None) if after is None else (after[0], after[1:])
     beyond: UUID | None = None
     while True:
-        query = wanted.runs(begun or beyond, inclusive=bool(begun))
+        query = turns_query.runs(begun or beyond, inclusive=bool(begun))
         rows = [dict(row) for row in (await connection.execute(query)).mappings()]
         for run in rows:
             beyond = run["id"]
-            most = limit + 1 - len(found)
-            place = inside if run["id"] == begun else None
+            most = limit + 1 - len(items)
+            position = inside if run["id"] == begun else None
             part = await messages.page_of_turn(
-                connection, run, agent, after=place, descending=descending, limit=most
+                connection, run, agent, after=position, descending=descending, limit=most
             )
             discarded = run["status"] in _DISCARDED
-            found += [{**each, "run_id": run["id"], "discarded": discarded} for each in part]
-            whole = messages.fitting(found, limit, more=part.more)
+            items += [{**each, "run_id": run["id"], "discarded": discarded} for each in part]
+            whole = messages.fitting(items, limit, more=part.more)
             if whole.more:
                 return whole
         begun = None
         if len(rows) < _RUNS_AT_ONCE:
-            return PageItems(found, more=False)
+            return PageItems(items, more=False)
 
 
 def _is_node(agent: str) -> ColumnElement[bool]:
@@ -527,10 +527,10 @@ class _Wanted:
 
     def runs(self, after: UUID | None, *, inclusive: bool) -> Select[Any]:
         """Select the next ``_RUNS_AT_ONCE`` runs, in order. ``inclusive``: begin with ``after``."""
-        named = forked_turns.c
-        of_session = and_(named.tenant_id == self.tenant_id, named.session_id == self.session_id)
-        shared = self._some(named.run_id, after, inclusive=inclusive).where(
-            of_session, named.run_id == runs.c.id
+        cols = forked_turns.c
+        of_session = and_(cols.tenant_id == self.tenant_id, cols.session_id == self.session_id)
+        shared = self._some(cols.run_id, after, inclusive=inclusive).where(
+            of_session, cols.run_id == runs.c.id
         )
         own = self._some(runs.c.id, after, inclusive=inclusive).where(
             runs.c.session_id == self.session_id, runs.c.parent_run_id.is_(None)
@@ -539,7 +539,7 @@ class _Wanted:
         return select(both).order_by(self._order(both.c.id)).limit(_RUNS_AT_ONCE)
 
     def _some(
-        self, place: ColumnElement[UUID], after: UUID | None, *, inclusive: bool
+        self, column: ColumnElement[UUID], after: UUID | None, *, inclusive: bool
     ) -> Select[Any]:
         query = select(*_MESSAGE_COLUMNS).where(
             runs.c.tenant_id == self.tenant_id, runs.c.conversation_id.is_not(None)
@@ -547,9 +547,9 @@ class _Wanted:
         if self.agent is not None:
             query = query.where(or_(runs.c.agent == self.agent, _is_node(self.agent)))
         if after is not None:
-            others = place < after if self.descending else place > after
-            query = query.where(or_(others, place == after) if inclusive else others)
-        return query.order_by(self._order(place)).limit(_RUNS_AT_ONCE)
+            others = column < after if self.descending else column > after
+            query = query.where(or_(others, column == after) if inclusive else others)
+        return query.order_by(self._order(column)).limit(_RUNS_AT_ONCE)
 
-    def _order(self, place: ColumnElement[UUID]) -> ColumnElement[UUID]:
-        return place.desc() if self.descending else place.asc()
+    def _order(self, column: ColumnElement[UUID]) -> ColumnElement[UUID]:
+        return column.desc() if self.descending else column.asc()

@@ -47,18 +47,18 @@ class OnceKey(NamedTuple):
     request_hash: bytes
 
 
-def first_answer(found: Mapping[str, Any] | None) -> Any:
+def first_answer(result: Mapping[str, Any] | None) -> Any:
     """Decode the result of the SQL function ``earlier_answer``; ``None``: no stored answer.
 
     Raises:
         ConflictError: ``in_flight``: a request with this key is in progress.
         InvalidInputError: ``idempotency_key_reused``: an earlier, different request had this key.
     """
-    if found is None:
+    if result is None:
         return None
-    if (reason := found.get("refused")) is not None:
+    if (reason := result.get("refused")) is not None:
         raise refused_key(reason)
-    return found["answer"]
+    return result["answer"]
 
 
 def refused_key(reason: str) -> BottegaError:
@@ -164,7 +164,7 @@ class RunRequest:
     @classmethod
     def of(
         cls,
-        asked: Mapping[str, Any],
+        fields: Mapping[str, Any],
         *,
         memory: str,
         principal: str | None,
@@ -174,20 +174,20 @@ class RunRequest:
         Args:
             memory: the server's memory mode. The body may only name a stricter mode.
         """
-        usual = "none" if asked.get("session_id") is None else "continue"
-        asked = {
-            **asked,
-            "memory": strictest(memory, asked.get("memory") or memory),
-            "conversation": asked.get("conversation") or usual,
-            "if_busy": asked.get("if_busy") or "queue",
+        usual = "none" if fields.get("session_id") is None else "continue"
+        fields = {
+            **fields,
+            "memory": strictest(memory, fields.get("memory") or memory),
+            "conversation": fields.get("conversation") or usual,
+            "if_busy": fields.get("if_busy") or "queue",
         }
         # A different version of Bottega may have stored a body with different fields.
-        given = {name: asked[name] for name in _FIELDS if asked.get(name) is not None}
+        values = {name: fields[name] for name in _FIELDS if fields.get(name) is not None}
         trace = trace_context.current.get()
         own: dict[str, str | None] = {"principal": principal}
         if trace is not None:
             own |= {"traceparent": trace.traceparent, "tracestate": trace.tracestate or None}
-        return cls(**{**dict.fromkeys(_FIELDS), **_LIMITS, **given, **own})
+        return cls(**{**dict.fromkeys(_FIELDS), **_LIMITS, **values, **own})
 
 
 _FIELDS = tuple(field.name for field in fields(RunRequest))
@@ -250,8 +250,8 @@ async def submit(
             if first is None:
                 raise
             return to_response(first_answer(from_json(first))["body"])
-        sent = to_json(values).decode()
-        answer = from_json(await pool.fetchval(_SUBMIT, tenant_id, sent, epoch, *key))
+        content = to_json(values).decode()
+        answer = from_json(await pool.fetchval(_SUBMIT, tenant_id, content, epoch, *key))
         if answer.get("refused") != "stale":
             return _accepted(answer, values)
         pins.forget(tenant_id, new.agent, new.graph, new.version)
@@ -269,31 +269,31 @@ async def checked_values(
 ) -> tuple[Mapping[str, Any], UUID | None]:
     """Return a run's values with pinned versions, and the epoch of the definitions."""
     if new.draft is None:
-        found = await pins.find(pool, tenant_id, new.agent, new.graph, new.version)
+        target = await pins.find(pool, tenant_id, new.agent, new.graph, new.version)
     else:
-        found = await pins.of_draft(pool, tenant_id, new.draft)
-    if new.channel is not None and found.expose is not None and new.channel not in found.expose:
+        target = await pins.of_draft(pool, tenant_id, new.draft)
+    if new.channel is not None and target.expose is not None and new.channel not in target.expose:
         raise UnknownAgentError(
             f"this API does not offer the agent '{new.agent}': its `expose` lacks {new.channel}",
             pointer="/agent",
         )
-    models = [each.name for used in found.models.values() for each in used]
-    limits.need_names(found.models, models)
-    refuse_overrides(new.overrides or {}, found.params, found.tools, found.dialects)
-    for agent in () if isinstance(new.input, str) else found.first:
-        refuse_parts(new.input, found.dialects[agent])
+    models = [each.name for used in target.models.values() for each in used]
+    limits.need_names(target.models, models)
+    refuse_overrides(new.overrides or {}, target.params, target.tools, target.dialects)
+    for agent in () if isinstance(new.input, str) else target.first:
+        refuse_parts(new.input, target.dialects[agent])
     if new.cost_budget is not None:
-        await refuse_unpriced(found.models)
-    memory = strictest(new.memory, found.memory)
+        await refuse_unpriced(target.models)
+    memory = strictest(new.memory, target.memory)
     values = {name: getattr(new, name) for name in _FIELDS if name != "draft"}  # a draft is a pin
-    used = OFF if memory == "off" else _memory_used(new, found.memory_scope, shared=pins.shared)
-    pinned = limits.pinned(found.pinned)
-    return values | {"pinned": pinned, "memory": memory, "memory_used": used}, found.epoch
+    used = OFF if memory == "off" else _memory_used(new, target.memory_scope, shared=pins.shared)
+    pinned = limits.pinned(target.pinned)
+    return values | {"pinned": pinned, "memory": memory, "memory_used": used}, target.epoch
 
 
-def _memory_used(new: RunRequest, wanted: MemoryScope | None, *, shared: bool) -> str:
+def _memory_used(new: RunRequest, memory_scope: MemoryScope | None, *, shared: bool) -> str:
     scope = scope_of_run(
-        wanted, user=new.user, session_id=new.session_id, agent=new.agent, shared=shared
+        memory_scope, user=new.user, session_id=new.session_id, agent=new.agent, shared=shared
     )
     return memory_used(scope, user=new.user, session_id=new.session_id)
 

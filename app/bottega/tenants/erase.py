@@ -317,13 +317,13 @@ async def forget_answers(
 
 def answers_with(tenant_id: UUID, ids: Sequence[UUID | str]) -> ColumnElement[bool]:
     """Return the condition for stored responses to requests that created these objects."""
-    kept = idempotency_keys.c
-    return and_(kept.tenant_id == tenant_id, kept.about.in_([str(each) for each in ids]))
+    columns = idempotency_keys.c
+    return and_(columns.tenant_id == tenant_id, columns.about.in_([str(each) for each in ids]))
 
 
-async def tables_with(tx: AsyncConnection, wanted: ColumnElement[Any]) -> list[TableClause]:
+async def tables_with(tx: AsyncConnection, condition: ColumnElement[Any]) -> list[TableClause]:
     """List the tables that have a column. A table comes before the tables to which it refers."""
-    rows = (await tx.execute(_WITH_COLUMN, {"column": str(wanted)})).all()
+    rows = (await tx.execute(_WITH_COLUMN, {"column": str(condition)})).all()
     refers_to = {row.name: row.refers_to for row in rows}
     order = reversed([*TopologicalSorter(refers_to).static_order()])
     return [table(name) for name in order if name in refers_to]
@@ -337,8 +337,8 @@ async def delete_rows(
 
 
 async def count_rows(
-    tx: AsyncConnection, rows_of: TableClause, which: ColumnElement[bool], counted: Removed
+    tx: AsyncConnection, rows_of: TableClause, which: ColumnElement[bool], removed: Removed
 ) -> None:
     """Count the rows that :func:`delete_rows` would delete."""
     if count := await tx.scalar(select(func.count()).select_from(rows_of).where(which)):
-        counted[rows_of.name] += count
+        removed[rows_of.name] += count

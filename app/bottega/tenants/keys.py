@@ -100,10 +100,10 @@ class Key:
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> "Key":
         """Make a key from a row of ``find_key`` or ``live_keys``."""
-        stored = from_json(row["limits"])
+        stored_limits = from_json(row["limits"])
         limits = NO_LIMITS
-        if stored:
-            limits = StoredLimits.model_validate({"payer": str(row["id"])} | stored)
+        if stored_limits:
+            limits = StoredLimits.model_validate({"payer": str(row["id"])} | stored_limits)
         return cls(**{**row, "limits": limits})
 
     def expired(self, now: datetime) -> bool:
@@ -150,20 +150,20 @@ async def create(
             code="too_many_keys",
         )
     prefix = f"btg_{''.join(secrets.choice(_PUBLIC) for _ in range(8))}"
-    stored = [scope for scope in SCOPES if scope in scopes]
+    scope_list = [scope for scope in SCOPES if scope in scopes]
     key = f"{prefix}_{secrets.token_urlsafe(32)}"
     added = insert(api_keys).values(
         tenant_id=tenant_id,
         name=name,
         prefix=prefix,
         key_hash=hashed(key),
-        scopes=stored,
+        scopes=scope_list,
         require_user=require_user,
         limits=limits.model_dump(mode="json", exclude_none=True),
         expires_at=expires_at,
     )
     row = (await tx.execute(added.returning(*PUBLIC_COLUMNS))).mappings().one()
-    details: dict[str, object] = {"scopes": stored, "name": name}
+    details: dict[str, object] = {"scopes": scope_list, "name": name}
     details |= {"require_user": True} if require_user else {}
     details |= {"limits": limits.limits_set} if limits.limits_set else {}
     await audit.note(tx, tenant_id, actor, "key.create", prefix, details)
@@ -176,8 +176,8 @@ async def get(tx: AsyncConnection, tenant_id: UUID, key_id: UUID) -> RowMapping:
     Raises:
         NotFoundError: the tenant does not have the key.
     """
-    found = select(*PUBLIC_COLUMNS).where(_keys.tenant_id == tenant_id, _keys.id == key_id)
-    row = (await tx.execute(found)).mappings().one_or_none()
+    query = select(*PUBLIC_COLUMNS).where(_keys.tenant_id == tenant_id, _keys.id == key_id)
+    row = (await tx.execute(query)).mappings().one_or_none()
     if row is None:
         raise NotFoundError(f"there is no key {key_id}")
     return row
@@ -344,20 +344,20 @@ class KeyCache:
         # The first half of the hash finds the cache entry. The whole hash is compared in constant
         # time.
         key_hash = hashed(text)
-        place = key_hash[:16]
-        now, entry = self._ticks(), self._entries.get(place)
-        if entry is None and place in self._refused:
+        digest = key_hash[:16]
+        now, entry = self._ticks(), self._entries.get(digest)
+        if entry is None and digest in self._refused:
             return None
         if entry is None or now - entry.checked_at > self._believed_s:
-            await self._once(place, lambda: self._look(place, key_hash, stranger=entry is None))
-            entry = self._entries.get(place)
+            await self._once(digest, lambda: self._look(digest, key_hash, stranger=entry is None))
+            entry = self._entries.get(digest)
         else:
             metrics.cache_hits.labels("keys").inc()
         if entry is None or not hmac.compare_digest(entry.key_hash, key_hash):
             return None
         if not self.expired(entry.key):
             entry.used_at = now
-        self._entries.move_to_end(place)
+        self._entries.move_to_end(digest)
         return entry.key
 
     def expired(self, key: Key) -> bool:
@@ -402,17 +402,17 @@ class KeyCache:
         async with acting_as(self._pool, token.tenant_id) as connection:
             return await use_once(connection, token)
 
-    async def _look(self, place: bytes, key_hash: bytes, *, stranger: bool) -> None:
+    async def _look(self, digest: bytes, key_hash: bytes, *, stranger: bool) -> None:
         fetch = self._fetch_for_stranger if stranger else self._fetch
         asked_at = self._ticks()
         row = await fetch("SELECT * FROM find_key($1)", key_hash)
         if row is None:
-            self._entries.pop(place, None)
-            self._refused[place] = None
+            self._entries.pop(digest, None)
+            self._refused[digest] = None
             return
-        entry = self._entries.get(place)
+        entry = self._entries.get(digest)
         if entry is None:
-            self._entries[place] = _Entry(Key.of(row), key_hash, asked_at)
+            self._entries[digest] = _Entry(Key.of(row), key_hash, asked_at)
             if len(self._entries) > _MOST_KEYS:
                 self._entries.popitem(last=False)
         else:
@@ -439,18 +439,18 @@ class KeyCache:
         asking = self._asking.get(what)
         if asking is None:
             asking = self._asking[what] = asyncio.ensure_future(ask())
-            asking.add_done_callback(lambda asked: self._forget(what, asked))
+            asking.add_done_callback(lambda question: self._forget(what, question))
         try:
             await _patiently(asking)
         except TimeoutError:
             self._forget(what, asking)  # the next caller tries with a new connection
             raise
 
-    def _forget(self, what: bytes, asked: "asyncio.Future[None]") -> None:
-        if self._asking.get(what) is asked:
+    def _forget(self, what: bytes, question: "asyncio.Future[None]") -> None:
+        if self._asking.get(what) is question:
             del self._asking[what]
-        if asked.done():
-            _retrieve_error(asked)
+        if question.done():
+            _retrieve_error(question)
 
     # Watching keys in use
 
@@ -481,19 +481,19 @@ class KeyCache:
             self._learn(await connection.fetchval(REQUIRED), now)
         if not self._may_be_open:
             self._lose(None)
-        used = {
+        entries = {
             place: entry
             for place, entry in self._entries.items()
             if now - entry.used_at <= self._believed_s
         }
         watched = [identity for identity in self._watchers if _is_key(identity)]
-        asked = {*(entry.identity for entry in used.values()), *watched}
-        live = await self._live(connection, asked)
-        for place, entry in used.items():
+        identities = {*(entry.identity for entry in entries.values()), *watched}
+        live = await self._live(connection, identities)
+        for digest, entry in entries.items():
             if key := live.get(entry.identity):
                 entry.key, entry.checked_at = key, now
             else:
-                self._entries.pop(place, None)
+                self._entries.pop(digest, None)
         for identity in watched:
             if identity not in live or self.expired(live[identity]):
                 self._lose(identity)
@@ -517,8 +517,8 @@ class KeyCache:
         return {(row["tenant_id"], row["id"]): Key.of(row) for row in rows}
 
     def _lose(self, identity: Identity) -> None:
-        for lost in list(self._watchers.get(identity, ())):
-            lost()
+        for on_lost in list(self._watchers.get(identity, ())):
+            on_lost()
 
     async def _note_uses(self, connection: asyncpg.Connection, now: float) -> None:
         due = [
@@ -547,7 +547,7 @@ async def _patiently(asking: "asyncio.Future[T]") -> T:
         return await asyncio.shield(asking)
 
 
-def _retrieve_error(asked: "asyncio.Future[Any]") -> None:
+def _retrieve_error(question: "asyncio.Future[Any]") -> None:
     """Retrieve a query's exception, because asyncio logs exceptions that nobody retrieves."""
-    if not asked.cancelled():
-        asked.exception()
+    if not question.cancelled():
+        question.exception()

@@ -124,10 +124,10 @@ class StoredLimits(RequestLimits):
             InvalidInputError: the new key's limits are wider than this key's limits.
         """
         for name in ("agents", "models", "addresses"):
-            own, wanted = getattr(self, name), getattr(new, name)
-            if own is None or wanted is None:
+            own, new_value = getattr(self, name), getattr(new, name)
+            if own is None or new_value is None:
                 continue
-            if wider := [each for each in wanted if not _is_in(each, own)]:
+            if wider := [each for each in new_value if not _is_in(each, own)]:
                 raise InvalidInputError(
                     f"the limits of your own key do not include {wider[0]}: leave it out",
                     pointer=f"/limits/{name}",

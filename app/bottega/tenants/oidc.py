@@ -185,19 +185,19 @@ class SignIn:
         if tenant_id is None:
             raise _bad("this token names no existing tenant: see BOTTEGA_OIDC_CLAIMS")
         roles = [_role(each) for each in self._mapping.roles.read(claims)]
-        held = {scope for role in roles if role is not None for scope in ROLES[role]}
+        scopes = {scope for role in roles if role is not None for scope in ROLES[role]}
         return Person(
             tenant_id,
             user[0],
             next(iter(self._mapping.name.read(claims)), user[0]),
-            tuple(scope for scope in SCOPES if scope in held),
+            tuple(scope for scope in SCOPES if scope in scopes),
             float(claims["exp"]),
             self._limits_of(tenant_id, user[0]),
         )
 
     def _limits_of(self, tenant_id: UUID, user: str) -> StoredLimits:
-        given = self._mapping.limits.limits_set
-        return StoredLimits(payer=uuid5(tenant_id, user), **given) if given else NO_LIMITS
+        limits = self._mapping.limits.limits_set
+        return StoredLimits(payer=uuid5(tenant_id, user), **limits) if limits else NO_LIMITS
 
     async def _tenant(self, name: str) -> UUID | None:
         if name not in self._tenants:
@@ -243,11 +243,11 @@ async def read_issuer(issuer: str) -> tuple[Endpoints, "Mapping[str, jwt.PyJWK]"
     """
     import jwt
 
-    found = await _json("GET", f"{issuer.rstrip('/')}/.well-known/openid-configuration")
-    if found["issuer"] != issuer:
-        raise ValueError(f"its document names the issuer {found['issuer']!r}")
-    endpoints = Endpoints(*(found.get(f"{name}_endpoint") for name in Endpoints._fields))
-    listed = (await _json("GET", found["jwks_uri"]))["keys"]
+    metadata = await _json("GET", f"{issuer.rstrip('/')}/.well-known/openid-configuration")
+    if metadata["issuer"] != issuer:
+        raise ValueError(f"its document names the issuer {metadata['issuer']!r}")
+    endpoints = Endpoints(*(metadata.get(f"{name}_endpoint") for name in Endpoints._fields))
+    listed = (await _json("GET", metadata["jwks_uri"]))["keys"]
     keys = {}
     for each in listed[:_MOST_KEYS]:
         if each.get("use", "sig") != "sig" or each.get("kty") not in ("RSA", "EC"):

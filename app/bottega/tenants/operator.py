@@ -123,12 +123,12 @@ async def create_key(
         InvalidInputError, ConflictError: see :func:`keys.create`.
     """
     async with transaction(url) as tx:
-        made = postgresql.insert(tenants).values(name=tenant).on_conflict_do_nothing()
-        await tx.execute(made)
-        found = await tx.execute(select(tenants.c.id).where(tenants.c.name == tenant))
+        insert = postgresql.insert(tenants).values(name=tenant).on_conflict_do_nothing()
+        await tx.execute(insert)
+        result = await tx.execute(select(tenants.c.id).where(tenants.c.name == tenant))
         if isinstance(expires, timedelta):
             expires = await tx.scalar(select(func.now() + expires))
-        tenant_id = found.scalar_one()
+        tenant_id = result.scalar_one()
         return await keys.create(
             tx,
             tenant_id,
@@ -163,13 +163,13 @@ async def revoke_key(url: str, prefix_or_id: str) -> RowMapping:
     """
     same = or_(_keys.prefix == prefix_or_id, cast(_keys.id, Text) == prefix_or_id.lower())
     async with transaction(url) as tx:
-        found = (await tx.execute(select(*keys.PUBLIC_COLUMNS).where(same))).mappings().all()
-        if not found:
+        rows = (await tx.execute(select(*keys.PUBLIC_COLUMNS).where(same))).mappings().all()
+        if not rows:
             raise NotFoundError(f"there is no key '{prefix_or_id}': see `bottega keys list`")
-        if len(found) > 1:
+        if len(rows) > 1:
             raise ConflictError(f"several keys begin with '{prefix_or_id}': use the id of one key")
-        await keys.revoke(tx, found[0]["tenant_id"], ACTOR, found[0]["id"])
-        return found[0]
+        await keys.revoke(tx, rows[0]["tenant_id"], ACTOR, rows[0]["id"])
+        return rows[0]
 
 
 async def keys_required(url: str) -> bool:
@@ -244,16 +244,16 @@ async def retain(
     own = retention.c
     async with transaction(url) as tx:
         tenant_id = await _id_of(tx, name)
-        gone = own.kind.in_([*reset, *changes])
-        await tx.execute(delete(retention).where(own.tenant_id == tenant_id, gone))
+        obsolete = own.kind.in_([*reset, *changes])
+        await tx.execute(delete(retention).where(own.tenant_id == tenant_id, obsolete))
         for kind, days in changes.items():
             row = {"tenant_id": tenant_id, "kind": kind, "days": days}
             await tx.execute(insert(retention).values(row))
         if changes or reset:
             details = {**changes, **dict.fromkeys(reset, "default")}
             await audit.note(tx, tenant_id, ACTOR, "retention.change", name, details)
-        kept = select(own.kind, own.days).where(own.tenant_id == tenant_id).order_by(own.kind)
-        return {row.kind: row.days for row in await tx.execute(kept)}
+        query = select(own.kind, own.days).where(own.tenant_id == tenant_id).order_by(own.kind)
+        return {row.kind: row.days for row in await tx.execute(query)}
 
 
 async def prune(
@@ -286,8 +286,8 @@ async def prune(
         async with begin() as tx:
             if tenant is not None:
                 await _id_of(tx, tenant)
-            found = await due(tx, days, tenant=tenant, own=own)
-        for each in found:
+            due_rows = await due(tx, days, tenant=tenant, own=own)
+        for each in due_rows:
             page = await remove(begin_for, each, count_only=dry_run)
             if page:
                 removed[each.tenant] = removed.get(each.tenant, Removed()) + page
@@ -312,8 +312,8 @@ async def store_bootstrap_key(url: str, key: str) -> bool:
     """
     prefix = f"{_BOOTSTRAP}_{token_hex(4)}"
     row = {"name": _BOOTSTRAP, "prefix": prefix, "key_hash": keys.hashed(key), "scopes": ["admin"]}
-    made = postgresql.insert(api_keys).values(tenant_id=DEFAULT_TENANT, **row)
-    added = made.on_conflict_do_nothing(index_elements=[_keys.key_hash]).returning(_keys.id)
+    insert = postgresql.insert(api_keys).values(tenant_id=DEFAULT_TENANT, **row)
+    added = insert.on_conflict_do_nothing(index_elements=[_keys.key_hash]).returning(_keys.id)
     async with transaction(url) as tx:
         if await tx.scalar(added) is None:
             return False

@@ -96,8 +96,8 @@ async def due(
         tenant: a tenant's name; ``None``: all tenants.
         own: true if the tenants' own values replace ``days``.
     """
-    found = await tx.execute(_DUE, {"days": dict(days), "tenant": tenant, "own": own})
-    return [Due(*row) for row in found]
+    result = await tx.execute(_DUE, {"days": dict(days), "tenant": tenant, "own": own})
+    return [Due(*row) for row in result]
 
 
 async def remove(
@@ -117,18 +117,18 @@ async def remove(
 async def _pages(
     begin: Begin, what: Due, count_only: bool, clock: Clock = utcnow
 ) -> AsyncIterator[Removed]:
-    place: Place | None = FIRST_PLACE
-    while place is not None:
+    position: Place | None = FIRST_PLACE
+    while position is not None:
         began = monotonic()
         async with begin(what.tenant_id) as tx:
             if what.kind == RUNS:
                 answers = what.before > clock() - _ANSWERS_KEPT
-                page, place = await _runs(tx, what, place, count_only, answers)
+                page, position = await _runs(tx, what, position, count_only, answers)
             else:
                 page = await _others(tx, what, count_only)
-                place = FIRST_PLACE if page and not count_only else None
+                position = FIRST_PLACE if page and not count_only else None
         yield page
-        if place is not None:
+        if position is not None:
             await asyncio.sleep(min(1.0, monotonic() - began))
 
 
@@ -142,8 +142,8 @@ async def _runs(
     if ids and count_only:
         await erase.count_runs(tx, what.tenant_id, ids, page)
         if answers:
-            stored = erase.answers_with(what.tenant_id, ids)
-            await erase.count_rows(tx, idempotency_keys, stored, page)
+            answers_stored = erase.answers_with(what.tenant_id, ids)
+            await erase.count_rows(tx, idempotency_keys, answers_stored, page)
     elif ids:
         await tx.execute(_FORGET_TURNS, {"tenant": what.tenant_id, "runs": ids})
         await erase.remove_runs(tx, what.tenant_id, ids, page)

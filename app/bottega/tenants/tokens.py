@@ -250,19 +250,19 @@ class TokenSigner:
             else:
                 self._seen_to = row["at"]
 
-    def _learn(self, name: str, stored: bytes) -> None:
+    def _learn(self, name: str, ciphertext: bytes) -> None:
         if name in self._keys:
             return
         with suppress(CannotOpenError):  # this process cannot decrypt the signing key
-            self._keys[name] = self._opened(stored)
+            self._keys[name] = self._opened(ciphertext)
             self._newest = max(self._newest, name)  # names sort by time of creation
 
-    def _opened(self, stored: bytes) -> bytes:
-        if len(stored) == _SECRET_BYTES:
-            return stored
+    def _opened(self, ciphertext: bytes) -> bytes:
+        if len(ciphertext) == _SECRET_BYTES:
+            return ciphertext
         if self._keyring is None:
             raise CannotOpenError
-        return bytes.fromhex(self._keyring.open(stored, _PLACE))
+        return bytes.fromhex(self._keyring.open(ciphertext, _PLACE))
 
     def sign(self, token: Token) -> tuple[str, Token]:
         """Sign a token. Return the token's text, and the token with its new id.

@@ -62,13 +62,13 @@ async def page(tx: AsyncConnection, tenant_id: UUID, *, has_first: bool) -> list
         .where(_rows.tenant_id == tenant_id, valid)
         .order_by(_rows.id.desc())
     )
-    found: list[Mapping[str, Any]] = [*(await tx.execute(query)).mappings()]
+    rows: list[Mapping[str, Any]] = [*(await tx.execute(query)).mappings()]
     if tenant_id == DEFAULT_TENANT and has_first:
         ends = select(func.min(_rows.created_at) + _OVERLAP).where(_rows.tenant_id == tenant_id)
         past = select(func.coalesce(ends.scalar_subquery() <= func.now(), False))
         if not await tx.scalar(past):
-            found.append({**_FIRST, "expires_at": await tx.scalar(ends)})
-    return found
+            rows.append({**_FIRST, "expires_at": await tx.scalar(ends)})
+    return rows
 
 
 async def can_sign(tx: AsyncConnection, tenant_id: UUID, *, has_first: bool) -> bool:

@@ -178,8 +178,8 @@ class Egress:
                     answer = await self._send(method, target, fields, content, tenant)
                     try:
                         body, is_cut = await sending.read(answer, max_bytes)
-                        sent = httpx2.Headers(answer.raw_headers)
-                        return Reply(answer.status, sent, body, is_cut)
+                        answer_headers = httpx2.Headers(answer.raw_headers)
+                        return Reply(answer.status, answer_headers, body, is_cut)
                     finally:
                         answer.release()
                 except sending.FAILURES as error:

@@ -285,8 +285,8 @@ class AddressGuard:
             OSError: the name has no address, or one of its addresses is forbidden.
         """
         try:
-            found = await self._lookups.addresses(asking.get().tenant, host, port)
-            addresses = [str(ip_address(each)) for each in dict.fromkeys(found)]
+            address_list = await self._lookups.addresses(asking.get().tenant, host, port)
+            addresses = [str(ip_address(each)) for each in dict.fromkeys(address_list)]
         except ValueError:  # UnicodeError if the host is not a DNS name
             raise AddressRefusedError(f"the name {host} does not resolve to addresses") from None
         if not addresses:

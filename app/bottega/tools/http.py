@@ -75,13 +75,13 @@ class UrlTemplate:
         Raises:
             InvalidInputError: the template is not valid.
         """
-        found = _ORIGIN.fullmatch(text) if len(text) <= LONGEST_URL else None
-        if found is None:
+        match = _ORIGIN.fullmatch(text) if len(text) <= LONGEST_URL else None
+        if match is None:
             raise InvalidInputError(
                 "the URL must look like https://host/path/{name}?key={name}, with placeholders in "
                 f"path and query only, no fragment, and at most {LONGEST_URL} characters"
             )
-        origin, path, query = found[1], found[2] or "/", found[3]
+        origin, path, query = match[1], match[2] or "/", match[3]
         checked_url(origin)
         segments = tuple(_pieces(segment, _FIXED_PATH) for segment in path[1:].split("/"))
         if any(_is_dots("".join(pieces)) for pieces in segments):  # placeholders have no dots
@@ -234,9 +234,9 @@ def text_of(reply: Reply) -> str | None:
 
 
 def _codec(header: str) -> str | None:
-    if found := _CHARSET.search(header):
+    if match := _CHARSET.search(header):
         try:
-            name = codecs.lookup(found[1]).name
+            name = codecs.lookup(match[1]).name
         except LookupError:
             return None
         if _TEXT_CODECS.fullmatch(name):
@@ -277,11 +277,11 @@ def failure_of(reply: Reply) -> str | None:
     """Return an error text that contains the status, or ``None`` if the status is 2xx."""
     if 200 <= reply.status < 300:
         return None
-    said = f"the server answered {reply.status} {httpx2.codes.get_reason_phrase(reply.status)}"
+    message = f"the server answered {reply.status} {httpx2.codes.get_reason_phrase(reply.status)}"
     wait = reply.headers.get("retry-after", "")
     if wait.isdecimal() and len(wait) < 8:
-        said += f" and asks to wait {wait} s"
-    return said.rstrip()
+        message += f" and asks to wait {wait} s"
+    return message.rstrip()
 
 
 def excerpt(text: str) -> str:
@@ -445,12 +445,12 @@ class HttpToolDefinition(Approvable):
 
     @property
     def patterns(self) -> Mapping[str, str]:
-        found = {"/parameters": _schema(self.parameters).patterns}
+        used_patterns = {"/parameters": _schema(self.parameters).patterns}
         if self.output_schema is not None:
-            found["/output_schema"] = output_schema(self.output_schema).patterns
+            used_patterns["/output_schema"] = output_schema(self.output_schema).patterns
         return {
             f"{place}{pointer}": pattern
-            for place, patterns in found.items()
+            for place, patterns in used_patterns.items()
             for pointer, pattern in patterns.items()
         }
 
@@ -503,8 +503,8 @@ class HttpTool(ToolBase):
         self.timeout_s = definition.timeout_s + 5.0  # the HTTP client times out first and says why
         self.idempotent = definition.repeatable
         self._arguments = _schema(definition.parameters)
-        wanted = definition.output_schema
-        self._output = None if wanted is None else output_schema(wanted)
+        schema = definition.output_schema
+        self._output = None if schema is None else output_schema(schema)
         self._template = UrlTemplate.parse(definition.url)
         self._secrets = secrets
         self._egress = egress
@@ -557,8 +557,8 @@ class HttpTool(ToolBase):
         body = body_of(reply) if media is None else None
         if violations := await self._violations(body):
             return error_result(tool_call, clean(violations), "invalid_answer")
-        found = {"status": reply.status, "content_type": content_type(reply), "body": body}
-        return success_result(tool_call, clean(found), [] if media is None else [media])
+        value = {"status": reply.status, "content_type": content_type(reply), "body": body}
+        return success_result(tool_call, clean(value), [] if media is None else [media])
 
     async def _violations(self, body: Any) -> str | None:
         schema = self._output
@@ -602,15 +602,15 @@ class HttpTool(ToolBase):
 
     async def _headers(self, content: bytes | None) -> tuple[dict[str, str], list[str]]:
         headers = {"content-type": "application/json"} if content else {}
-        sent: list[str] = []
+        names: list[str] = []
         for name, value in self.definition.headers.items():
             if isinstance(value, SecretHeader):
                 secret = (await self._secrets(value.secret)).strip()
-                sent.append(secret)
+                names.append(secret)
                 headers[name.lower()] = secret
             else:
                 headers[name.lower()] = value
-        return dict(with_trace(headers)), sent
+        return dict(with_trace(headers)), names
 
     def _failure(self, reply: Reply, url: str, clean: Callable[[str], str]) -> str | None:
         if is_redirect(reply):
@@ -622,8 +622,8 @@ class HttpTool(ToolBase):
             )
         if (failure := failure_of(reply)) is not None:
             # Redact the whole text and then cut it, because redaction finds only whole secrets.
-            said = excerpt(clean(text_of(reply) or "").strip())
-            return f"{failure}: {said}" if said else failure
+            text = excerpt(clean(text_of(reply) or "").strip())
+            return f"{failure}: {text}" if text else failure
         if reply.truncated or len(reply.body) > self.definition.max_bytes:
             return f"the answer is larger than {self.definition.max_bytes} bytes"
         return None

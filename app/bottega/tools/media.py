@@ -65,9 +65,9 @@ def media_type_of(head: bytes, declared: str | None = None) -> str:
         head: the first ``HEAD_BYTES`` of the file, or the whole file.
         declared: media type that the client sent; used only for files that are text.
     """
-    for magic, found in _MAGIC:
+    for magic, media_type in _MAGIC:
         if head.startswith(magic):
-            return found
+            return media_type
     for family in (_riff, _iso, _zip, _bitmap, _mpeg):
         if (known := family(head)) is not None:
             return known
@@ -92,8 +92,8 @@ def _iso(head: bytes) -> str | None:
 def _zip(head: bytes) -> str | None:
     if not head.startswith(_ZIP):
         return None
-    if named := _MIMETYPE.search(head, 0, 200):  # OpenDocument and EPUB
-        return named[1].decode()
+    if match := _MIMETYPE.search(head, 0, 200):  # OpenDocument and EPUB
+        return match[1].decode()
     return next((found for name, found in _ZIPPED if name in head), "application/zip")
 
 
@@ -118,9 +118,9 @@ def _text(head: bytes, declared: str | None) -> str | None:
         codecs.getincrementaldecoder("utf-8")().decode(head)
     except UnicodeDecodeError:
         return None
-    plain = head.removeprefix(codecs.BOM_UTF8)
+    text = head.removeprefix(codecs.BOM_UTF8)
     for pattern, found in _MARKUP:
-        if pattern.match(plain):
+        if pattern.match(text):
             return found
     claimed = (declared or "").partition(";")[0].strip().lower()
     return claimed if is_text(claimed) else _PLAIN
@@ -205,9 +205,9 @@ class PageCount:
     def feed(self, piece: bytes) -> None:
         if self.pages >= 100_000:  # further pages are not counted
             return
-        seen = self._rest + piece
-        ends = [found.end() for found in self._PAGE.finditer(seen)]
+        data = self._rest + piece
+        ends = [found.end() for found in self._PAGE.finditer(data)]
         # A match at the end of a piece may be the start of "/Pages": wait for the next piece.
-        self.pages += sum(end < len(seen) for end in ends)
-        last = max((end for end in ends if end < len(seen)), default=0)
-        self._rest = seen[max(last, len(seen) - self._OVERLAP) :]
+        self.pages += sum(end < len(data) for end in ends)
+        last = max((end for end in ends if end < len(data)), default=0)
+        self._rest = data[max(last, len(data) - self._OVERLAP) :]

@@ -81,8 +81,8 @@ class Approvable(DescribedModel):
 
     def rule(self, agents: Any) -> Approval | None:
         """Return the tool's approval rule; if the tool has none, the agent's rule (``agents``)."""
-        wanted = agents if self.approval is None else self.approval
-        return approval_of(wanted, self.approval_reason)
+        value = agents if self.approval is None else self.approval
+        return approval_of(value, self.approval_reason)
 
 
 class _Question(BaseModel):
@@ -132,14 +132,14 @@ class AskUser(_PeoplesTool):
 
     def interrupt(self, tool_call: ToolCall) -> Interrupt | None:
         try:
-            asked = _Question.model_validate(tool_call.arguments)
+            question = _Question.model_validate(tool_call.arguments)
         except ValidationError:
             return None
         return Interrupt(
             kind="question",
-            question=asked.question,
-            schema=asked.answer_schema,
-            expires_s=asked.expires_s,
+            question=question.question,
+            schema=question.answer_schema,
+            expires_s=question.expires_s,
         )
 
     async def execute(self, tool_call: ToolCall) -> ToolResult:

@@ -69,18 +69,18 @@ class TenantSecrets:
 
     def values(self, tenant: str | None = None) -> list[str]:
         """Return the values to redact: the secrets of a tenant, or of all tenants."""
-        wanted = None if tenant is None else _spelled(tenant)
-        return [value for (of, _), value in self._values.items() if wanted in (None, of)]
+        owner = None if tenant is None else _spelled(tenant)
+        return [value for (of, _), value in self._values.items() if owner in (None, of)]
 
 
 def _owner(key: str) -> tuple[str, str]:
-    named = _NAMED.fullmatch(key.removeprefix(PREFIX))
-    if named is None:
+    match = _NAMED.fullmatch(key.removeprefix(PREFIX))
+    if match is None:
         raise InvalidInputError(
             f"{key} is neither {PREFIX}NAME nor {PREFIX}TENANT__NAME: use capital letters and "
             "digits, with single _ between them"
         )
-    return named["tenant"] or _spelled(DEFAULT), named["name"]
+    return match["tenant"] or _spelled(DEFAULT), match["name"]
 
 
 def _fit_to_be_removed(key: str, value: str) -> str:

@@ -62,9 +62,9 @@ async def prepare(caller: Caller, name: str, body: AgentContent) -> dict[str, An
         refuse_unsupported(body.params.model_dump(), dialects, "/params", whose=name)
     _refuse_high_limits(caller.service, body)
     children = [] if body.subagents is None else body.subagents.names
-    found = await refuse_circle(caller.tx, caller.tenant, name, children)
+    agents_below = await refuse_circle(caller.tx, caller.tenant, name, children)
     if body.subagents is not None and body.subagents.mode == "async":
-        refuse_stateful(name, children, found)
+        refuse_stateful(name, children, agents_below)
     return body.model_dump(exclude={"name"})
 
 
@@ -87,15 +87,15 @@ def _schemas(body: AgentContent) -> dict[str, Mapping[str, Any]]:
 
 
 def schemas_of(
-    checks: Iterable[AnyCheck], place: str = "/success_check"
+    checks: Iterable[AnyCheck], pointer: str = "/success_check"
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the schemas of checks by JSON Pointer. ``place``: JSON Pointer to the checks."""
+    """Return the schemas of checks by JSON Pointer. ``pointer``: JSON Pointer to the checks."""
     found: dict[str, Mapping[str, Any]] = {}
     for number, check in enumerate(checks):
         if isinstance(check, SchemaCheck):
-            found[f"{place}/{number}/schema"] = check.schema_
+            found[f"{pointer}/{number}/schema"] = check.schema_
         elif isinstance(check, EqualsCheck) and not isinstance(check.value, str):
-            found[f"{place}/{number}/value"] = {"const": check.value}
+            found[f"{pointer}/{number}/value"] = {"const": check.value}
     return found
 
 
@@ -116,11 +116,11 @@ def _with_limits(service: Service, content: Mapping[str, Any]) -> dict[str, Any]
     return {"effective_limits": service.settings.subagent_limits.of_agent(content["subagents"])}
 
 
-def refuse_unknown_plugins(checks: Iterable[AnyCheck], place: str = "/success_check") -> None:
+def refuse_unknown_plugins(checks: Iterable[AnyCheck], pointer: str = "/success_check") -> None:
     """Check that the plugins of checks are installed.
 
     Args:
-        place: JSON Pointer to the checks.
+        pointer: JSON Pointer to the checks.
 
     Raises:
         InvalidInputError: ``unknown_plugin``.
@@ -130,21 +130,21 @@ def refuse_unknown_plugins(checks: Iterable[AnyCheck], place: str = "/success_ch
             raise InvalidInputError(
                 f"the plugin '{check.name}' is not installed: install it for the service's Python",
                 code="unknown_plugin",
-                pointer=f"{place}/{number}/name",
+                pointer=f"{pointer}/{number}/name",
             )
 
 
 async def _dialects(caller: Caller, model: str | list[str] | None) -> Dialects:
     if model is None:
         model = await store.default_model(caller.tx, caller.tenant)
-    known = dict(caller.service.settings.operator_providers)
-    known |= await known_providers(caller.tx, caller.tenant, possible_names(model))
-    found = []
+    providers = dict(caller.service.settings.operator_providers)
+    providers |= await known_providers(caller.tx, caller.tenant, possible_names(model))
+    problems = []
     for reference in listed(model):
         with contextlib.suppress(InvalidInputError):
-            provider = known[named_by(reference, known).provider]
-            found.append((provider.dialect, provider.headers))
-    return dialects_of(found)
+            provider = providers[named_by(reference, providers).provider]
+            problems.append((provider.dialect, provider.headers))
+    return dialects_of(problems)
 
 
 router = DefinitionRoutes(
@@ -206,7 +206,7 @@ async def create_draft_run(
     body: NewDraftRun,
     response: Response,
 ) -> Any:
-    asked = NewRun(agent=name, input=body.input, memory="off" if body.model == "demo" else "read")
+    new_run = NewRun(agent=name, input=body.input, memory="off" if body.model == "demo" else "read")
     try:
         await check_patterns_of(service, tenant, body.definition)
         async with service.database.begin(tenant) as tx:
@@ -214,7 +214,7 @@ async def create_draft_run(
             stored = await prepare(caller, name, body.definition)
         definition = stored | {"success_check": []}
         draft = {"agent": name, "definition": definition, "model": body.model}
-        run = await start_run(service, principal, asked, await once.key_with_hash(), draft=draft)
+        run = await start_run(service, principal, new_run, await once.key_with_hash(), draft=draft)
     except InvalidInputError as error:
         if error.pointer is not None and not error.pointer.startswith("/input"):
             error.pointer = f"/definition{error.pointer.removeprefix('/agent')}"

@@ -148,11 +148,11 @@ class Batch(Answer):
 
 
 def _refused(error: ValidationError, data: bytes | None) -> RequestValidationError:
-    found = error.errors(include_url=False)
+    problems = error.errors(include_url=False)
     place = "query" if data is None else "body"
-    body = None if data is None or found[0]["type"] == "json_invalid" else from_json(data)
+    body = None if data is None or problems[0]["type"] == "json_invalid" else from_json(data)
     return RequestValidationError(
-        [{**each, "loc": (place, *each["loc"])} for each in found], body=body
+        [{**each, "loc": (place, *each["loc"])} for each in problems], body=body
     )
 
 
@@ -190,15 +190,15 @@ def _with_keys_once(items: Sequence[BatchItem]) -> list[dict[str, Any]]:
     Raises:
         InvalidInputError: ``duplicate_key``.
     """
-    seen: set[str] = set()
+    keys: set[str] = set()
     for index, item in enumerate(items):
-        if item.key is not None and item.key in seen:
+        if item.key is not None and item.key in keys:
             raise InvalidInputError(
                 f"two items have the key '{item.key[:100]}'",
                 code="duplicate_key",
                 pointer=f"/items/{index}/key",
             )
-        seen.update(() if item.key is None else (item.key,))
+        keys.update(() if item.key is None else (item.key,))
     return [item.model_dump(exclude_none=True) for item in items]
 
 
@@ -308,8 +308,8 @@ async def create(
     is_lines = kind == _NDJSON
     acts_for(principal, None, None)
     if not is_lines and len(await request.body()) > MOST_BODY_BYTES:
-        told = f"send more than {MOST_BODY_BYTES} bytes as {_NDJSON}"
-        return problem_response(413, "body_too_large", told)
+        hint = f"send more than {MOST_BODY_BYTES} bytes as {_NDJSON}"
+        return problem_response(413, "body_too_large", hint)
     body, items = await _body_of(request, query, service, tenant, is_lines=is_lines)
     stored = _with_keys_once(items)
     new = _new_run(service, principal.actor, body, len(stored))
@@ -327,7 +327,7 @@ async def create(
 
 def _new_run(service: Service, actor: str, body: NewBatch, total: int) -> submit.RunRequest:
     budget = body.budget or BatchBudget()
-    asked = {
+    fields = {
         **body.model_dump(include={"agent", "graph", "priority", "webhook_url"}),
         "mode": "batch",
         "input": "",
@@ -337,7 +337,7 @@ def _new_run(service: Service, actor: str, body: NewBatch, total: int) -> submit
         "batch": {"concurrency": body.concurrency, "on_error": body.on_error, "total": total},
     }
     return submit.RunRequest.of(
-        asked,
+        fields,
         memory=service.settings.memory,
         principal=actor,
     )
@@ -358,10 +358,10 @@ async def list_(
     request: Request,
     response: Response,
 ) -> Any:
-    found = await submit.list_batches(
+    rows = await submit.list_batches(
         tx, tenant, after=query.place(UUID), descending=query.descending, limit=query.limit
     )
-    return query.page(request, response, found, lambda batch: batch["id"])
+    return query.page(request, response, rows, lambda batch: batch["id"])
 
 
 @router.get(

@@ -141,13 +141,13 @@ Place = tuple[str, DefinitionKind, str]
 """JSON Pointer of a reference in a document, with the kind and name of the reference's target."""
 
 
-async def missing(caller: Caller, asked: Apply) -> list[tuple[str, str]]:
+async def missing(caller: Caller, apply: Apply) -> list[tuple[str, str]]:
     """Return (JSON Pointer, error text) of the first 100 references to missing definitions.
 
     The server refuses runs of a definition that refers to a missing definition.
     """
     names: dict[str, set[str]] = defaultdict(set)
-    places = list(_named(asked))
+    places = list(_named(apply))
     for _, kind, name in places:
         names[kind.word].add(name)
     kinds = {kind.word: kind for _, kind, _ in places}
@@ -156,89 +156,89 @@ async def missing(caller: Caller, asked: Apply) -> list[tuple[str, str]]:
         for word, known in names.items()
     }
     own: dict[str, list[str]] = {
-        AGENTS.word: [each.name for each in asked.agents],
-        GRAPHS.word: [each.name for each in asked.graphs],
-        MCP_SERVERS.word: [each.name for each in asked.mcp_servers],
+        AGENTS.word: [each.name for each in apply.agents],
+        GRAPHS.word: [each.name for each in apply.graphs],
+        MCP_SERVERS.word: [each.name for each in apply.mcp_servers],
     }
-    found = [
+    absent = [
         (pointer, f"there is no {kind.noun} '{name}'{_near(name, own[kind.word])}")
         for pointer, kind, name in places
         if name in unknown[kind.word]
     ]
     secrets = [
         (f"{each.pointer}/secret", f"there is no secret '{each.name}'")
-        for each in _sent_secrets(asked)
+        for each in _sent_secrets(apply)
         if each.name in caller.absent_secrets
     ]
-    return [*found, *await _without_provider(caller, asked), *secrets, *_unlisted(asked)][:100]
+    return [*absent, *await _without_provider(caller, apply), *secrets, *_unlisted(apply)][:100]
 
 
-async def _without_provider(caller: Caller, asked: Apply) -> Iterable[tuple[str, str]]:
+async def _without_provider(caller: Caller, apply: Apply) -> Iterable[tuple[str, str]]:
     """Return (JSON Pointer, error text) of each agent's model whose provider is missing."""
     references = [
-        each for number, agent in enumerate(asked.agents) for each in _models(number, agent)
+        each for number, agent in enumerate(apply.agents) for each in _models(number, agent)
     ]
-    for number, graph in enumerate(asked.graphs):
+    for number, graph in enumerate(apply.graphs):
         references += _judges(f"/graphs/{number}", graph.success_check)
     default = await store.default_model(caller.tx, caller.tenant)
     references = [(pointer, reference or default) for pointer, reference in references]
     names = {name for _, reference in references for name in possible_names(reference)}
-    known: dict[str, Any] = dict(caller.service.settings.operator_providers)
-    known |= await known_providers(caller.tx, caller.tenant, names)
-    found = []
+    providers: dict[str, Any] = dict(caller.service.settings.operator_providers)
+    providers |= await known_providers(caller.tx, caller.tenant, names)
+    problems = []
     for pointer, reference in references:
         try:
-            named_by(reference, known)
+            named_by(reference, providers)
         except InvalidInputError as error:
-            found.append((pointer, error.detail))
-    return found
+            problems.append((pointer, error.detail))
+    return problems
 
 
 def _models(number: int, agent: NewAgent) -> Iterator[tuple[str, str | None]]:
-    place = f"/agents/{number}"
+    pointer = f"/agents/{number}"
     for index, reference in enumerate(listed(agent.model)):
         yield (
-            f"{place}/model/{index}" if isinstance(agent.model, list) else f"{place}/model",
+            f"{pointer}/model/{index}" if isinstance(agent.model, list) else f"{pointer}/model",
             reference,
         )
-    yield from _judges(place, agent.success_check)
+    yield from _judges(pointer, agent.success_check)
 
 
-def _judges(place: str, checks: Sequence[AnyCheck]) -> Iterator[tuple[str, str | None]]:
+def _judges(pointer: str, checks: Sequence[AnyCheck]) -> Iterator[tuple[str, str | None]]:
     for index, check in enumerate(checks):
         if isinstance(check, JudgeCheck) and check.model is not None:
-            yield f"{place}/success_check/{index}/model", check.model
+            yield f"{pointer}/success_check/{index}/model", check.model
 
 
-def _sent_secrets(asked: Apply) -> Iterator[Sending]:
+def _sent_secrets(apply: Apply) -> Iterator[Sending]:
     for section, of in (
         ("providers", providers.sent_secrets),
         ("mcp_servers", servers.sent_secrets),
         ("agents", agents.sent_secrets),
         ("graphs", graphs.sent_secrets),
     ):
-        for number, body in enumerate(getattr(asked, section)):
+        for number, body in enumerate(getattr(apply, section)):
             for each in of(body):
                 yield each._replace(pointer=f"/{section}/{number}{each.pointer}")
 
 
-def _named(asked: Apply) -> Iterator[Place]:
-    for number, agent in enumerate(asked.agents):
-        place = f"/agents/{number}"
+def _named(apply: Apply) -> Iterator[Place]:
+    for number, agent in enumerate(apply.agents):
+        pointer = f"/agents/{number}"
         children = () if agent.subagents is None else agent.subagents.names
         for index, name in enumerate(children):
-            yield f"{place}/subagents/names/{index}", AGENTS, name
+            yield f"{pointer}/subagents/names/{index}", AGENTS, name
         for index, tool in enumerate(agent.tools):
             if isinstance(tool, McpToolDefinition):
-                yield f"{place}/tools/{index}/server", MCP_SERVERS, tool.server
-    for number, graph in enumerate(asked.graphs):
+                yield f"{pointer}/tools/{index}/server", MCP_SERVERS, tool.server
+    for number, graph in enumerate(apply.graphs):
         yield from _named_by_graph(number, graph)
-    for number, schedule in enumerate(asked.schedules):
-        place = f"/schedules/{number}/run"
+    for number, schedule in enumerate(apply.schedules):
+        pointer = f"/schedules/{number}/run"
         if schedule.run.agent is not None:
-            yield f"{place}/agent", AGENTS, schedule.run.agent
+            yield f"{pointer}/agent", AGENTS, schedule.run.agent
         if schedule.run.graph is not None:
-            yield f"{place}/graph", GRAPHS, schedule.run.graph
+            yield f"{pointer}/graph", GRAPHS, schedule.run.graph
 
 
 def _named_by_graph(number: int, graph: NewGraph) -> Iterator[Place]:
@@ -263,9 +263,9 @@ def _ends(number: int, graph: NewGraph) -> Iterator[tuple[str, str]]:
         yield from ((f"{place}/source", edge.source), (f"{place}/target", edge.target))
 
 
-def _unlisted(asked: Apply) -> Iterator[tuple[str, str]]:
+def _unlisted(apply: Apply) -> Iterator[tuple[str, str]]:
     """Yield each name in an edge that is not in the graph's list of nodes."""
-    for number, graph in enumerate(asked.graphs):
+    for number, graph in enumerate(apply.graphs):
         nodes = [node if isinstance(node, str) else node.name or "" for node in graph.nodes]
         for pointer, name in _ends(number, graph):
             if nodes and name not in nodes:
@@ -290,24 +290,24 @@ _DELETED = (schedules.KIND, *reversed(_BY_WORD))
 _columns = applied_definitions.c
 
 
-async def check_patterns(service: Service, tenant: UUID, asked: Apply) -> None:
+async def check_patterns(service: Service, tenant: UUID, apply: Apply) -> None:
     """Check the schemas in a document's agents, graphs and schedules; the check may take seconds.
 
     Raises:
         BottegaError: a schema was refused; the error's ``pointer`` locates the schema.
     """
-    for number, agent in enumerate(asked.agents):
+    for number, agent in enumerate(apply.agents):
         with _at("agents", number):
             await agents.check_patterns_of(service, tenant, agent)
-    for number, graph in enumerate(asked.graphs):
+    for number, graph in enumerate(apply.graphs):
         with _at("graphs", number):
             await graphs.check_schemas_of(service, tenant, graph)
-    for number, schedule in enumerate(asked.schedules):
+    for number, schedule in enumerate(apply.schedules):
         with _at("schedules", number):
             await check_schema(tenant, schedule.run.output_schema, "/run/output_schema")
 
 
-async def store_all(caller: Caller, asked: Apply) -> list[dict[str, Any]]:
+async def store_all(caller: Caller, apply: Apply) -> list[dict[str, Any]]:
     """Store each definition of a document, unless the same definition is already stored.
 
     Returns:
@@ -321,18 +321,18 @@ async def store_all(caller: Caller, asked: Apply) -> list[dict[str, Any]]:
     await hold_sub_agents(caller.tx, caller.tenant)
     results = []
     for section, (kind, prepare) in _KINDS.items():
-        bodies = getattr(asked, section)
+        bodies = getattr(apply, section)
         names = [body.name for body in bodies]
         known = await store.named(caller.tx, kind, caller.tenant, names) if names else {}
         for number, body in _in_order(section, bodies):
             with _at(section, number):
                 content = await prepare(caller, body.name, body)
                 results.append(await _store(caller, kind, body, content, known.get(body.name)))
-    for number, schedule in _in_order("schedules", asked.schedules):
+    for number, schedule in _in_order("schedules", apply.schedules):
         with _at("schedules", number):
             results.append(await _store_schedule(caller, schedule))
-    if asked.source is not None:
-        results += await _note_source(caller, asked.source, results, prune=asked.prune)
+    if apply.source is not None:
+        results += await _note_source(caller, apply.source, results, prune=apply.prune)
     return _bounded(results)
 
 
@@ -397,13 +397,13 @@ async def _store(
 def _shown(content: Mapping[str, Any] | None, body: Body) -> dict[str, Any] | None:
     if content is None:
         return None
-    known = type(body).model_fields
-    return {key: value for key, value in content.items() if key in known and key != "name"}
+    fields = type(body).model_fields
+    return {key: value for key, value in content.items() if key in fields and key != "name"}
 
 
 async def _store_schedule(caller: Caller, body: NewSchedule) -> dict[str, Any]:
-    asked, run = body.model_dump(), body.run
-    if any(parts_of(asked["run"]["input"])):
+    schedule, run = body.model_dump(), body.run
+    if any(parts_of(schedule["run"]["input"])):
         raise InvalidInputError(
             "a schedule in a document needs a text as input: send a schedule with files to PUT "
             "/v1/schedules/{name}",
@@ -411,8 +411,8 @@ async def _store_schedule(caller: Caller, body: NewSchedule) -> dict[str, Any]:
         )
     acts_for(caller.principal, run.user, "/run/user")
     caller.principal.limits.need_no_limit_of_runs()
-    place, settings = "/run/webhook_url", caller.service.settings
-    await check_webhook(caller.tx, caller.tenant, settings, run.webhook_url, pointer=place)
+    pointer, settings = "/run/webhook_url", caller.service.settings
+    await check_webhook(caller.tx, caller.tenant, settings, run.webhook_url, pointer=pointer)
     before = None
     try:
         current = await schedules.get(caller.tx, caller.tenant, body.name, lock=True)
@@ -423,8 +423,8 @@ async def _store_schedule(caller: Caller, body: NewSchedule) -> dict[str, Any]:
         url = current["run"].get("webhook_url")
         if url is not None and run.webhook_url == url.split("?")[0]:
             # Keep the stored URL: its query is secret, so the client may not know the query.
-            asked["run"]["webhook_url"] = url
-    row, _ = await schedules.put(caller.tx, caller.tenant, asked)
+            schedule["run"]["webhook_url"] = url
+    row, _ = await schedules.put(caller.tx, caller.tenant, schedule)
     result = _result(schedules.KIND, body.name, before, _of_schedule(row))
     if result["action"] != "unchanged":
         action = "schedule.create" if before is None else "schedule.replace"
@@ -494,10 +494,10 @@ async def _delete(caller: Caller, kind: str, name: str) -> dict[str, Any] | None
 
 def _bounded(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     left = 4 * 1024 * 1024  # remaining bytes for definitions; nothing else limits the response
-    for each in results:
-        left -= len(to_json(each["before"])) + len(to_json(each["after"]))
+    for result in results:
+        left -= len(to_json(result["before"])) + len(to_json(result["after"]))
         if left < 0:
-            each["before"] = each["after"] = None
+            result["before"] = result["after"] = None
     return results
 
 
@@ -535,8 +535,8 @@ async def apply(
     with suppress(_DryRunError):
         async with service.database.begin(tenant) as tx:
             caller = Caller(service, tx, tenant, principal)
-            sent = {each.name for each in _sent_secrets(body)}
-            caller = replace(caller, absent_secrets=await unknown_secrets(caller, sent))
+            secret_names = {each.name for each in _sent_secrets(body)}
+            caller = replace(caller, absent_secrets=await unknown_secrets(caller, secret_names))
             items = await store_all(caller, body)
             absent = await missing(caller, body)
             if absent and not body.allow_missing:

@@ -146,9 +146,9 @@ def imported(
     """
     if body.at is not None and body.at > now + CLOCK_SKEW:
         raise InvalidInputError("this time is in the future: send a past time", pointer=pointer)
-    given = body.model_dump()
-    asked, output, error = body.task.original_input, body.result.output, body.result.error
-    trace = given["execution"].pop("trace")
+    fields = body.model_dump()
+    question, output, error = body.task.original_input, body.result.output, body.result.error
+    trace = fields["execution"].pop("trace")
     text = "" if output is None else as_text(output)
     is_long = len(text) > memory.LONGEST_TEXT
     return memory.Episode(
@@ -163,28 +163,28 @@ def imported(
         else None,
         trust=memory.IMPORTED,
         origin={"principal": principal, "run": None, "tool": None},
-        task=given["task"] | {"original_input": asked[: memory.LONGEST_TEXT]},
-        execution=given["execution"],
-        result=given["result"] | ({"output": text[: memory.LONGEST_TEXT]} if is_long else {}),
-        metadata=given["metadata"],
+        task=fields["task"] | {"original_input": question[: memory.LONGEST_TEXT]},
+        execution=fields["execution"],
+        result=fields["result"] | ({"output": text[: memory.LONGEST_TEXT]} if is_long else {}),
+        metadata=fields["metadata"],
         tags=tuple(dict.fromkeys(body.tags)),
-        reflection=given["reflection"],
+        reflection=fields["reflection"],
         trace=trace or None,
-        input=asked if len(asked) > memory.LONGEST_TEXT else None,
+        input=question if len(question) > memory.LONGEST_TEXT else None,
         output=output if is_long else None,
-        summary=_summary(asked, [*body.task.goals, text], error, trace),
+        summary=_summary(question, [*body.task.goals, text], error, trace),
     )
 
 
 def _summary(
-    asked: str, results: Sequence[str], error: EpisodeFailure | None, trace: Sequence[Any]
+    question: str, results: Sequence[str], error: EpisodeFailure | None, trace: Sequence[Any]
 ) -> memory.Summary:
-    read = trace if len(trace) <= 1000 else [*trace[:500], *trace[-500:]]
+    steps = trace if len(trace) <= 1000 else [*trace[:500], *trace[-500:]]
     texts = (
-        asked,
+        question,
         "\n".join(filter(None, results)),
         ": ".join(filter(None, (error.type, error.message))) if error else "",
-        "\n".join(map(as_text, read)),
+        "\n".join(map(as_text, steps)),
     )
     return memory.Summary(*(summary_of(text, memory.LONGEST_SUMMARY // 4) for text in texts))
 
@@ -221,10 +221,10 @@ async def create(
         async def store() -> dict[str, Any]:
             await require_room(tx, tenant)
             await hold_owner(tx, tenant, body.session_id, body.user)
-            stored = await service.memory.store(tenant, episode, on=driver)
-            await audit.note(tx, tenant, principal.actor, "episode.import", str(stored))
-            response.headers["Location"] = f"/v1/episodes/{stored}"
-            kept = (await load(driver, EVERYTHING, [stored]))[stored]
+            episode_id = await service.memory.store(tenant, episode, on=driver)
+            await audit.note(tx, tenant, principal.actor, "episode.import", str(episode_id))
+            response.headers["Location"] = f"/v1/episodes/{episode_id}"
+            kept = (await load(driver, EVERYTHING, [episode_id]))[episode_id]
             bodies = {part: getattr(episode, part) for part in ALL_PARTS}
             return to_response(replace(kept, **bodies))
 
@@ -248,13 +248,13 @@ async def list_(
     request: Request,
     response: Response,
 ) -> Any:
-    found = await service.memory.structured_search(
+    rows = await service.memory.structured_search(
         tenant,
         within(principal, query.user, query.session_id, query.scope),
         query.filters(),
         **query.window(tuple[PlaceInTime, UUID]),
     )
-    items = PageItems(map(to_response, found), more=found.more)
+    items = PageItems(map(to_response, rows), more=rows.more)
     return query.page(request, response, items, lambda item: [item["at"], item["id"]])
 
 

@@ -201,14 +201,14 @@ async def create(
         )
     schemas: dict[str, Mapping[str, Any]] = {}
     for number, case in enumerate(body.cases):
-        place = f"/cases/{number}/checks"
-        refuse_unknown_plugins(case.checks, place)
-        schemas |= schemas_of(case.checks, place)
+        pointer = f"/cases/{number}/checks"
+        refuse_unknown_plugins(case.checks, pointer)
+        schemas |= schemas_of(case.checks, pointer)
     await check_schemas(tenant, schemas)
     key = await once.key_with_hash()
     response.headers["Location"] = f"{router.prefix}/{body.name}"
     async with service.database.begin(tenant) as tx:
-        wanted = evals.NewEval(
+        new_eval = evals.NewEval(
             name=body.name,
             cases=[
                 (case.input, [check.model_dump() for check in case.checks]) for case in body.cases
@@ -218,7 +218,7 @@ async def create(
             judges=await _judges(tx, service, principal, body),
         )
         new = _batch(service, principal, body)
-        await evals.start_eval(tx, service.pins, tenant, wanted, new, key, principal.limits)
+        await evals.start_eval(tx, service.pins, tenant, new_eval, new, key, principal.limits)
     async with service.database.begin(tenant) as tx:
         return await evals.get_eval(tx, tenant, body.name)
 
@@ -251,7 +251,7 @@ async def _judges(
 
 def _batch(service: Service, principal: Principal, body: NewEval) -> RunRequest:
     budget = body.budget or BatchBudget()
-    asked = {
+    fields = {
         "mode": "batch",
         "input": "",
         "metadata": {},
@@ -259,7 +259,7 @@ def _batch(service: Service, principal: Principal, body: NewEval) -> RunRequest:
         "token_budget": budget.tokens,
         "cost_budget": None if budget.cost is None else budget.cost.model_dump(),
     }
-    return RunRequest.of(asked, memory=service.settings.memory, principal=principal.actor)
+    return RunRequest.of(fields, memory=service.settings.memory, principal=principal.actor)
 
 
 @router.get(
@@ -277,8 +277,8 @@ async def list_(
     request: Request,
     response: Response,
 ) -> Any:
-    found = await evals.list_evals(tx, tenant, **query.window(str))
-    return query.page(request, response, found, lambda each: each["name"])
+    rows = await evals.list_evals(tx, tenant, **query.window(str))
+    return query.page(request, response, rows, lambda each: each["name"])
 
 
 @router.get(

@@ -54,13 +54,13 @@ class MultipartFile:
         InvalidInputError: ``bad_multipart``: the boundary cannot be used.
     """
 
-    def __init__(self, boundary: bytes, known: frozenset[str]) -> None:
+    def __init__(self, boundary: bytes, names: frozenset[str]) -> None:
         if not 0 < len(boundary) <= 256:
             raise _bad("the content-type has no usable boundary")
         self.fields: dict[str, str] = {}
         self.name: str | None = None
         self.media_type: str | None = None
-        self._known = known
+        self._names = names
         self._delimiter = b"\r\n--" + boundary
         # A delimiter begins with a line break, but the first delimiter of a body may have none.
         self._rest = b"\r\n"
@@ -76,7 +76,7 @@ class MultipartFile:
         Raises:
             InvalidInputError: ``bad_multipart``, or a field is unknown, repeated or too long.
         """
-        text, at, found = self._rest + data, 0, []
+        text, at, parts = self._rest + data, 0, []
         while at < len(text) and self._state != "over":
             if self._state == "header":
                 after = self._header(text, at)
@@ -84,14 +84,14 @@ class MultipartFile:
                 in_file = self._in_file
                 body, after = self._until_delimiter(text, at)
                 if in_file:
-                    found.append(body)
+                    parts.append(body)
                 else:
                     self._add_to_field(body)
             if after == at:
                 break
             at = after
         self._rest = b"" if self._state == "over" else text[at:]
-        return b"".join(found)
+        return b"".join(parts)
 
     def close(self) -> None:
         """Check that the body was complete and had a file.
@@ -110,16 +110,16 @@ class MultipartFile:
         A delimiter is valid only if its line has no further text (RFC 2046, 5.1.1).
         """
         start = at
-        while (place := text.find(self._delimiter, start)) >= 0:
-            end = place + len(self._delimiter)
+        while (index := text.find(self._delimiter, start)) >= 0:
+            end = index + len(self._delimiter)
             mark = text[end : end + 2]
             if len(mark) < 2:
-                return text[at:place], place
+                return text[at:index], index
             if mark in (b"\r\n", b"--"):
                 self._state = "over" if mark == b"--" else "header"
                 self._in_file = False
-                return text[at:place], end
-            start = place + 2
+                return text[at:index], end
+            start = index + 2
         keep = max(at, start, len(text) - len(self._delimiter) + 1)
         return text[at:keep], keep
 
@@ -147,9 +147,9 @@ class MultipartFile:
             self._has_file = True
             self.name = clean_name(options.get(b"filename", b"").decode(errors="replace"))
             self.media_type = headers.get(b"content-type", b"")[:200].decode("latin-1") or None
-        elif name not in self._known or name in self.fields:
-            shown = name[:100].encode(errors="replace").decode()
-            raise InvalidInputError(f"the field '{shown}' is unknown or repeated: leave it out")
+        elif name not in self._names or name in self.fields:
+            label = name[:100].encode(errors="replace").decode()
+            raise InvalidInputError(f"the field '{label}' is unknown or repeated: leave it out")
         else:
             self.fields[name] = ""
 
@@ -309,9 +309,9 @@ async def create(request: Request, service: ServiceDep, tenant: Tenant, response
     return row
 
 
-def _session(given: str | None) -> str | None:
+def _session(session_id: str | None) -> str | None:
     try:
-        return None if given is None else _SESSION.validate_python(given)
+        return None if session_id is None else _SESSION.validate_python(session_id)
     except ValidationError:
         raise InvalidInputError(
             "this is not a valid name of a session", pointer="/session_id"
@@ -339,14 +339,14 @@ async def list_(
     request: Request,
     response: Response,
 ) -> Any:
-    found = await store.page(
+    rows = await store.page(
         tx,
         tenant,
         session_id=query.session_id,
         user=acts_for(principal, query.user, None).user,
         **query.window(UUID),
     )
-    return query.page(request, response, found, lambda file: file["id"])
+    return query.page(request, response, rows, lambda file: file["id"])
 
 
 @router.get(
@@ -403,9 +403,9 @@ async def content(request: Request, service: ServiceDep, tenant: Tenant, file_id
     )
 
 
-async def _all(first: bytes, others: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _all(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     yield first
-    async for piece in others:
+    async for piece in rest:
         yield piece
 
 
@@ -430,10 +430,10 @@ def _part(request: Request, size: int, etag: str) -> tuple[int, int] | None:
 
     For a range outside of the file, return an empty range; for several ranges, return ``None``.
     """
-    found = _RANGE.fullmatch(request.headers.get("range", ""))
-    if found is None or request.headers.get("if-range", etag) != etag:
+    match = _RANGE.fullmatch(request.headers.get("range", ""))
+    if match is None or request.headers.get("if-range", etag) != etag:
         return None
-    first, last = found["first"], found["last"]
+    first, last = match["first"], match["last"]
     if first:
         if last and int(last) < int(first):
             return None

@@ -569,15 +569,15 @@ async def plan_of(
     service.pins.forget(tenant_id, agent, graph)  # cached pins may be old
     pins = await service.pins.find(service.database.pool, tenant_id, agent, graph)
     pins_needed = set(pins_of(tenant_id, pins.pinned))
-    found = await PinnedDefinitions(service.database.pool).get(pins_needed)
-    agents = {pin.name: found[pin] for pin in pins_needed if pin.kind == "agent"}
+    rows = await PinnedDefinitions(service.database.pool).get(pins_needed)
+    agents = {pin.name: rows[pin] for pin in pins_needed if pin.kind == "agent"}
     return {
         "graph": graph,
         "version": pins.pinned["graph"]["version"],
         "agent": agent,
-        "content": pinned_graph(tenant_id, pins.pinned, found),
+        "content": pinned_graph(tenant_id, pins.pinned, rows),
         "agents": agents,
-        "mcp_servers": {pin.name: found[pin] for pin in pins_needed if pin.kind == "mcp_server"},
+        "mcp_servers": {pin.name: rows[pin] for pin in pins_needed if pin.kind == "mcp_server"},
         "versions": pins.pinned["agents"],
         "input": question,
     }
@@ -642,8 +642,8 @@ async def _answer_schemas(caller: Caller, content: Mapping[str, Any], graphs: Gr
     nodes = [node for each in (content, *graphs.values()) for node in each["nodes"]]
     names = [node["agent"] for node in nodes if node["agent"] is not None]
     names += [edge[end] for edge in content["edges"] for end in ("source", "target")]
-    found = await store.named(caller.tx, AGENTS, caller.tenant, names, lock=False)
-    return {name: each.content.get("output_schema") for name, each in found.items()}
+    agents = await store.named(caller.tx, AGENTS, caller.tenant, names, lock=False)
+    return {name: each.content.get("output_schema") for name, each in agents.items()}
 
 
 async def check_schemas_of(_: Service, tenant: UUID, body: GraphContent) -> None:

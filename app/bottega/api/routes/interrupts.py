@@ -64,7 +64,7 @@ async def list_(
 ) -> Any:
     user = acts_for(principal, query.user, None).user
     by_decision = query.order == "resolved_at"
-    found = await interrupts.page(
+    rows = await interrupts.page(
         tx,
         tenant,
         query.model_dump(include={"status", "kind", "run_id", "session_id"}) | {"user_id": user},
@@ -72,7 +72,7 @@ async def list_(
         **query.window(tuple[PlaceInTime, UUID]),
     )
     at = "resolved_at" if by_decision else "created_at"
-    return query.page(request, response, found, lambda item: [item[at], item["id"]])
+    return query.page(request, response, rows, lambda item: [item[at], item["id"]])
 
 
 @router.get(

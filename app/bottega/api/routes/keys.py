@@ -153,8 +153,8 @@ async def list_(
     request: Request,
     response: Response,
 ) -> Any:
-    found = await keys.page(tx, tenant, **query.window(UUID))
-    return query.page(request, response, found, lambda key: key["id"])
+    rows = await keys.page(tx, tenant, **query.window(UUID))
+    return query.page(request, response, rows, lambda key: key["id"])
 
 
 @router.get(
@@ -262,11 +262,11 @@ async def sign_in_provider(service: ServiceDep) -> Any:
     client_id = service.settings.oidc_client_id
     if client_id is None or service.sign_in is None:
         return {"client_id": None}
-    found = await service.sign_in.endpoints()
+    endpoints = await service.sign_in.endpoints()
     return {
         "client_id": client_id,
-        "authorization_endpoint": found.authorization,
-        "end_session_endpoint": found.end_session,
+        "authorization_endpoint": endpoints.authorization,
+        "end_session_endpoint": endpoints.end_session,
     }
 
 

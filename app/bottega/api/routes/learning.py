@@ -415,14 +415,14 @@ router = APIRouter(prefix="/v1/memory", tags=["memory"])
 async def context(
     service: ServiceDep, principal: PrincipalDep, tenant: ReadTenant, body: ContextQuery
 ) -> Any:
-    known: dict[str, Any] = {
+    features: dict[str, Any] = {
         name: value
         for name in ("complexity", "tools_required")
         if (value := getattr(body, name)) is not None
     }
     if (error := body.error) is not None:
-        known |= {"error_type": error.type} | ({"tool": error.tool} if error.tool else {})
-        known["failure_signature"] = failure_signature(error.type, error.message, error.tool)
+        features |= {"error_type": error.type} | ({"tool": error.tool} if error.tool else {})
+        features["failure_signature"] = failure_signature(error.type, error.message, error.tool)
     found = await context_for_task(
         service.memory,
         service.patterns,
@@ -432,7 +432,7 @@ async def context(
         domain=body.domain,
         task_type=body.task_type,
         capabilities=body.capabilities,
-        known=known,
+        known=features,
         k=body.k,
     )
     return {
@@ -455,10 +455,10 @@ async def context(
     }
 
 
-def _insight(found: FoundInsight) -> dict[str, Any]:
-    episodes = found.episodes
+def _insight(insight: FoundInsight) -> dict[str, Any]:
+    episodes = insight.episodes
     return {
-        "text": found.text,
+        "text": insight.text,
         "times": len(episodes),
         "trust": max(each.trust for each in episodes),
         "episodes": [each.id for each in episodes],
@@ -505,9 +505,9 @@ async def learn(
     outcomes = [ReportedOutcome(**each.model_dump()) for each in body.outcomes]
     async with service.database.begin(tenant) as tx:
         driver = tx.driver
-        if (stored := body.episode_id) is not None:
-            for each in (await load(driver, EVERYTHING, [stored])).values():
-                acting.refuse_other(each.user_id, f"episode {stored}")
+        if (episode_id := body.episode_id) is not None:
+            for each in (await load(driver, EVERYTHING, [episode_id])).values():
+                acting.refuse_other(each.user_id, f"episode {episode_id}")
 
         async def create() -> Learned:
             known: Episode | UUID | None = body.episode_id
@@ -578,8 +578,8 @@ async def list_(
     request: Request,
     response: Response,
 ) -> Any:
-    found = await jobs.page(tx.driver, tenant, **query.window(UUID))
-    return query.page(request, response, found, lambda job: job.id)
+    rows = await jobs.page(tx.driver, tenant, **query.window(UUID))
+    return query.page(request, response, rows, lambda job: job.id)
 
 
 @router.get(
@@ -628,13 +628,13 @@ async def give_feedback(
             f"run {run_id} is not over (it is {run['status']}): wait for its end",
             code="not_final",
         )
-    said = body.model_dump(exclude={"user"})
-    given = await read.give_feedback(tx, tenant, run_id, actor, **said)
+    fields = body.model_dump(exclude={"user"})
+    feedback = await read.give_feedback(tx, tenant, run_id, actor, **fields)
     if body.outcome or body.comment:
         metrics.verdicts.labels("feedback").inc()
     details = {"outcome": body.outcome, "score": body.score}
     await audit.note(tx, tenant, actor, "run.feedback", str(run_id), details)
-    return given
+    return feedback
 
 
 @run_router.get(

@@ -116,10 +116,10 @@ async def list_(
     request: Request,
     response: Response,
 ) -> Any:
-    wanted = query.model_dump(include={"session_id", "agent", "state"})
-    wanted["user_id"] = acts_for(principal, query.user, None).user
-    found = await lessons.page(tx.driver, tenant, wanted, **query.window(UUID))
-    items = type(found)(map(_to_response, found), more=found.more)
+    filters = query.model_dump(include={"session_id", "agent", "state"})
+    filters["user_id"] = acts_for(principal, query.user, None).user
+    rows = await lessons.page(tx.driver, tenant, filters, **query.window(UUID))
+    items = type(rows)(map(_to_response, rows), more=rows.more)
     return query.page(request, response, items, lambda item: item["id"])
 
 

@@ -158,7 +158,7 @@ async def readiness(service: Service) -> Readiness | Response:
     try:
         async with asyncio.timeout(3.0):
             await require_current(service.database.pool)
-            elsewhere = await any_alive(service.database.pool)
+            other_alive = await any_alive(service.database.pool)
             if await service.database.is_read_only():
                 return problem_response(503, "database_unavailable", _READ_ONLY)
             if not await service.database.has_room():
@@ -182,7 +182,7 @@ async def readiness(service: Service) -> Readiness | Response:
         return problem_response(503, "stopping", "this process is about to stop")
     if service.working:
         return Readiness(worker="here")
-    return Readiness(worker="elsewhere" if elsewhere else "none")
+    return Readiness(worker="elsewhere" if other_alive else "none")
 
 
 @router.get("/metrics", include_in_schema=False)
@@ -375,9 +375,9 @@ class Workers(Answer):
     responses=problems(),
 )
 async def get(tx: Transaction, tenant: Tenant) -> dict[str, Any]:
-    found = await workers.alive(tx)
+    rows = await workers.alive(tx)
     load = await workers.load_of(tx, tenant)
-    return {"workers": [{**row, "tenant": row["state"] or {}} for row in found], **load}
+    return {"workers": [{**row, "tenant": row["state"] or {}} for row in rows], **load}
 
 
 audit_router = APIRouter(prefix="/v1/audit", tags=["operations"])
@@ -428,7 +428,7 @@ async def list_(
     request: Request,
     response: Response,
 ) -> Any:
-    found = await audit.page(
+    rows = await audit.page(
         tx,
         tenant,
         action=query.action,
@@ -436,7 +436,7 @@ async def list_(
         noted_before=query.noted_before,
         **query.window(UUID),
     )
-    return query.page(request, response, found, lambda entry: entry["id"])
+    return query.page(request, response, rows, lambda entry: entry["id"])
 
 
 usage_router = APIRouter(prefix="/v1/usage", tags=["operations"])
@@ -511,7 +511,7 @@ async def sum_usage(
         metadata=pairs_of(query.metadata),
         key=key or None,
     )
-    found = await read.usage_page(
+    rows = await read.usage_page(
         tx, tenant, by, only, since=query.since, until=query.until, **query.window(str)
     )
-    return query.page(request, response, found, lambda item: item[by] or "")
+    return query.page(request, response, rows, lambda item: item[by] or "")

@@ -55,8 +55,8 @@ class PatternQuery(PageQuery):
     category: CategoryName | None = None
 
     def filters(self) -> dict[str, Any]:
-        given = {"states": (PatternState, self.state), "categories": (Category, self.category)}
-        return {name: [of(value)] for name, (of, value) in given.items() if value is not None}
+        selections = {"states": (PatternState, self.state), "categories": (Category, self.category)}
+        return {name: [of(value)] for name, (of, value) in selections.items() if value is not None}
 
 
 def tagged(pattern: memory.Pattern, response: Response) -> memory.Pattern:
@@ -66,8 +66,8 @@ def tagged(pattern: memory.Pattern, response: Response) -> memory.Pattern:
 
 
 def _written(fields: Mapping[str, Any]) -> dict[str, Any]:
-    known = {"name": "", "category": Category.DOMAIN, "content": {"kind": "HEURISTIC"}}
-    read = memory.pattern_of(known | dict(fields))
+    defaults = {"name": "", "category": Category.DOMAIN, "content": {"kind": "HEURISTIC"}}
+    read = memory.pattern_of(defaults | dict(fields))
     return {name: getattr(read, name) for name in fields}
 
 
@@ -95,8 +95,8 @@ async def create(
     body: NewPattern,
     response: Response,
 ) -> Any:
-    given = {"origin": {"principal": actor}, "trust": GIVEN_BY_HAND}
-    new = memory.pattern_of(body.model_dump(mode="json") | given)
+    origin_fields = {"origin": {"principal": actor}, "trust": GIVEN_BY_HAND}
+    new = memory.pattern_of(body.model_dump(mode="json") | origin_fields)
     async with service.database.begin(tenant) as tx:
         driver = tx.driver
 
@@ -129,8 +129,8 @@ async def list_(
     request: Request,
     response: Response,
 ) -> Any:
-    found = await service.patterns.page(tenant, **query.filters(), **query.window(UUID))
-    return query.page(request, response, found, lambda pattern: pattern.key)
+    rows = await service.patterns.page(tenant, **query.filters(), **query.window(UUID))
+    return query.page(request, response, rows, lambda pattern: pattern.key)
 
 
 @router.post(
@@ -149,7 +149,7 @@ async def list_(
 )
 async def match(service: ServiceDep, tenant: ReadTenant, body: PatternsWanted) -> Any:
     features = _features(body)
-    found = await service.patterns.find_applicable(
+    matches = await service.patterns.find_applicable(
         tenant,
         features,
         category=None if body.category is None else Category(body.category),
@@ -163,7 +163,7 @@ async def match(service: ServiceDep, tenant: ReadTenant, body: PatternsWanted) -
             "quality": each.quality,
             "parts": score_parts(each.pattern, each.quality, now) if body.explain else None,
         }
-        for each in found
+        for each in matches
     ]
     return {"features": features, "items": items}
 
@@ -175,8 +175,8 @@ def known_of(features: Mapping[str, Any]) -> dict[str, Any]:
 
 def _features(body: PatternsWanted) -> dict[str, Any]:
     """Return the features in the body, and the features found in the text of the task."""
-    told = body.context if body.features is None else body.features
-    known = known_of(told)
+    context = body.context if body.features is None else body.features
+    known = known_of(context)
     if body.task is not None:
         named = {name: known.get(name) for name in _NAMED}
         texts = {name: value for name, value in named.items() if isinstance(value, str)}
@@ -269,8 +269,8 @@ async def similar(
     k: Annotated[int, Query(ge=1, le=50, description="Maximum number of patterns.")] = 5,
 ) -> Any:
     pattern = await service.patterns.get(tenant, pattern_id)
-    found = await service.patterns.similar(tenant, pattern, k)
-    return {"items": [{"pattern": each, "likeness": likeness} for each, likeness in found]}
+    hits = await service.patterns.similar(tenant, pattern, k)
+    return {"items": [{"pattern": each, "likeness": likeness} for each, likeness in hits]}
 
 
 @router.post(
@@ -303,8 +303,8 @@ async def record(
 
         async def count() -> Any:
             store = service.patterns.store(driver, tenant)
-            found = await store.get_many([pattern_id])
-            applied = _applied(found[pattern_id], body, body.at or now)
+            patterns = await store.get_many([pattern_id])
+            applied = _applied(patterns[pattern_id], body, body.at or now)
             recorded = await store.record_application([applied])
             if recorded:
                 details = {"good": body.good}
@@ -348,9 +348,9 @@ async def evidence(service: ServiceDep, tenant: Tenant, pattern_id: PatternId) -
     async with service.database.turn(tenant):
         await service.patterns.get(tenant, pattern_id)
         async with acting_as(service.database.pool, tenant) as connection:
-            found = await service.patterns.store(connection, tenant).newest(pattern_id, 501)
-    points = await asyncio.to_thread(history, found[-500:])
-    return {"points": points, "more": len(found) > 500}
+            versions = await service.patterns.store(connection, tenant).newest(pattern_id, 501)
+    points = await asyncio.to_thread(history, versions[-500:])
+    return {"points": points, "more": len(versions) > 500}
 
 
 @router.post(
@@ -367,12 +367,12 @@ async def evidence(service: ServiceDep, tenant: Tenant, pattern_id: PatternId) -
 )
 async def validate(service: ServiceDep, tenant: Tenant, actor: Actor, pattern_id: PatternId) -> Any:
     async with service.database.turn(tenant):
-        (found,) = await service.patterns.validate(tenant, [pattern_id])
+        (validation,) = await service.patterns.validate(tenant, [pattern_id])
     service.patterns.forget(tenant)
     async with service.database.begin(tenant) as tx:
-        details = {"verdict": found.lately.verdict, "state": found.now.state}
+        details = {"verdict": validation.lately.verdict, "state": validation.now.state}
         await audit.note(tx, tenant, actor, "pattern.validate", str(pattern_id), details)
-    return found
+    return validation
 
 
 @router.post(

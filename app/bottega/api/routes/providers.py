@@ -283,23 +283,23 @@ async def _show(caller: Caller, name: str, response: Response) -> dict[str, Any]
     try:
         own = await store.get(caller.tx, PROVIDERS, caller.tenant, name)
     except NotFoundError:
-        known = caller.service.settings.operator_providers.get(name)
-        if known is None:
+        provider = caller.service.settings.operator_providers.get(name)
+        if provider is None:
             raise
         # The response has no ETag, because the tenant cannot replace an operator's provider.
-        shown = _operators(name, known)
+        body = _operators(name, provider)
     else:
-        shown = answer(own, response) | {"owner": "tenant"}
-    return shown | (await _health(caller, {name: shown}))[name]
+        body = answer(own, response) | {"owner": "tenant"}
+    return body | (await _health(caller, {name: body}))[name]
 
 
-def _operators(name: str, known: KnownProvider) -> dict[str, Any]:
+def _operators(name: str, provider: KnownProvider) -> dict[str, Any]:
     return dict.fromkeys(Provider.model_fields) | {
         "name": name,
         "version": 0,
         "owner": "operator",
-        "dialect": known.dialect,
-        "models": known.models,
+        "dialect": provider.dialect,
+        "models": provider.models,
         "headers": {},
     }
 
@@ -455,10 +455,10 @@ async def test(
     async with service.database.begin(tenant) as tx:
         caller = Caller(service, tx, tenant, principal)
         definition = await prepare(caller, body.name or "test", body)
-        named = await tenant_name(caller)
+        tenant_label = await tenant_name(caller)
     outgoing = service.outgoing
     hosts = outgoing.model_hosts
-    described = Described("test", definition, outgoing.secrets, tenant, named, {}, hosts)
+    described = Described("test", definition, outgoing.secrets, tenant, tenant_label, {}, hosts)
     look_up = partial(outgoing.egress.lookups.addresses, str(tenant))
     # Use a separate client, so that no tool can reuse a connection of this test to loopback.
     egress = Egress(await hosts.allowed(), resolve=look_up)

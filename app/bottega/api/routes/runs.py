@@ -392,7 +392,7 @@ async def diff(
             tenant,
             run_id,
             query.with_,
-            place=query.place(str),
+            after_key=query.place(str),
             descending=query.descending,
             limit=query.limit,
         )
@@ -724,14 +724,14 @@ async def list_(
     response: Response,
 ) -> Any:
     acts_for(principal, query.user, None)
-    found = await read.page(
+    rows = await read.page(
         tx,
         tenant,
         query.filters(),
         **query.window(UUID),
         full=query.full,
     )
-    page = query.page(request, response, found, lambda run: run["id"])
+    page = query.page(request, response, rows, lambda run: run["id"])
     return await encoded_page(page, Run if query.full else RunSummary, response)
 
 
@@ -806,8 +806,8 @@ async def tasks(
 ) -> Any:
     window = query.window(tuple[PlaceInTime, UUID])
     async with service.database.begin(tenant) as tx:
-        found = await read.tasks_page(tx, tenant, run_id, status=query.status, **window)
-    talking = [task for task in found if task["status"] in read.TALKING]
+        rows = await read.tasks_page(tx, tenant, run_id, status=query.status, **window)
+    talking = [task for task in rows if task["status"] in read.TALKING]
     if service.nats is not None and talking:  # without NATS, the query has already read the text
         runs = list({task["child_run_id"] or run_id for task in talking})
         answers = await asyncio.gather(*(service.nats.text_of(tenant, each) for each in runs))
@@ -815,7 +815,7 @@ async def tasks(
         for task in talking:
             of_run = texts[task["child_run_id"] or run_id]
             task["partial_output"] = of_run.get(None if task["child_run_id"] else task["id"])
-    return query.page(request, response, found, lambda task: [task["created_at"], task["id"]])
+    return query.page(request, response, rows, lambda task: [task["created_at"], task["id"]])
 
 
 class MessageQuery(PageQuery):
@@ -845,10 +845,10 @@ async def list_messages(
     request: Request,
     response: Response,
 ) -> Any:
-    found = await messages.page(
+    rows = await messages.page(
         tx, tenant, run_id, query.task_id, **query.window(tuple[Seq, MessagePart])
     )
-    return query.page(request, response, found, lambda message: [message["seq"], message["part"]])
+    return query.page(request, response, rows, lambda message: [message["seq"], message["part"]])
 
 
 @router.get(

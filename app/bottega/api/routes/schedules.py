@@ -266,14 +266,14 @@ async def list_(
     request: Request,
     response: Response,
 ) -> Any:
-    found = await schedules.page(
+    rows = await schedules.page(
         tx,
         tenant,
         user=acts_for(principal, query.user, None).user,
         **query.window(str),
         full=query.full,
     )
-    items = PageItems(map(_to_response, found), more=found.more)
+    items = PageItems(map(_to_response, rows), more=rows.more)
     return query.page(request, response, items, lambda item: item["name"])
 
 
@@ -286,13 +286,13 @@ async def list_(
     responses=problems(404),
 )
 async def get(tx: Transaction, tenant: DefineTenant, name: ScheduleName) -> Any:
-    shown = _to_response(await schedules.get(tx, tenant, name))
-    starts = [] if shown["next_at"] is None else [shown["next_at"]]
+    body = _to_response(await schedules.get(tx, tenant, name))
+    starts = [] if body["next_at"] is None else [body["next_at"]]
     # this machine may not know the stored time zone, or may refuse the cron expression
     with suppress(ValueError, LookupError):
         while 0 < len(starts) < _STARTS_SHOWN:
-            starts.append(schedules.next_tick(shown["cron"], shown["timezone"], starts[-1]))
-    return shown | {"next_starts": starts}
+            starts.append(schedules.next_tick(body["cron"], body["timezone"], starts[-1]))
+    return body | {"next_starts": starts}
 
 
 @router.patch(

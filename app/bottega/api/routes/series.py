@@ -412,8 +412,8 @@ class EffectQuery(SpanQuery):
 async def get_series(
     tx: Transaction, tenant: Tenant, query: Annotated[SeriesQuery, Query()]
 ) -> dict[str, Any]:
-    found = await _read_series(tx, tenant, query)
-    return {"metric": query.metric, "by": query.by, "step": query.step, "series": found}
+    rows = await _read_series(tx, tenant, query)
+    return {"metric": query.metric, "by": query.by, "step": query.step, "series": rows}
 
 
 @router.get(
@@ -457,9 +457,9 @@ async def get_outcomes(
     for row in rows:
         runs[row["key"]] += row["good"] + row["partly"] + row["bad"]
     order = (lambda key: key) if query.by == "day" else (lambda key: (runs[key], key))
-    shown = {*sorted(runs, key=order)[-MOST_TOTALS:]}
-    items = [JudgedRuns.model_validate(row) for row in rows if row["key"] in shown]
-    is_all = len(shown) == len(runs) and looked[0]["judged"] < MOST_JUDGED
+    keys_shown = {*sorted(runs, key=order)[-MOST_TOTALS:]}
+    items = [JudgedRuns.model_validate(row) for row in rows if row["key"] in keys_shown]
+    is_all = len(keys_shown) == len(runs) and looked[0]["judged"] < MOST_JUDGED
     return Outcomes(by=query.by, items=items, complete=is_all)
 
 
@@ -480,12 +480,12 @@ async def get_outcomes(
 async def get_memory_effect(
     tx: Transaction, tenant: Tenant, query: Annotated[EffectQuery, Query()]
 ) -> MemoryEffect:
-    wanted = {"applied": [*APPLIED], "of_validated": _OF_VALIDATED, "drawn": _DRAWN_ARMS}
-    wanted["judged_by"] = query.judged_by
-    found = (await tx.execute(_DRAWN, await _judged_span(tx, tenant, query) | wanted)).all()
+    params = {"applied": [*APPLIED], "of_validated": _OF_VALIDATED, "drawn": _DRAWN_ARMS}
+    params["judged_by"] = query.judged_by
+    rows = (await tx.execute(_DRAWN, await _judged_span(tx, tenant, query) | params)).all()
     by_pattern: dict[tuple[UUID, str, int, bool], list[_Pair]] = defaultdict(list)
     by_version: dict[int, list[_Pair]] = defaultdict(list)
-    for row in found:
+    for row in rows:
         if row.pattern_id is None:
             continue
         pair = Tally(row.given_good, row.given), Tally(row.others_good, row.others)
@@ -512,7 +512,7 @@ async def get_memory_effect(
             VersionEffect(version=version, **dict(_compared(pairs)))
             for version, pairs in sorted(by_version.items())
         ],
-        complete=found[0].drawn < MOST_JUDGED,
+        complete=rows[0].drawn < MOST_JUDGED,
     )
 
 
@@ -525,17 +525,17 @@ def _has_both(pair: _Pair) -> bool:
 
 
 def _sum(pairs: Iterable[_Pair]) -> _Pair:
-    given, without = (
+    with_pattern, without = (
         Tally(*map(sum, zip(*side, strict=True))) for side in zip(*pairs, strict=True)
     )
-    return given, without
+    return with_pattern, without
 
 
 def _compared(pairs: Collection[_Pair]) -> Comparison:
-    given, without = _sum(pairs) if pairs else (Tally(), Tally())
+    with_pattern, without = _sum(pairs) if pairs else (Tally(), Tally())
     difference, low, high = pooled_difference([*pairs]) if pairs else (None, None, None)
     return Comparison(
-        given=Judged(good=given.good, runs=given.n),
+        given=Judged(good=with_pattern.good, runs=with_pattern.n),
         without=Judged(good=without.good, runs=without.n),
         difference=difference,
         low=low,
@@ -597,10 +597,10 @@ async def _read_series(
     _check_bound(max((row.n for row in rows), default=0), about["most"])
     _check_bound(len(values) * len(times), MOST_POINTS)
     nothing = None if percent else 0.0
-    kept = [at > now - _KEPT[span] and at < now for at in times]
+    is_kept = [at > now - _KEPT[span] and at < now for at in times]
     keys = sorted(values) if by else ["all"]
     return [
-        {"key": key, "points": _points(values[key], zip(times, kept, strict=True), nothing)}
+        {"key": key, "points": _points(values[key], zip(times, is_kept, strict=True), nothing)}
         for key in keys
     ]
 
@@ -663,8 +663,8 @@ async def _read_totals(
     about = _place(tenant_id, span, query.by, since, until)
     most = 24 * MOST_POINTS
     step = max(until - since, _MINUTE)
-    found = await tx.execute(_TOTALS, {**about, "name": "%", "step": step, "most": most})
-    rows = found.mappings().all()
+    result = await tx.execute(_TOTALS, {**about, "name": "%", "step": step, "most": most})
+    rows = result.mappings().all()
     _check_bound(max((row["n"] for row in rows), default=0), most)
     totals = [
         {

@@ -75,8 +75,8 @@ class SessionChange(Body):
 
     @model_validator(mode="after")
     def _change_something(self) -> "SessionChange":
-        given = self.model_fields_set
-        if "title" not in given and self.metadata is None:
+        fields = self.model_fields_set
+        if "title" not in fields and self.metadata is None:
             raise PydanticCustomError("no_change", "send metadata, a title or both")
         return self
 
@@ -264,7 +264,7 @@ async def list_(
     response: Response,
 ) -> Any:
     by_time = query.order == "updated_at"
-    found = await sessions.page(
+    rows = await sessions.page(
         tx,
         tenant,
         sessions.SessionFilter(
@@ -279,8 +279,8 @@ async def list_(
         by_time=by_time,
         **query.window(UUID if by_time else str),
     )
-    place = "last_run_id" if by_time else "id"
-    return query.page(request, response, found, lambda session: session[place])
+    field = "last_run_id" if by_time else "id"
+    return query.page(request, response, rows, lambda session: session[field])
 
 
 @router.get(
@@ -389,11 +389,11 @@ async def list_messages(
     response: Response,
 ) -> Any:
     await _refuse_other(tx, acts_for(principal, query.user, None), session_id)
-    found = await sessions.message_page(
+    rows = await sessions.message_page(
         tx, tenant, session_id, query.agent, **query.window(tuple[UUID, Seq, MessagePart])
     )
     return query.page(
-        request, response, found, lambda each: [each["run_id"], each["seq"], each["part"]]
+        request, response, rows, lambda each: [each["run_id"], each["seq"], each["part"]]
     )
 
 

@@ -76,7 +76,7 @@ class WatchQuery(BaseModel):
 
     @field_validator("types")
     @classmethod
-    def _known(cls, value: str | None) -> str | None:
+    def _known_ids(cls, value: str | None) -> str | None:
         for name in (value or "").split(",") if value else ():
             if name not in _TYPES:
                 raise PydanticCustomError(
@@ -219,11 +219,11 @@ async def events(
     if "text/event-stream" in (accept or ""):
         return await stream(service, principal, tenant, run_id, query, request, last_event_id)
     await service.streams.cursor_of(tenant, run_id)
-    place: int | None = query.place(int)
+    position: int | None = query.place(int)
     after, before = query.after, MAX_SEQ
-    if place is not None:
-        after, before = (after, place) if query.descending else (place, before)
-    found = await log.page(
+    if position is not None:
+        after, before = (after, position) if query.descending else (position, before)
+    rows = await log.page(
         service.database.pool,
         tenant,
         run_id,
@@ -233,7 +233,7 @@ async def events(
         limit=query.limit,
         descending=query.descending,
     )
-    return query.page(request, response, found, lambda event: event.seq)
+    return query.page(request, response, rows, lambda event: event.seq)
 
 
 def event_stream(
@@ -316,8 +316,8 @@ def _named(frame: Frame) -> bytes:
 
 
 def _unnamed(frame: Frame) -> bytes:
-    place = "" if frame.seq is None else f"id: {frame.seq}\r\n"
-    return f"{place}data: ".encode() + frame.body + b"\r\n\r\n"
+    id_line = "" if frame.seq is None else f"id: {frame.seq}\r\n"
+    return f"{id_line}data: ".encode() + frame.body + b"\r\n\r\n"
 
 
 LOOKS_S = 0.5
@@ -346,7 +346,7 @@ class Family:
     parent: Subscriber
     only: Filter
     find: Callable[[Collection[UUID]], Awaitable[Iterable[UUID]]]
-    _known: set[UUID] = field(default_factory=set)
+    _known_ids: set[UUID] = field(default_factory=set)
     _following: dict[asyncio.Task[None], UUID] = field(default_factory=dict)
     _ended: set[UUID] = field(default_factory=set)
     _places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_AT_ONCE))
@@ -361,13 +361,13 @@ class Family:
         run comes last.
         """
         looking = asyncio.create_task(self._look_again())
-        reading = asyncio.create_task(self._read(looking))
+        read_task = asyncio.create_task(self._read(looking))
         try:
             while (frames := await self._frames.get()) is not None:
                 yield frames
-            await reading
+            await read_task
         finally:
-            tasks = [looking, reading, *self._following]
+            tasks = [looking, read_task, *self._following]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -397,10 +397,10 @@ class Family:
         # runs.
         ended = set(self._ended)
         parents = {self.run_id, *self._following.values(), *ended}
-        found = set(await self.find(parents)) - self._known
+        new_ids = set(await self.find(parents)) - self._known_ids
         self._ended -= ended
-        self._known |= found
-        for run_id in found:
+        self._known_ids |= new_ids
+        for run_id in new_ids:
             task = asyncio.create_task(self._follow(run_id))
             self._following[task] = run_id
             task.add_done_callback(self._end)

@@ -218,8 +218,8 @@ async def list_facts(
     request: Request,
     response: Response,
 ) -> Any:
-    found = await facts.page(tx.driver, tenant, user, **query.window(UUID))
-    page = query.page(request, response, found, lambda fact: fact["id"])
+    rows = await facts.page(tx.driver, tenant, user, **query.window(UUID))
+    page = query.page(request, response, rows, lambda fact: fact["id"])
     return {**page, "items": [*map(_shown_fact, page["items"])]}
 
 

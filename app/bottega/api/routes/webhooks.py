@@ -139,11 +139,11 @@ async def list_(
     request: Request,
     response: Response,
 ) -> Any:
-    found = await read.deliveries_page(
+    rows = await read.deliveries_page(
         tx,
         tenant,
         query.model_dump(include={"status", "run_id"}),
         user=acts_for(principal, query.user, None).user,
         **query.window(tuple[UUID, Seq]),
     )
-    return query.page(request, response, found, lambda each: [each["run_id"], each["seq"]])
+    return query.page(request, response, rows, lambda each: [each["run_id"], each["seq"]])

@@ -211,7 +211,7 @@ class _Sender:
         self._drop = socket.scope["extensions"][DROP]
         self._subscriber = subscriber
         self._patience_s = patience_s
-        self._place = subscriber.place
+        self._position = subscriber.place
         self._handed_over = False
         self.answering = asyncio.Lock()
 
@@ -235,18 +235,18 @@ class _Sender:
 
     def _break_off(self, code: int, why: str) -> None:
         self._subscriber.stop()
-        self._drop(code, f"{why}; resume after={self._place}")
+        self._drop(code, f"{why}; resume after={self._position}")
 
     async def send_all(self) -> None:
         """Send frames until the socket is closed or dropped."""
         try:
             while (frames := await self._subscriber.next()) is not None:
-                place = self._subscriber.place
+                position = self._subscriber.place
                 async with asyncio.timeout(self._patience_s):
                     await self._send([frame.body for frame in frames] or [_HEARTBEAT])
-                self._place = place
+                self._position = position
             # the number of the last event, even if the filter dropped this event
-            self._place = self._subscriber.place
+            self._position = self._subscriber.place
             if self._subscriber.finished:
                 await self._last_answer()
             async with asyncio.timeout(self._patience_s):
@@ -257,18 +257,18 @@ class _Sender:
                 elif self._subscriber.orphaned:
                     await self._socket.close(DELETED, "the run was deleted")
                 elif self._handed_over:
-                    hint = f"server restarting; resume after={self._place}"
+                    hint = f"server restarting; resume after={self._position}"
                     await self._socket.close(REPLACED, hint)
                 elif not self._subscriber.stopped:
-                    hint = f"server stopping; resume after={self._place}"
+                    hint = f"server stopping; resume after={self._position}"
                     await self._socket.close(STOPPING, hint)
         except TimeoutError:
-            self._drop(SLOW, f"slow; resume after={self._place}")
+            self._drop(SLOW, f"slow; resume after={self._position}")
         except (WebSocketDisconnect, ClientDisconnected):
             pass
         except Exception:
             log.exception("websocket.broken")
-            self._drop(BROKEN, f"internal error; resume after={self._place}")
+            self._drop(BROKEN, f"internal error; resume after={self._position}")
 
     async def _last_answer(self) -> None:
         with contextlib.suppress(TimeoutError):
@@ -356,8 +356,8 @@ async def _message(
 ) -> str:
     principal.need("run")
     principal.need_action("message")
-    sent = await send_message(service, principal, cursor.run_id, _valid(SendMessage, frame))
-    return to_json({"type": "message.accepted", **sent}).decode()
+    message = await send_message(service, principal, cursor.run_id, _valid(SendMessage, frame))
+    return to_json({"type": "message.accepted", **message}).decode()
 
 
 def _valid(schema: type[Sent], frame: Mapping[str, Any]) -> Sent:

@@ -175,10 +175,10 @@ def check_storable(value: Any, most_depth: int = 16) -> None:
         PydanticCustomError: a value has NUL characters, lone surrogates, NaN or infinity, is nested
             deeper than ``most_depth``, or has more than ``MAX_VALUES`` values.
     """
-    level, depth, seen = [value], 1, 0
+    level, depth, count = [value], 1, 0
     while level:
-        seen += len(level)
-        if seen > MAX_VALUES:
+        count += len(level)
+        if count > MAX_VALUES:
             raise PydanticCustomError("too_many_values", f"more than {MAX_VALUES} values")
         if set(map(type, level)) == {str}:
             _check_texts(level)
@@ -295,12 +295,12 @@ class MediaPart(Body):
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        given = [name for name in _SOURCES if getattr(self, name) is not None]
-        if len(given) != 1:
+        sources = [name for name in _SOURCES if getattr(self, name) is not None]
+        if len(sources) != 1:
             raise PydanticCustomError(
                 "one_source",
                 "a part needs exactly one of url, data and file, found {count}",
-                {"count": len(given)},
+                {"count": len(sources)},
             )
         if self.data is not None and self.media_type is None:
             raise PydanticCustomError("media_type", "data needs its media_type")

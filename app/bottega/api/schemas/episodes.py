@@ -294,8 +294,8 @@ class EpisodeSearch(EpisodeReader):
             raise PydanticCustomError(
                 "mode", "send a query in mode 'semantic' or 'hybrid', and no query in other modes"
             )
-        asked = [self.failure is not None, self.filters.failure_signature is not None]
-        if self.mode == "failures" and sum(asked) != 1:
+        questions = [self.failure is not None, self.filters.failure_signature is not None]
+        if self.mode == "failures" and sum(questions) != 1:
             raise PydanticCustomError(
                 "mode", "mode 'failures' needs either a failure or a filters.failure_signature"
             )

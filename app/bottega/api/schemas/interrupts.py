@@ -93,8 +93,8 @@ class NewDecision(Body):
     def said(self) -> dict[str, Any]:
         """Return the fields that the client sent; leave out nulls that mean an absent field."""
         optional = ("decision", "arguments", "comment", "error")
-        told = self.model_fields_set & set(NewDecision.model_fields) - {"user"}
-        sent = self.model_dump(include=told)
+        fields = self.model_fields_set & set(NewDecision.model_fields) - {"user"}
+        sent = self.model_dump(include=fields)
         return {name: sent[name] for name in sent if name not in optional or sent[name] is not None}
 
 

@@ -212,8 +212,8 @@ class AgentChanges(Body):
     @property
     def changes(self) -> dict[str, Any]:
         """Return the fields that the client sent."""
-        given = self.model_dump(exclude_none=True)
-        return given if self.params is None else given | {"params": self.params.model_dump()}
+        values = self.model_dump(exclude_none=True)
+        return values if self.params is None else values | {"params": self.params.model_dump()}
 
 
 class AgentOverrides(Body):
@@ -234,8 +234,8 @@ class AgentOverrides(Body):
     def _with_more(self, handler: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
         """Leave out empty fields except ``params``. (A return annotation would replace the
         schema.)"""
-        shown = handler(self)
-        return {name: each for name, each in shown.items() if each or name == "params"}
+        value = handler(self)
+        return {name: each for name, each in value.items() if each or name == "params"}
 
 
 class ShownOverrides(AgentOverrides, AgentChanges):

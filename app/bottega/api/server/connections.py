@@ -156,8 +156,8 @@ class KeylessRates:
     def client(self, scope: Scope) -> _Address | None:
         """Return the client's address: the nearest address that is no trusted proxy's address."""
         address = _address_of(scope.get("client"))
-        named = b",".join(sent(scope, b"x-forwarded-for")).decode("latin-1")
-        for hop in reversed(named.rsplit(",", _MOST_HOPS)[-_MOST_HOPS:] if named else []):
+        addresses = b",".join(sent(scope, b"x-forwarded-for")).decode("latin-1")
+        for hop in reversed(addresses.rsplit(",", _MOST_HOPS)[-_MOST_HOPS:] if addresses else []):
             if address is None or not _is_in(address, self._trusted):
                 break
             if (before := _parsed(hop)) is None:
@@ -411,9 +411,9 @@ class HttpProtocol(HttpToolsProtocol):
         if self._part == "body" and self._is_upload and self._answering:
             if self.flow.read_paused:  # the server still buffers data of the client
                 self._heard_at = self.loop.time()
-            left = self._heard_at + self._bounds.patience_s - self.loop.time()
-            if left > 0:
-                self._timer = self.loop.call_later(left, self._too_slow)
+            seconds_left = self._heard_at + self._bounds.patience_s - self.loop.time()
+            if seconds_left > 0:
+                self._timer = self.loop.call_later(seconds_left, self._too_slow)
                 return
         patience = f"{self._bounds.patience_s:g} seconds"
         detail = f"the request's {self._part} did not arrive within {patience}"

@@ -58,19 +58,19 @@ class Document:
         Args:
             caching: the header Cache-Control of the response.
         """
-        sent = request.headers
+        request_headers = request.headers
         if request.method not in _READ:
             return _not_allowed(request.method)
-        known = {**self._headers, "Cache-Control": caching, "ETag": self._tag}
-        if _is_current(sent.get("if-none-match", ""), self._tag):
-            return Response(status_code=304, headers=known)
-        packed = _takes_gzip(sent.get("accept-encoding", ""))
+        headers = {**self._headers, "Cache-Control": caching, "ETag": self._tag}
+        if _is_current(request_headers.get("if-none-match", ""), self._tag):
+            return Response(status_code=304, headers=headers)
+        packed = _takes_gzip(request_headers.get("accept-encoding", ""))
         # The entity tag is weak, because the compressed and the plain response differ.
         fields = {"ETag": f"W/{self._tag}", "Content-Encoding": "gzip"} if packed else {}
         body = self.gzipped if packed else self._body
         return Response(
             body,
-            headers={**known, **fields},
+            headers={**headers, **fields},
             media_type=self._media_type,
         )
 
@@ -142,8 +142,8 @@ class DocumentFolder:
 
 
 def _type_of(path: Path) -> str:
-    known = _TYPES.get(path.suffix) or guess_type(path.name)[0]
-    return known or "application/octet-stream"
+    media_type = _TYPES.get(path.suffix) or guess_type(path.name)[0]
+    return media_type or "application/octet-stream"
 
 
 def _not_allowed(method: str) -> Response:

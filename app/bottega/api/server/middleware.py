@@ -139,8 +139,8 @@ class _MeasuredAnswer:
         elif self._problem is not None and self._translate is not None:
             self._body += message.get("body", b"")
             if not message.get("more_body"):
-                made = self._translate(self._problem["status"], json.loads(self._body))
-                await self._translated(self._problem, made)
+                translation = self._translate(self._problem["status"], json.loads(self._body))
+                await self._translated(self._problem, translation)
         else:
             await self._send(message)
 
@@ -149,12 +149,12 @@ class _MeasuredAnswer:
         _add_headers(message, self._scope["path"])
         await self._send(message)
 
-    async def _translated(self, start: Message, made: Translation) -> None:
-        body = to_json(made.body)
-        start = {**start, "status": made.status}
+    async def _translated(self, start: Message, translation: Translation) -> None:
+        body = to_json(translation.body)
+        start = {**start, "status": translation.status}
         headers = MutableHeaders(scope=start)
         headers["content-type"], headers["content-length"] = "application/json", str(len(body))
-        headers.update(made.headers)
+        headers.update(translation.headers)
         await self._begin(start)
         await self._send({"type": "http.response.body", "body": body})
 
@@ -180,8 +180,8 @@ def _is_problem(message: Message) -> bool:
 
 def _add_headers(message: Message, path: str) -> None:
     own = list(message.get("headers", ()))
-    named = {name for name, _ in own}
-    message["headers"] = [*own, *(each for each in for_path(path) if each[0] not in named)]
+    header_names = {name for name, _ in own}
+    message["headers"] = [*own, *(each for each in for_path(path) if each[0] not in header_names)]
 
 
 def begin(method: str) -> Span | None:

@@ -310,7 +310,7 @@ class DefinitionRoutes:
             caller: CallerDep, query: Paging, request: Request, response: Response
         ) -> Any:
             after = query.place(str)
-            found = await store.page(
+            rows = await store.page(
                 caller.tx,
                 kind,
                 caller.tenant,
@@ -319,9 +319,7 @@ class DefinitionRoutes:
                 limit=query.limit,
                 full=query.full,
             )
-            items = PageItems(
-                (self._render(caller.service, each) for each in found), more=found.more
-            )
+            items = PageItems((self._render(caller.service, each) for each in rows), more=rows.more)
             if self.shown is not None:
                 others = self.shown.others(caller.service)
                 names = [each["name"] for each in (*items, *others)]
@@ -368,7 +366,7 @@ class DefinitionRoutes:
             request: Request,
             response: Response,
         ) -> Any:
-            found = await store.versions(
+            rows = await store.versions(
                 tx,
                 kind,
                 tenant,
@@ -376,7 +374,7 @@ class DefinitionRoutes:
                 **query.window(int),
                 full=query.full,
             )
-            items = PageItems((self._render(service, each) for each in found), more=found.more)
+            items = PageItems((self._render(service, each) for each in rows), more=rows.more)
             page = query.page(request, response, items, lambda item: item["version"])
             return await encoded_page(page, self.output if query.full else self.summary, response)
 

@@ -73,21 +73,21 @@ refuses bodies.
 """
 
 
-def refuse_unknown_query(names: Iterable[str], known: Collection[str]) -> None:
+def refuse_unknown_query(names: Iterable[str], allowed: Collection[str]) -> None:
     """Check the names of query parameters.
 
     Args:
-        known: names of the parameters that the operation has.
+        allowed: names of the parameters that the operation has.
 
     Raises:
         RequestValidationError: a name is unknown.
     """
-    there_are = f"the names are {', '.join(sorted(known))}" if known else "leave it out"
+    there_are = f"the names are {', '.join(sorted(allowed))}" if allowed else "leave it out"
     message = f"there is no such query parameter here; {there_are}"
     unknown = [
         {"type": "extra_forbidden", "loc": ("query", name), "msg": message}
         for name in dict.fromkeys(names)
-        if name not in known
+        if name not in allowed
     ]
     if unknown:
         raise RequestValidationError(unknown)

@@ -61,8 +61,8 @@ class IdempotencyGuard:
         if once is None:
             return await create()
         values = {"tenant": self._tenant_id, **once._asdict()}
-        found = await tx.scalar(_EARLIER, values)
-        stored = first_answer(None if found is None else from_json(found))
+        row = await tx.scalar(_EARLIER, values)
+        stored = first_answer(None if row is None else from_json(row))
         if stored is not None:
             response.headers.update(stored["headers"])
             return stored["body"]

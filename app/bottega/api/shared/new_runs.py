@@ -130,19 +130,19 @@ async def _prepared(
             await check_webhook(tx, tenant, settings, body.webhook_url)
     if body.output_schema is not None:
         await check_schema(tenant, body.output_schema, "/output_schema")
-    asked = body.model_dump()
-    is_text = isinstance(asked["input"], str)
+    fields = body.model_dump()
+    is_text = isinstance(fields["input"], str)
     files = (
-        nullcontext(StoredInput(asked["input"]))
+        nullcontext(StoredInput(fields["input"]))
         if is_text
-        else stored_input(service.files, tenant, asked["input"], owner)
+        else stored_input(service.files, tenant, fields["input"], owner)
     )
     async with files as stored:
-        asked |= {"input": stored.input, "made_files": [*stored.made] or None, "channel": channel}
-        asked["draft"] = draft
-        asked["user"] = owner.user
+        fields |= {"input": stored.input, "made_files": [*stored.made] or None, "channel": channel}
+        fields["draft"] = draft
+        fields["user"] = owner.user
         new = submitting.RunRequest.of(
-            asked,
+            fields,
             memory=settings.memory,
             principal=principal.actor,
         )

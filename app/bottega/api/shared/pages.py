@@ -70,11 +70,11 @@ class PageQuery(BaseModel):
             if order != self.order:
                 raise ValueError
             check_storable(value)
-            found = TypeAdapter(kind).validate_python(value, strict=False)
+            key = TypeAdapter(kind).validate_python(value, strict=False)
             # Integer columns of the database have this range.
-            if isinstance(found, int) and not 0 <= found <= 2**31 - 1:
+            if isinstance(key, int) and not 0 <= key <= 2**31 - 1:
                 raise ValueError
-            return found
+            return key
         except (
             PydanticCustomError,
             OverflowError,
@@ -102,21 +102,21 @@ class PageQuery(BaseModel):
         self,
         request: Request,
         response: Response,
-        found: PageItems[Any],
-        place: Callable[[Any], Any],
+        rows: PageItems[Any],
+        key_of: Callable[[Any], Any],
     ) -> dict[str, Any]:
         """Return the response for a page's items.
 
         Args:
-            place: a function that returns an item's position, which the cursor stores.
+            key_of: a function that returns an item's position, which the cursor stores.
         """
-        if not found.more:
-            return {"items": found, "next_cursor": None}
-        raw = to_json([self.order, place(found[-1])])
+        if not rows.more:
+            return {"items": rows, "next_cursor": None}
+        raw = to_json([self.order, key_of(rows[-1])])
         cursor = urlsafe_b64encode(raw).decode().rstrip("=")
         link = request.url.include_query_params(cursor=cursor)
         response.headers["Link"] = f'<{link.path}?{link.query}>; rel="next"'
-        return {"items": found, "next_cursor": cursor}
+        return {"items": rows, "next_cursor": cursor}
 
 
 async def encoded_page(page: dict[str, Any], item: type[BaseModel], of: Response) -> Response:
@@ -172,12 +172,12 @@ def merged(
             an item with the same name, the result has the page's item.
         order: names of all items, in the order of the list.
     """
-    place = {name: number for number, name in enumerate(order)}
-    first = -1 if after is None else place[after]
-    last = place[page[-1]["name"]] if page.more else len(order)
-    found = {each["name"]: each for each in others if first < place[each["name"]] < last}
+    positions = {name: number for number, name in enumerate(order)}
+    first = -1 if after is None else positions[after]
+    last = positions[page[-1]["name"]] if page.more else len(order)
+    found = {each["name"]: each for each in others if first < positions[each["name"]] < last}
     found |= {each["name"]: each for each in page}
-    items = sorted(found.values(), key=lambda item: place[item["name"]])
+    items = sorted(found.values(), key=lambda item: positions[item["name"]])
     return PageItems(items[:limit], more=page.more or len(items) > limit)
 
 

@@ -64,7 +64,7 @@ class Processes:
     def __init__(self, longest_s: float) -> None:
         self._longest_s = longest_s
         self._slots = asyncio.Semaphore(2)
-        self._turns: WeakValueDictionary[UUID, asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[UUID, asyncio.Lock] = WeakValueDictionary()
 
     async def output(self, tenant_id: UUID, command: Command, data: bytes) -> bytes:
         """Wait for the tenant's turn, then run a program and return its output.
@@ -73,7 +73,7 @@ class Processes:
             TimeoutError: the program took too long.
             ProcessEndedError: the program failed.
         """
-        turn = self._turns.setdefault(tenant_id, asyncio.Lock())
+        turn = self._locks.setdefault(tenant_id, asyncio.Lock())
         async with turn, self._slots, asyncio.timeout(self._longest_s):
             return await output_of(command, data)
 

@@ -90,10 +90,10 @@ async def send_message(
             async def accept() -> dict[str, Any]:
                 nonlocal is_new
                 is_new = True
-                sent = control.SentMessage(
+                message = control.SentMessage(
                     stored.input[0]["content"], [*stored.made], principal.actor
                 )
-                return {"message_id": await control.send(tx, tenant, run_id, sent)}
+                return {"message_id": await control.send(tx, tenant, run_id, message)}
 
             if once is None:
                 answer: Any = await accept()
@@ -117,9 +117,9 @@ async def stored_message(
     async with service.database.begin(tenant) as tx:
         owner = await owner_of_run(tx, tenant, run_id)
     acting.refuse_other(owner.user, f"run {run_id}")
-    asked = [{"role": "user", **body.model_dump(include={"content"})}]
+    content = [{"role": "user", **body.model_dump(include={"content"})}]
     try:
-        async with stored_input(service.files, tenant, asked, owner) as stored:
+        async with stored_input(service.files, tenant, content, owner) as stored:
             if any(parts_of(stored.input)) and (pins := await _pins(service, tenant, run_id)):
                 for agent in pins.first:
                     refuse_parts(stored.input, pins.dialects[agent])

@@ -161,10 +161,10 @@ class RunFollower:
         filters = {"status": "pending", "kind": self._kind, "run_id": self.run_id}
         tenant = self._principal.tenant_id
         async with self.begin() as tx:
-            found = await interrupts.page(
+            rows = await interrupts.page(
                 tx, tenant, filters, after=None, descending=False, limit=128
             )
-        return [each for each in found if each["id"] not in self.asked]
+        return [each for each in rows if each["id"] not in self.asked]
 
     async def answer(self) -> tuple[dict[str, Any], Calls]:
         """Wait until the run rests; return the run, and the interrupts that the client must answer.
@@ -211,9 +211,9 @@ async def while_connected(
         headers: headers of the JSON response.
     """
     answering = asyncio.ensure_future(answer)
-    gone = asyncio.ensure_future(_gone(request))
+    disconnection = asyncio.ensure_future(_gone(request))
     try:
-        await asyncio.wait((answering, gone), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((answering, disconnection), return_when=asyncio.FIRST_COMPLETED)
         if answering.done():
             made = await answering
             stay = stay or isinstance(made, Response)
@@ -221,7 +221,7 @@ async def while_connected(
         return Response(status_code=499)
     finally:
         # Wait for the tasks, because a shutdown closes the database once this request has ended.
-        ending = {answering, gone}
+        ending = {answering, disconnection}
         for task in ending:
             task.cancel()
         if not (follower.ended or stay):

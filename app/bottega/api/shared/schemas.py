@@ -21,10 +21,10 @@ _processes = Processes(longest_s=30.0)
 _limit = TenantLimit(2, "checks of costly patterns", "pattern_checks")
 
 
-async def check_schema(tenant_id: UUID, schema: Mapping[str, Any] | None, place: str) -> None:
+async def check_schema(tenant_id: UUID, schema: Mapping[str, Any] | None, pointer: str) -> None:
     """Check one schema; see :func:`check_schemas`."""
     if schema is not None:
-        await check_schemas(tenant_id, {place: schema})
+        await check_schemas(tenant_id, {pointer: schema})
 
 
 async def check_schemas(
@@ -48,17 +48,17 @@ async def check_schemas(
     """
     if not (schemas or any(patterns.values())):
         return
-    found, size = await asyncio.to_thread(_measured, schemas, patterns)
+    patterns_used, size = await asyncio.to_thread(_measured, schemas, patterns)
     if size > _QUICK_BYTES:
-        await _check_apart(tenant_id, found)
-    elif any(found.values()):
-        await asyncio.to_thread(compile_patterns, found)
+        await _check_apart(tenant_id, patterns_used)
+    elif any(patterns_used.values()):
+        await asyncio.to_thread(compile_patterns, patterns_used)
 
 
-async def _check_apart(tenant_id: UUID, found: Mapping[str, Patterns]) -> None:
+async def _check_apart(tenant_id: UUID, patterns_used: Mapping[str, Patterns]) -> None:
     with _limit.enter(tenant_id):
         try:
-            output = await _processes.output(tenant_id, command(), to_json(found))
+            output = await _processes.output(tenant_id, command(), to_json(patterns_used))
         except (TimeoutError, ProcessEndedError):
             raise UnavailableError(
                 "the check of the regular expressions took too long: try again, or use fewer "

@@ -94,8 +94,8 @@ async def not_offered(tenant: ReadTenant) -> Response:
 async def receive(
     service: ServiceDep, principal: PrincipalDep, tenant: ReadTenant, request: Request
 ) -> Response:
-    sent = request.headers.get("content-type", "")
-    if sent.partition(";")[0].strip().lower() != "application/json":
+    content_type = request.headers.get("content-type", "")
+    if content_type.partition(";")[0].strip().lower() != "application/json":
         return JSONResponse(error_body(code_of(400), "send the message as application/json"), 415)
     try:
         message = read(await request.body(), request.headers)
@@ -131,22 +131,22 @@ async def _handled(
 
 def _of_protocol(message: McpMessage) -> Response:
     if message.stateless and message.method == "server/discover":
-        found = {
+        fields = {
             "supportedVersions": SPOKEN,
             "capabilities": _CAPABILITIES,
             "instructions": _INSTRUCTIONS,
             "ttlMs": 0,
             "cacheScope": "private",
         }
-        return JSONResponse(message.answer(found))
+        return JSONResponse(message.answer(fields))
     if not message.stateless and message.method == "initialize":
-        found = {
+        fields = {
             "protocolVersion": agreed(message.params.get("protocolVersion")),
             "capabilities": _CAPABILITIES,
             "serverInfo": SERVER,
             "instructions": _INSTRUCTIONS,
         }
-        return JSONResponse(message.answer(found), headers={SESSION: message.session or ""})
+        return JSONResponse(message.answer(fields), headers={SESSION: message.session or ""})
     if not message.stateless and message.method == "ping":
         return JSONResponse(message.answer({}))
     raise message.refusal(RpcCode.UNKNOWN_METHOD, f"Method not found: {message.method[:100]}")
@@ -184,12 +184,12 @@ async def _cancel(
     acting = acts_for(principal, message.user, None)
     if not is_id(call_id := message.params.get("requestId")):
         return
-    named = runs.RunFilter(metadata=[(CALL, call_key(session, call_id))])
+    where = runs.RunFilter(metadata=[(CALL, call_key(session, call_id))])
     tenant = principal.tenant_id
     async with service.database.begin(tenant) as tx:
-        found = await runs.page(tx, tenant, named, after=None, descending=True, limit=1, full=False)
-        begun = [await started_with(tx, tenant, run["id"]) for run in found]
-    for run, start in zip(found, begun, strict=True):
+        rows = await runs.page(tx, tenant, where, after=None, descending=True, limit=1, full=False)
+        begun = [await started_with(tx, tenant, run["id"]) for run in rows]
+    for run, start in zip(rows, begun, strict=True):
         if start["principal"] == principal.actor:
             acting.refuse_other(start["user"], "the run of the call")
             await request_cancel(service.database, tenant, run["id"], principal.actor)
@@ -201,8 +201,8 @@ def _refusal(error: BottegaError, message: McpMessage) -> Response:
     status = 400 if isinstance(error, NotFoundError) else refusal.status_code
     code = code_of(refusal.status_code)
     body = error_body(code, error.detail, {"code": error.code}, message.id)
-    kept = {name: refusal.headers[name] for name in ("retry-after",) if name in refusal.headers}
-    return JSONResponse(body, status, kept)
+    headers = {name: refusal.headers[name] for name in ("retry-after",) if name in refusal.headers}
+    return JSONResponse(body, status, headers)
 
 
 _SHOWN = 2000
@@ -301,10 +301,10 @@ def _accepted(interrupt: Mapping[str, Any], content: Mapping[str, Any]) -> NewDe
     if interrupt["kind"] == "question":
         schema = interrupt["schema"]
         whole = schema is not None and schema.get("type") == "object"
-        said: dict[str, Any] = {"answer": content if whole else content.get(_ANSWER)}
+        fields: dict[str, Any] = {"answer": content if whole else content.get(_ANSWER)}
     else:
-        said = {name: content[name] for name in ("decision", "comment") if content.get(name)}
-    return checked(NewDecision, said)
+        fields = {name: content[name] for name in ("decision", "comment") if content.get(name)}
+    return checked(NewDecision, fields)
 
 
 CHANNEL = "mcp"
@@ -525,8 +525,8 @@ class ToolCall:
         self._paid_at = allowance.paid_at
         if not allowance.allowed:
             return None
-        named = from_json(frame.body)["data"].get("name")
-        text = " ".join(str(part) for part in (frame.agent, frame.type, named) if part)
+        agent_name = from_json(frame.body)["data"].get("name")
+        text = " ".join(str(part) for part in (frame.agent, frame.type, agent_name) if part)
         params = {"progressToken": self._token, "progress": frame.seq, "message": text}
         return {"jsonrpc": "2.0", "method": "notifications/progress", "params": params}
 
@@ -593,9 +593,9 @@ async def begun(service: Service, principal: Principal, message: McpMessage) -> 
         raise message.refusal(RpcCode.INVALID_PARAMS, "'name' must be the name of a tool")
     if "requestState" in message.params and message.stateless:
         return await _resumed(service, principal, message, name)
-    if not (found := await _schemas(service, principal, name)):
+    if not (schemas := await _schemas(service, principal, name)):
         raise message.refusal(RpcCode.INVALID_PARAMS, f"Unknown tool: {name[:100]}")
-    text = await input_of(message.params.get("arguments"), found[0])
+    text = await input_of(message.params.get("arguments"), schemas[0])
     acting = acts_for(principal, message.user, None)
     run = await start_run(
         service, principal, checked(NewRun, _run_of(message, acting.user, name, text))
@@ -615,8 +615,8 @@ async def _schemas(service: Service, principal: Principal, name: str) -> Sequenc
 
 def _run_of(message: McpMessage, user: str | None, agent: str, text: str) -> dict[str, Any]:
     body: dict[str, Any] = {"agent": agent, "input": text}
-    named = {"user": user, "session_id": message.meta.get(SESSION_FIELD)}
-    body |= {field: value for field, value in named.items() if value is not None}
+    fields = {"user": user, "session_id": message.meta.get(SESSION_FIELD)}
+    body |= {field: value for field, value in fields.items() if value is not None}
     if message.session is not None:
         body["metadata"] = {CALL: call_key(message.session, message.id)}
     return body
@@ -636,14 +636,14 @@ async def _resumed(
     service: Service, principal: Principal, message: McpMessage, agent: str
 ) -> RunFollower:
     """Continue a run with the client's answers, if this key, tool and user started the run."""
-    found, answers = run_of(message.params["requestState"]), message.params.get("inputResponses")
+    state, answers = run_of(message.params["requestState"]), message.params.get("inputResponses")
     answers = {} if answers is None else answers
-    if found is None or not isinstance(answers, dict) or len(answers) > 128:
+    if state is None or not isinstance(answers, dict) or len(answers) > 128:
         raise message.refusal(
             RpcCode.INVALID_PARAMS,
             "send 'requestState' as it was received, and 'inputResponses' as an object",
         )
-    run_id, place = found
+    run_id, place = state
     acting = acts_for(principal, message.user, None)
     async with service.database.begin(principal.tenant_id) as tx:
         run = await interrupts.started_with(tx, principal.tenant_id, run_id)

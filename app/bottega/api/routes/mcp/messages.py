@@ -167,19 +167,19 @@ def read(body: bytes, headers: Mapping[str, str]) -> McpMessage:
         RpcError: the body is not a message, or its protocol version is not supported.
     """
     try:
-        sent = from_json(body, allow_inf_nan=False, cache_strings=False)
+        value = from_json(body, allow_inf_nan=False, cache_strings=False)
     except ValueError:
         raise RpcError(
             RpcCode.PARSE, "the body is not JSON in UTF-8, or is nested too deeply"
         ) from None
-    if isinstance(sent, list):
+    if isinstance(value, list):
         raise RpcError(RpcCode.INVALID_REQUEST, "batches are not part of MCP: send one message")
-    if not isinstance(sent, dict) or sent.get("jsonrpc") != "2.0":
+    if not isinstance(value, dict) or value.get("jsonrpc") != "2.0":
         raise RpcError(RpcCode.INVALID_REQUEST, 'a message must be an object with "jsonrpc": "2.0"')
-    call_id = _id_of(sent)
-    method, params = sent.get("method"), sent.get("params")
+    call_id = _id_of(value)
+    method, params = value.get("method"), value.get("params")
     if method is None:
-        return _answer_of(sent, call_id, headers)
+        return _answer_of(value, call_id, headers)
     if not isinstance(method, str) or not isinstance(params, dict | None):
         raise RpcError(
             RpcCode.INVALID_REQUEST,
@@ -193,13 +193,13 @@ def read(body: bytes, headers: Mapping[str, str]) -> McpMessage:
     return _with_session(message, headers)
 
 
-def _id_of(sent: Mapping[str, Any]) -> CallId | None:
-    if "id" in sent and not is_id(sent["id"]):
+def _id_of(fields: Mapping[str, Any]) -> CallId | None:
+    if "id" in fields and not is_id(fields["id"]):
         raise RpcError(
             RpcCode.INVALID_REQUEST,
             f"an id must be an integer of 64 bits, or a text of at most {_LONGEST_ID} characters",
         )
-    return sent.get("id")
+    return fields.get("id")
 
 
 def is_id(value: Any) -> bool:
@@ -210,10 +210,10 @@ def is_id(value: Any) -> bool:
 
 
 def _answer_of(
-    sent: Mapping[str, Any], call_id: CallId | None, headers: Mapping[str, str]
+    fields: Mapping[str, Any], call_id: CallId | None, headers: Mapping[str, str]
 ) -> McpMessage:
-    result = sent.get("result", {})
-    if call_id is None or not ({"result", "error"} & sent.keys()) or not isinstance(result, dict):
+    result = fields.get("result", {})
+    if call_id is None or not ({"result", "error"} & fields.keys()) or not isinstance(result, dict):
         raise RpcError(RpcCode.INVALID_REQUEST, "the message has no 'method'", call_id=call_id)
     if headers.get(VERSION) == STATELESS:
         raise RpcError(
@@ -251,11 +251,11 @@ def _stateless(message: McpMessage, version: str | None, headers: Mapping[str, s
     )
 
 
-def _check_headers(message: McpMessage, named: Any, headers: Mapping[str, str]) -> None:
-    told = {VERSION: named, "mcp-method": message.method}
+def _check_headers(message: McpMessage, version: Any, headers: Mapping[str, str]) -> None:
+    expected = {VERSION: version, "mcp-method": message.method}
     if message.method == "tools/call":
-        told["mcp-name"] = message.params.get("name")
-    for header, value in told.items():
+        expected["mcp-name"] = message.params.get("name")
+    for header, value in expected.items():
         if _decoded(headers.get(header)) != value:
             raise RpcError(
                 RpcCode.HEADERS,
@@ -306,14 +306,14 @@ def _asks(capabilities: Any) -> bool:
     return isinstance(asks, dict) and (not asks or "form" in asks)
 
 
-def agreed(asked: Any) -> str:
+def agreed(version: Any) -> str:
     """Return the protocol version with which the server answers ``initialize``."""
-    return asked if asked in WITH_SESSIONS else WITH_SESSIONS[0]
+    return version if version in WITH_SESSIONS else WITH_SESSIONS[0]
 
 
-def state_of(run_id: UUID, place: int) -> str:
-    """Return a waiting call's ``requestState``; ``place``: ``seq`` of the last event sent."""
-    return f"{run_id}.{place}"
+def state_of(run_id: UUID, seq: int) -> str:
+    """Return a waiting call's ``requestState``; ``seq``: ``seq`` of the last event sent."""
+    return f"{run_id}.{seq}"
 
 
 def run_of(state: Any) -> tuple[UUID, int] | None:

@@ -173,14 +173,14 @@ def with_tools_of(content: dict[str, Any], earlier: Mapping[str, Any] | None) ->
 async def store_tools(
     connection: AsyncConnection,
     tenant_id: UUID,
-    asked: Definition,
+    definition: Definition,
     tools: Sequence[Mapping[str, Any]],
     warnings: Sequence[str],
 ) -> tuple[Definition, bool]:
     """Store the tools in an MCP server's response.
 
     Args:
-        asked: the definition with which Bottega requested the tools from the server.
+        definition: the definition with which Bottega requested the tools from the server.
 
     Returns:
         The current definition, and true if this definition is a new version.
@@ -190,19 +190,19 @@ async def store_tools(
         ConflictError: ``changed``: somebody changed the server's address or headers after the
             request.
     """
-    current = await store.get(connection, MCP_SERVERS, tenant_id, asked.name, lock=True)
-    if any(current.content[each] != asked.content[each] for each in _ASKED):
+    current = await store.get(connection, MCP_SERVERS, tenant_id, definition.name, lock=True)
+    if any(current.content[each] != definition.content[each] for each in _ASKED):
         raise ConflictError(
-            f"the MCP server '{asked.name}' was replaced during the refresh: refresh it again",
+            f"the MCP server '{definition.name}' was replaced during the refresh: refresh it again",
             code="changed",
         )
-    found = {"tools": list(tools), "warnings": list(warnings)}
-    if all(current.content[each] == found[each] for each in found):
+    listing = {"tools": list(tools), "warnings": list(warnings)}
+    if all(current.content[each] == listing[each] for each in listing):
         await _set_fresh(connection, tenant_id, current)
         return current, False
     now: datetime = (await connection.execute(select(func.now()))).scalar_one()
-    content = current.content | found | {"tools_at": now.isoformat(), "stale": False}
-    return await store.replace(connection, MCP_SERVERS, tenant_id, asked.name, content), True
+    content = current.content | listing | {"tools_at": now.isoformat(), "stale": False}
+    return await store.replace(connection, MCP_SERVERS, tenant_id, definition.name, content), True
 
 
 async def _set_fresh(connection: AsyncConnection, tenant_id: UUID, current: Definition) -> None:
@@ -266,8 +266,8 @@ def _with_stale(_: Service, content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the warnings, and a further warning if the server has reported changed tools."""
     if not content.get("stale") or "warnings" not in content:
         return {}
-    told = "the server says that its tools have changed: refresh it"
-    return {"warnings": [*content["warnings"], told]}
+    warning = "the server says that its tools have changed: refresh it"
+    return {"warnings": [*content["warnings"], warning]}
 
 
 router = DefinitionRoutes(
@@ -296,13 +296,13 @@ async def refresh(
     service: ServiceDep, tenant: DefineTenant, actor: Actor, name: DefinitionName
 ) -> Any:
     async with service.database.begin(tenant) as tx:
-        asked = await store.get(tx, MCP_SERVERS, tenant, name)
+        definition = await store.get(tx, MCP_SERVERS, tenant, name)
         query = select(tenants.c.name).where(tenants.c.id == tenant)
         tenant_name: str = (await tx.execute(query)).scalar_one()
     with _refreshing.enter(tenant):
-        tools, warnings = await _request_tools(service, tenant, tenant_name, asked)
+        tools, warnings = await _request_tools(service, tenant, tenant_name, definition)
     async with service.database.begin(tenant) as tx:
-        stored, is_new = await store_tools(tx, tenant, asked, tools, warnings)
+        stored, is_new = await store_tools(tx, tenant, definition, tools, warnings)
         if is_new:
             about = {"version": stored.version}
             await audit.note(tx, tenant, actor, "mcp_server.refresh", name, about)
@@ -310,7 +310,7 @@ async def refresh(
 
 
 async def _request_tools(
-    service: Service, tenant: UUID, tenant_name: str, asked: Definition
+    service: Service, tenant: UUID, tenant_name: str, definition: Definition
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Request a server's tools; return the tools, and warnings about the tools, without secrets.
 
@@ -320,9 +320,9 @@ async def _request_tools(
         UpstreamError: ``mcp_unreachable``, ``egress_forbidden``.
     """
     outgoing = service.outgoing
-    server = outgoing.mcp.server(tenant, tenant_name, asked.name, asked.content)
-    sent = () if server.command is None else server.command.secrets
-    clean = Redactor(sent, beside=await outgoing.secrets.known(tenant, tenant_name))
+    server = outgoing.mcp.server(tenant, tenant_name, definition.name, definition.content)
+    secrets = () if server.command is None else server.command.secrets
+    clean = Redactor(secrets, beside=await outgoing.secrets.known(tenant, tenant_name))
     try:
         found, warnings = await list_tools(server, outgoing.egress)
     except UnavailableError as error:

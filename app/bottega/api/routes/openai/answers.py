@@ -126,8 +126,8 @@ async def _spent(
         _e.type.in_(_SPENDING),
         _e.data.has_key("usage"),
     )
-    found: Mapping[str, Any] | None = await tx.scalar(query)
-    return found
+    row: Mapping[str, Any] | None = await tx.scalar(query)
+    return row
 
 
 def _without(
@@ -221,8 +221,8 @@ class Spoken:
             return self._with(self._cut.rstrip())
         if not live:
             return self._with(self._last)
-        said = [*self._paragraphs, self._last, live.rstrip()]
-        return _JOINT.join(text for text in said if text.strip())
+        paragraphs = [*self._paragraphs, self._last, live.rstrip()]
+        return _JOINT.join(text for text in paragraphs if text.strip())
 
     def _say(self, text: str) -> None:
         if text.strip():
@@ -506,15 +506,15 @@ class Completion:
 
 def usage_of(answer: RoundAnswer) -> dict[str, Any] | None:
     """Return the number of tokens of an answer; ``None``: not known yet."""
-    used = answer.usage
-    if used is None:
+    usage = answer.usage
+    if usage is None:
         return None
     return {
-        "prompt_tokens": used["input"],
-        "completion_tokens": used["output"],
-        "total_tokens": used["input"] + used["output"],
-        "prompt_tokens_details": {"cached_tokens": used.get("cached", 0)},
-        "completion_tokens_details": {"reasoning_tokens": used.get("reasoning", 0)},
+        "prompt_tokens": usage["input"],
+        "completion_tokens": usage["output"],
+        "total_tokens": usage["input"] + usage["output"],
+        "prompt_tokens_details": {"cached_tokens": usage.get("cached", 0)},
+        "completion_tokens_details": {"reasoning_tokens": usage.get("reasoning", 0)},
     }
 
 
@@ -588,24 +588,24 @@ class ResponseObject:
     def whole(self, answer: RoundAnswer) -> dict[str, Any]:
         """Return the response object for an answer, which may be incomplete."""
         run = answer.run
-        made = self.body("completed" if answer.calls else _STATUSES.get(run["status"], "failed"))
-        said = made["status"] == "completed" and (answer.text or not answer.calls)
-        made["output"] = [self.message(answer.text)] if said else []
-        made["output"] += map(item_of, answer.calls)
+        body = self.body("completed" if answer.calls else _STATUSES.get(run["status"], "failed"))
+        said = body["status"] == "completed" and (answer.text or not answer.calls)
+        body["output"] = [self.message(answer.text)] if said else []
+        body["output"] += map(item_of, answer.calls)
         if not answer.calls and (reason := _INCOMPLETE.get(run["stop_reason"] or "")):
-            made |= {"status": "incomplete", "incomplete_details": {"reason": reason}}
-        if made["status"] == "failed":
+            body |= {"status": "incomplete", "incomplete_details": {"reason": reason}}
+        if body["status"] == "failed":
             error = run["error"] or {"message": f"the run is {run['status']}"}
-            made["error"] = {"code": "server_error", "message": error["message"]}
+            body["error"] = {"code": "server_error", "message": error["message"]}
         if (usage := usage_of(answer)) is not None:
-            made["usage"] = {
+            body["usage"] = {
                 "input_tokens": usage["prompt_tokens"],
                 "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
                 "output_tokens": usage["completion_tokens"],
                 "output_tokens_details": usage["completion_tokens_details"],
                 "total_tokens": usage["total_tokens"],
             }
-        return made
+        return body
 
     def message(self, text: str, status: str = "completed") -> dict[str, Any]:
         """Return the response's item that has the text; an ``in_progress`` item has no text."""
@@ -682,8 +682,8 @@ class ResponseEvents:
         yield self._event(f"response.{whole['status']}", response=whole)
 
     def failed(self, error: BottegaError) -> Iterator[bytes]:
-        said = {"code": "server_error", "message": error.detail}
-        whole = self._response.body("failed") | {"error": said}
+        fields = {"code": "server_error", "message": error.detail}
+        whole = self._response.body("failed") | {"error": fields}
         yield self._event("response.failed", response=whole)
 
     def _at_part(self, kind: str, **more: Any) -> bytes:

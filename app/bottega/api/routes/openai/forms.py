@@ -100,11 +100,11 @@ class ChatRequest(Request):
 
 
 def _session_of(sent: Any) -> str | None:
-    named = sent["id"] if isinstance(sent, dict) and sent.keys() == {"id"} else sent
+    session = sent["id"] if isinstance(sent, dict) and sent.keys() == {"id"} else sent
     if sent is None or sent == "":
         return None
     try:
-        return _SESSION.validate_python(named, strict=True)
+        return _SESSION.validate_python(session, strict=True)
     except ValidationError:
         raise PydanticCustomError(
             "conversation",
@@ -150,11 +150,11 @@ def without_nothing(body: Mapping[str, Any], known: Mapping[str, Any]) -> dict[s
     }
 
 
-def referred_items(sent: ResponsesRequest) -> dict[int, str]:
+def referred_items(request: ResponsesRequest) -> dict[int, str]:
     """Return the ids of the input's item references, by the indexes of the references."""
     return {
         number: item["id"]
-        for number, item in enumerate(sent.input)
+        for number, item in enumerate(request.input)
         if isinstance(item, Mapping)
         and item.get("type", "item_reference") == "item_reference"
         and isinstance(item.get("id"), str)
@@ -162,27 +162,27 @@ def referred_items(sent: ResponsesRequest) -> dict[int, str]:
     }
 
 
-def read_chat(sent: ChatRequest) -> ModelRequest:
+def read_chat(body: ChatRequest) -> ModelRequest:
     """Convert the body of ``POST /openai/v1/chat/completions`` to a model request.
 
     Raises:
         InvalidInputError: the body has a field that a run does not support (see ``pointer``).
     """
-    limit = "max_tokens" if sent.max_completion_tokens is None else "max_completion_tokens"
-    stop = [sent.stop] if isinstance(sent.stop, str) else sent.stop or []
+    limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     params = {
-        "max_output_tokens": (getattr(sent, limit), f"/{limit}"),
-        "reasoning_effort": (sent.reasoning_effort, "/reasoning_effort"),
-        "verbosity": (sent.verbosity, "/verbosity"),
-        "seed": (sent.seed, "/seed"),
+        "max_output_tokens": (getattr(body, limit), f"/{limit}"),
+        "reasoning_effort": (body.reasoning_effort, "/reasoning_effort"),
+        "verbosity": (body.verbosity, "/verbosity"),
+        "seed": (body.seed, "/seed"),
         "stop": ([each for each in stop if each] or None, "/stop"),
     }
-    messages = list(_messages(sent.messages, "/messages"))
-    return _request(sent, messages, "/messages", params, sent.response_format, "/response_format")
+    messages = list(_messages(body.messages, "/messages"))
+    return _request(body, messages, "/messages", params, body.response_format, "/response_format")
 
 
 def read_response_request(
-    sent: ResponsesRequest, known: Mapping[int, Mapping[str, Any]]
+    request: ResponsesRequest, known: Mapping[int, Mapping[str, Any]]
 ) -> ModelRequest:
     """Convert the body of ``POST /openai/v1/responses`` to a model request.
 
@@ -192,23 +192,23 @@ def read_response_request(
     Raises:
         InvalidInputError: the body has a field that a run does not support (see ``pointer``).
     """
-    text, reasoning = sent.text or TextOptions(), sent.reasoning or Reasoning()
+    text, reasoning = request.text or TextOptions(), request.reasoning or Reasoning()
     params = {
-        "max_output_tokens": (sent.max_output_tokens, "/max_output_tokens"),
+        "max_output_tokens": (request.max_output_tokens, "/max_output_tokens"),
         "reasoning_effort": (reasoning.effort, "/reasoning/effort"),
         "verbosity": (text.verbosity, "/text/verbosity"),
     }
-    if isinstance(sent.input, str):
-        messages = [HistoryMessage("user", sent.input, "/input", field="")]
+    if isinstance(request.input, str):
+        messages = [HistoryMessage("user", request.input, "/input", field="")]
     else:
-        items = [known.get(number, item) for number, item in enumerate(sent.input)]
+        items = [known.get(number, item) for number, item in enumerate(request.input)]
         messages = list(_joined(_messages(items, "/input")))
-    made = _request(sent, messages, "/input", params, text.format, "/text/format")
-    return replace(made, instructions=sent.instructions or None)
+    made = _request(request, messages, "/input", params, text.format, "/text/format")
+    return replace(made, instructions=request.instructions or None)
 
 
 def _request(
-    sent: Request,
+    request: Request,
     messages: Sequence[HistoryMessage],
     messages_at: str,
     params: Mapping[str, tuple[Any, str]],
@@ -216,31 +216,31 @@ def _request(
     format_at: str,
 ) -> ModelRequest:
     same = ("temperature", "top_p", "parallel_tool_calls")
-    params = {**{name: (getattr(sent, name), f"/{name}") for name in same}, **params}
+    params = {**{name: (getattr(request, name), f"/{name}") for name in same}, **params}
     return ModelRequest(
-        model=sent.model,
+        model=request.model,
         messages=messages,
         messages_at=messages_at,
-        metadata=sent.metadata,
-        tools=[_tool(each, f"/tools/{number}") for number, each in enumerate(sent.tools or ())],
-        choice=_choice(sent.tool_choice),
+        metadata=request.metadata,
+        tools=[_tool(each, f"/tools/{number}") for number, each in enumerate(request.tools or ())],
+        choice=_choice(request.tool_choice),
         params={name: each for name, each in params.items() if each[0] is not None},
         schema=_schema(answer_format, format_at),
         schema_at=format_at,
     )
 
 
-def _tool(tool: Any, place: str) -> Tool:
+def _tool(tool: Any, path: str) -> Tool:
     if not (isinstance(tool, Mapping) and tool.get("type") == "function"):
         raise InvalidInputError(
             "only tools of the type 'function' are accepted: define other tools in the agent",
-            pointer=f"{place}/type",
+            pointer=f"{path}/type",
         )
-    fields, at = (tool["function"], f"{place}/function") if "function" in tool else (tool, place)
-    sent = fields if isinstance(fields, Mapping) else {}
+    fields, at = (tool["function"], f"{path}/function") if "function" in tool else (tool, path)
+    definition = fields if isinstance(fields, Mapping) else {}
 
     def field(name: str, kind: type[T], absent: T) -> T:
-        value = sent.get(name)
+        value = definition.get(name)
         if value is not None and not isinstance(value, kind):
             raise InvalidInputError(f"the {name} must be a {kind.__name__}", pointer=f"{at}/{name}")
         return absent if value is None else value
@@ -265,8 +265,8 @@ def _choice(choice: Any) -> str | dict[str, str] | None:
     )
 
 
-def _schema(asked: Mapping[str, JsonValue] | None, place: str) -> Any:
-    match asked or {"type": "text"}:
+def _schema(text_format: Mapping[str, JsonValue] | None, pointer: str) -> Any:
+    match text_format or {"type": "text"}:
         case {"type": "text"}:
             return None
         case {"type": "json_object"}:
@@ -277,13 +277,13 @@ def _schema(asked: Mapping[str, JsonValue] | None, place: str) -> Any:
             return schema
     raise InvalidInputError(
         "must have the type text, json_object, or json_schema with a name and a schema",
-        pointer=place,
+        pointer=pointer,
     )
 
 
-def _joined(said: Iterator[HistoryMessage]) -> Iterator[HistoryMessage]:
+def _joined(messages: Iterator[HistoryMessage]) -> Iterator[HistoryMessage]:
     last: HistoryMessage | None = None
-    for one in said:
+    for one in messages:
         if last is not None and one.role == last.role == "assistant" and one.calls:
             last = replace(last, calls=[*last.calls, *one.calls])
             continue
@@ -294,58 +294,58 @@ def _joined(said: Iterator[HistoryMessage]) -> Iterator[HistoryMessage]:
         yield last
 
 
-def _messages(sent: Sequence[Any], messages_at: str) -> Iterator[HistoryMessage]:
-    for number, item in enumerate(sent):
-        place = f"{messages_at}/{number}"
+def _messages(messages: Sequence[Any], messages_at: str) -> Iterator[HistoryMessage]:
+    for number, item in enumerate(messages):
+        pointer = f"{messages_at}/{number}"
         match item:
             case None | {"type": "reasoning"}:
                 continue
             case {"type": "function_call", "call_id": str(call), "name": str(name), **more}:
                 arguments = _arguments(more.get("arguments") or "")
-                yield HistoryMessage("assistant", "", place, [Call(call, name, arguments)])
+                yield HistoryMessage("assistant", "", pointer, [Call(call, name, arguments)])
             case {"type": "function_call_output", "call_id": str(call), **more}:
-                at = f"{place}/output"
+                at = f"{pointer}/output"
                 content, parts = content_of(more.get("output"), at, is_history=True)
-                yield HistoryMessage("tool", content, place, (), call, parts, field="output")
+                yield HistoryMessage("tool", content, pointer, (), call, parts, field="output")
             case {"role": str(role)} if role in _ROLES:
-                yield _message(_ROLES[role], item, place)
+                yield _message(_ROLES[role], item, pointer)
             case {"role": _}:
                 roles = ", ".join(name for name in _ROLES if name != "function")
-                raise InvalidInputError(f"must be one of {roles}", pointer=f"{place}/role")
+                raise InvalidInputError(f"must be one of {roles}", pointer=f"{pointer}/role")
             case {"type": str(kind)} if kind not in _OWN and not kind.startswith("input_"):
                 role_of_text: Role = "user" if kind.endswith("_output") else "assistant"
-                yield HistoryMessage(role_of_text, as_json(item), place)
+                yield HistoryMessage(role_of_text, as_json(item), pointer)
             case _:
                 raise InvalidInputError(
                     "must be a message, a function_call, a function_call_output, or a reference to "
                     "an item of this service",
-                    pointer=place,
+                    pointer=pointer,
                 )
 
 
 _OWN = ("message", "function_call", "function_call_output", "item_reference")
 
 
-def _message(role: Role, message: Mapping[str, Any], place: str) -> HistoryMessage:
-    at = f"{place}/content"
+def _message(role: Role, message: Mapping[str, Any], pointer: str) -> HistoryMessage:
+    at = f"{pointer}/content"
     content, parts = content_of(message.get("content"), at, is_history=role != "user")
     if role == "assistant" and not content and isinstance(message.get("refusal"), str):
         content = message["refusal"]
-    calls = list(_calls(message, place)) if role == "assistant" else []
+    calls = list(_calls(message, pointer)) if role == "assistant" else []
     answers = str(message.get("tool_call_id") or "") if role == "tool" else None
-    return HistoryMessage(role, content, place, calls, answers, parts)
+    return HistoryMessage(role, content, pointer, calls, answers, parts)
 
 
-def _arguments(sent: Any) -> str:
-    return sent if isinstance(sent, str) else as_json(sent)
+def _arguments(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else as_json(arguments)
 
 
-def _calls(message: Mapping[str, Any], place: str) -> Iterator[Call]:
+def _calls(message: Mapping[str, Any], path: str) -> Iterator[Call]:
     sent = message.get("tool_calls") or []
     if old := message.get("function_call"):
-        sent, place = [{"id": f"{place}/function_call", "function": old}], f"{place}/function_call"
+        sent, path = [{"id": f"{path}/function_call", "function": old}], f"{path}/function_call"
     elif not isinstance(sent, list):
-        raise InvalidInputError("must be a list of calls", pointer=f"{place}/tool_calls")
+        raise InvalidInputError("must be a list of calls", pointer=f"{path}/tool_calls")
     for number, call in enumerate(sent):
         match call:
             case None:
@@ -357,7 +357,7 @@ def _calls(message: Mapping[str, Any], place: str) -> Iterator[Call]:
             case _:
                 raise InvalidInputError(
                     "a call needs an id, and a function with name and arguments",
-                    pointer=f"{place}/tool_calls/{number}",
+                    pointer=f"{path}/tool_calls/{number}",
                 )
         text = "" if arguments is None else _arguments(arguments)
         yield Call(str(call.get("id") or ""), name, text)

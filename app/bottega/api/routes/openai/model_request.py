@@ -31,11 +31,11 @@ _BLANK = re.compile(r"\s")
 _UNKNOWN = "application/octet-stream"
 
 
-def content_of(content: Any, place: str, *, is_history: bool) -> tuple[Content, list[str]]:
+def content_of(content: Any, pointer: str, *, is_history: bool) -> tuple[Content, list[str]]:
     """Return a message's content, and the JSON Pointers of its parts if the content is not a text.
 
     Args:
-        place: JSON Pointer to the content.
+        pointer: JSON Pointer to the content.
         is_history: true: the message is not from the user, and its unknown parts become text.
 
     Raises:
@@ -44,10 +44,10 @@ def content_of(content: Any, place: str, *, is_history: bool) -> tuple[Content, 
     if content is None or isinstance(content, str):
         return content or "", []
     if not isinstance(content, list):
-        raise InvalidInputError("the content must be a text or a list of parts", pointer=place)
+        raise InvalidInputError("the content must be a text or a list of parts", pointer=pointer)
     found = []
     for number, part in enumerate(content):
-        at = f"{place}/{number}"
+        at = f"{pointer}/{number}"
         if part is not None and (made := _part(part, at, is_history)) is not None:
             found.append((made, at))
     parts = [part for part, _ in found]
@@ -61,26 +61,26 @@ def text_of(parts: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(str(part["text"]) for part in parts if part["type"] == "text")
 
 
-def _part(part: Any, place: str, is_history: bool) -> dict[str, Any] | None:
+def _part(part: Any, pointer: str, is_history: bool) -> dict[str, Any] | None:
     match part:
         case str(text) | {"type": "refusal", "refusal": str(text)}:
             return _text(text)
         case {"type": str(kind), "text": text} if kind in _TEXTS and isinstance(text, str | None):
             return _text(text or "")
         case {"type": "image_url" | "input_image", "image_url": str(url) | {"url": str(url)}}:
-            return {"type": "image", **source_of(url, place)}
+            return {"type": "image", **source_of(url, pointer)}
         case {"type": "input_audio", "input_audio": {"data": str(data), "format": str(kind)}}:
-            made = source_of(data, place) if data.startswith("data:") else {"data": data}
+            made = source_of(data, pointer) if data.startswith("data:") else {"data": data}
             return {"type": "audio", "media_type": f"audio/{kind}"} | made
         case {"type": "file" | "input_file", **more}:
-            return _file(more.get("file") or more, place)
+            return _file(more.get("file") or more, pointer)
         case {"type": "input_image", "file_id": str(file)}:
             return {"type": "file", "file": file}
     if is_history:
         return _text(json.dumps(part, ensure_ascii=False))
     raise InvalidInputError(
         "a part must be a text, an image, audio or a file, given as data, URL or id",
-        pointer=place,
+        pointer=pointer,
     )
 
 
@@ -88,7 +88,7 @@ def _text(text: str) -> dict[str, Any] | None:
     return {"type": "text", "text": text} if text else None
 
 
-def _file(file: Any, place: str) -> dict[str, Any]:
+def _file(file: Any, pointer: str) -> dict[str, Any]:
     match file:
         case {"file_id": str(known)}:
             return {"type": "file", "file": known}
@@ -98,12 +98,12 @@ def _file(file: Any, place: str) -> dict[str, Any]:
                 kind = mimetypes.guess_type(name or "")[0] or _UNKNOWN
                 made = {"media_type": kind, "data": source}
             else:
-                made = source_of(source, place)
+                made = source_of(source, pointer)
             return {"type": "document", **made, **({"name": name} if name else {})}
-    raise InvalidInputError("a file needs file_data, file_url or file_id", pointer=place)
+    raise InvalidInputError("a file needs file_data, file_url or file_id", pointer=pointer)
 
 
-def source_of(url: str, place: str) -> dict[str, str]:
+def source_of(url: str, pointer: str) -> dict[str, str]:
     """Return a part's source: media type and data of a data URL (RFC 2397), or the URL itself.
 
     Raises:
@@ -117,7 +117,7 @@ def source_of(url: str, place: str) -> dict[str, str]:
     if not comma or not _MEDIA_TYPE.fullmatch(media_type):
         raise InvalidInputError(
             "a data URL must be data:TYPE;base64,DATA, with a media type such as image/png",
-            pointer=place,
+            pointer=pointer,
         )
     if "base64" not in options:
         return {"media_type": media_type, "data": b64encode(unquote_to_bytes(data)).decode()}
@@ -277,8 +277,8 @@ def body_of(request: ModelRequest, user: str | None) -> RunBody:
     for number, (message, one) in enumerate(messages):
         places[f"/input/{number}"] = one.place
         places[f"/input/{number}/content"] = f"{one.place}/{one.field}".rstrip("/")
-        for part, place in enumerate(one.parts):
-            places[f"/input/{number}/content/{part}"] = place
+        for part, pointer in enumerate(one.parts):
+            places[f"/input/{number}/content/{part}"] = pointer
         _refuse_unstorable(message, one.place)
     for tool in request.tools:
         _refuse_unstorable([tool.name, tool.description], tool.place)
@@ -300,19 +300,19 @@ def body_of(request: ModelRequest, user: str | None) -> RunBody:
     if not re.fullmatch(r"[a-z][a-z0-9_-]{0,63}", name):
         raise UnknownAgentError(f"there is no agent '{request.model}'", pointer="/model")
     change = _change(request, names)
-    place = f"/overrides/{name}"
-    places |= {f"{place}/tools": "/tools", f"{place}/instructions": "/instructions"}
-    places |= {f"{place}/tools/{n}": tool.place for n, tool in enumerate(request.tools)}
-    places |= {f"{place}/params/{key}": at for key, (_, at) in request.params.items()}
-    places[f"{place}/params/tool_choice"] = "/tool_choice"
+    pointer = f"/overrides/{name}"
+    places |= {f"{pointer}/tools": "/tools", f"{pointer}/instructions": "/instructions"}
+    places |= {f"{pointer}/tools/{n}": tool.place for n, tool in enumerate(request.tools)}
+    places |= {f"{pointer}/params/{key}": at for key, (_, at) in request.params.items()}
+    places[f"{pointer}/params/tool_choice"] = "/tool_choice"
     return RunBody(fields | {"agent": name, "overrides": {name: change} if change else {}}, places)
 
 
-def _refuse_unstorable(value: Any, place: str) -> None:
+def _refuse_unstorable(value: Any, pointer: str) -> None:
     try:
         storable(value)
     except PydanticCustomError as error:
-        raise InvalidInputError(error.message(), pointer=place) from None
+        raise InvalidInputError(error.message(), pointer=pointer) from None
 
 
 def versioned(model: str) -> tuple[str, int | None]:
@@ -351,9 +351,9 @@ def id_of(kind: str, own: UUID, after: int = 0) -> str:
     return f"{kind}_{own.hex}" + (f"_{after}" if after else "")
 
 
-def known_by(kind: str, sent: str | None) -> tuple[UUID, int] | None:
+def known_by(kind: str, text: str | None) -> tuple[UUID, int] | None:
     """Parse an id of :func:`id_of` into ``own`` and ``after``; ``None``: a different form."""
-    match = _ID.fullmatch(sent or "")
+    match = _ID.fullmatch(text or "")
     return None if match is None or match[1] != kind else (UUID(hex=match[2]), int(match[3] or 0))
 
 
@@ -379,8 +379,8 @@ def _refuse_changes(request: ModelRequest) -> None:
 def _change(request: ModelRequest, names: Mapping[str, str]) -> dict[str, Any]:
     params = {name: value for name, (value, _) in request.params.items()}
     if isinstance(request.choice, Mapping):
-        chosen = request.choice["name"]
-        params["tool_choice"] = {"name": names.get(chosen, chosen)}
+        tool_name = request.choice["name"]
+        params["tool_choice"] = {"name": names.get(tool_name, tool_name)}
     elif request.choice:
         params["tool_choice"] = request.choice
     tools = [
@@ -393,8 +393,8 @@ def _change(request: ModelRequest, names: Mapping[str, str]) -> dict[str, Any]:
         }
         for tool in request.tools
     ]
-    found = {"params": params, "tools": tools, "instructions": request.instructions}
-    return {name: value for name, value in found.items() if value}
+    fields = {"params": params, "tools": tools, "instructions": request.instructions}
+    return {name: value for name, value in fields.items() if value}
 
 
 def _names(tools: Sequence[Tool]) -> dict[str, str]:
@@ -507,9 +507,9 @@ class _History:
             message["tool_calls"] = made
         self._kept.append((message, one))
 
-    def _new_id(self, sent: str) -> str:
-        self._seen.add(sent)
-        own = sent if 0 < len(sent) <= 200 else "call"
+    def _new_id(self, call_id: str) -> str:
+        self._seen.add(call_id)
+        own = call_id if 0 < len(call_id) <= 200 else "call"
         while own in self._ids:
             self._renamed += 1
             own = f"call#{self._renamed}"
@@ -556,12 +556,12 @@ class _History:
             self._kept.append(({"role": "user", "content": _NO_QUESTION}, note))
 
 
-def _arguments(sent: str) -> dict[str, Any]:
+def _arguments(text: str) -> dict[str, Any]:
     try:
-        found = storable(json.loads(sent or "{}"))
+        found = storable(json.loads(text or "{}"))
     except (ValueError, RecursionError):
         found = None
-    return found if isinstance(found, dict) else {"arguments": sent}
+    return found if isinstance(found, dict) else {"arguments": text}
 
 
 def result_of(one: HistoryMessage) -> tuple[str, Sequence[Mapping[str, Any]]]:

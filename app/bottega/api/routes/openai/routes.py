@@ -135,18 +135,18 @@ async def start_or_resume(
     if place.history is not None:
         request = request.after(await place.history())
     follower = await _started(service, acting, request, place)
-    actor, left = acting.principal.actor, [each["id"] for each in waiting]
+    actor, ids = acting.principal.actor, [each["id"] for each in waiting]
     for run_id in {each["run_id"] for each in waiting}:
-        await request_cancel(service.database, acting.tenant_id, run_id, actor, calls=left)
+        await request_cancel(service.database, acting.tenant_id, run_id, actor, calls=ids)
     return follower
 
 
-def message_of_calls(calls: Waiting, place: str) -> HistoryMessage:
+def message_of_calls(calls: Waiting, pointer: str) -> HistoryMessage:
     """Return the assistant's message, without text, that made these calls."""
     made = [
         Call(id_of("call", each["id"]), each["tool"], as_json(each["arguments"])) for each in calls
     ]
-    return HistoryMessage("assistant", "", place, made)
+    return HistoryMessage("assistant", "", pointer, made)
 
 
 async def _waiting(
@@ -369,7 +369,7 @@ def unknown(response: str, pointer: str | None = None) -> NotFoundError:
     )
 
 
-async def place_of(service: Service, acting: Acting, sent: ResponsesRequest) -> Place:
+async def place_of(service: Service, acting: Acting, request: ResponsesRequest) -> Place:
     """Return the session of a new response, and the history that the new response continues.
 
     If the request has no earlier response and no conversation, a new session begins. If the earlier
@@ -381,25 +381,25 @@ async def place_of(service: Service, acting: Acting, sent: ResponsesRequest) -> 
             conversation.
     """
     new = f"{UNASKED}{uuid4().hex}"
-    if sent.conversation is not None:
-        if sent.previous_response_id:
+    if request.conversation is not None:
+        if request.previous_response_id:
             raise InvalidInputError(
                 "send either a conversation or a previous_response_id", pointer="/conversation"
             )
-        return await _in_conversation(service, acting, sent.conversation, sent.model)
-    if not sent.previous_response_id:
-        return Place(None if sent.store is False else new)
-    known = known_by("resp", sent.previous_response_id)
+        return await _in_conversation(service, acting, request.conversation, request.model)
+    if not request.previous_response_id:
+        return Place(None if request.store is False else new)
+    known = known_by("resp", request.previous_response_id)
     if known is None:
-        raise unknown(sent.previous_response_id, _AT)
+        raise unknown(request.previous_response_id, _AT)
     run_id, after = known
     async with service.database.begin(acting.tenant_id) as tx:
         try:
             run = await read.get(tx, acting.tenant_id, run_id)
         except NotFoundError:
-            raise unknown(sent.previous_response_id, _AT) from None
+            raise unknown(request.previous_response_id, _AT) from None
         if run["user"] != acting.user or after > run["last_seq"]:
-            raise unknown(sent.previous_response_id, _AT)
+            raise unknown(request.previous_response_id, _AT)
         return await _after(service, tx, run, after, new)
 
 
@@ -504,14 +504,14 @@ def _message_of(message: Mapping[str, Any], waits: Mapping[str, str], at: str) -
 
 
 async def known_items(
-    service: Service, acting: Acting, sent: ResponsesRequest
+    service: Service, acting: Acting, request: ResponsesRequest
 ) -> dict[int, Mapping[str, Any]]:
     """Return the earlier items to which the input refers, by the indexes of the references.
 
     Raises:
         InvalidInputError: the request's user has no item with this id.
     """
-    references = referred_items(sent)
+    references = referred_items(request)
     if len(set(references.values())) > MOST_CALLS:
         raise InvalidInputError(
             f"the input refers to more than {MOST_CALLS} items: send the content of some items",
@@ -644,16 +644,16 @@ async def create_completion(
     body: Annotated[dict[str, Any], Body()],
     request: Request,
 ) -> Response:
-    sent = checked(ChatRequest, without_nothing(body, ChatRequest.model_fields))
-    acting = acting_of(request, principal, service.settings.user_headers, sent)
-    follower = await start_or_resume(service, acting, read_chat(sent))
-    with_usage = bool(sent.stream_options and sent.stream_options.include_usage)
+    request_model = checked(ChatRequest, without_nothing(body, ChatRequest.model_fields))
+    acting = acting_of(request, principal, service.settings.user_headers, request_model)
+    follower = await start_or_resume(service, acting, read_chat(request_model))
+    with_usage = bool(request_model.stream_options and request_model.stream_options.include_usage)
     return await respond(
         request,
         follower,
-        Completion(follower.run_id, follower.after, sent.model, with_usage),
-        stream=bool(sent.stream),
-        stay=bool(sent.store),
+        Completion(follower.run_id, follower.after, request_model.model, with_usage),
+        stream=bool(request_model.stream),
+        stay=bool(request_model.store),
         headers=memory_headers(acting.user),
     )
 
