@@ -175,7 +175,7 @@ async def use_facts(
         if data is not None:
             journal.add(EventType.CONTEXT_RECALLED, data, agent=agent.agent_name)
     if data is not None:
-        memory.facts, facts.shown = data.get("content") or "", data.get("facts") or ()
+        memory.facts, facts.listed_ids = data.get("content") or "", data.get("facts") or ()
 
 
 def _goals(

@@ -108,16 +108,16 @@ async def add(
         UserErasingError: the user's data is being erased.
     """
     kind = "person" if run_id is None else "run"
-    stored = await connection.fetchval(
+    result = await connection.fetchval(
         _ADD, tenant_id, user, fact_text(text), kind, run_id, confirmed, MOST_FACTS
     )
-    if stored is None:
+    if result is None:
         raise UserErasingError
-    if stored == UUID(int=0):
+    if result == UUID(int=0):
         raise ConflictError(
             f"a user has at most {MOST_FACTS} facts: remove a fact first", code="too_many_facts"
         )
-    row: asyncpg.Record = await connection.fetchrow(_GET, tenant_id, user, stored)
+    row: asyncpg.Record = await connection.fetchrow(_GET, tenant_id, user, result)
     return row
 
 
@@ -165,7 +165,7 @@ class UserFacts:
         self._tenant_id = tenant_id
         self._user = user
         self._run_id = run_id
-        self.shown: Sequence[str] = ()
+        self.listed_ids: Sequence[str] = ()
 
     async def recalled(self) -> ContextRecalledData | None:
         """Return the confirmed facts as data of a ``context.recalled`` event; ``None``: no facts.
@@ -175,11 +175,11 @@ class UserFacts:
         """
         async with acting_as(self._pool, self._tenant_id) as connection:
             rows = await connection.fetch(_READ, self._tenant_id, self._user)
-        lines, left = [_TITLE], _MOST_TOKENS
+        lines, tokens_left = [_TITLE], _MOST_TOKENS
         for number, row in enumerate(rows, start=1):
             line = f"{number}. {row['text']}"
-            left -= tokens_in(len(line)) + 1
-            if left < 0:
+            tokens_left -= tokens_in(len(line)) + 1
+            if tokens_left < 0:
                 break
             lines.append(line)
         ids = [str(row["id"]) for row in rows[: len(lines) - 1]]
@@ -202,9 +202,9 @@ class UserFacts:
         Args:
             of_people: true: a fact that a person has set may be deleted, too.
         """
-        if not 0 < number <= len(self.shown):
+        if not 0 < number <= len(self.listed_ids):
             return False
-        fact = UUID(self.shown[number - 1])
+        fact = UUID(self.listed_ids[number - 1])
         async with acting_as(self._pool, self._tenant_id) as connection:
             gone = await connection.fetchval(_FORGET, self._tenant_id, self._user, fact, of_people)
         return gone is not None

@@ -106,8 +106,8 @@ class Block:
 
     def leave(self) -> int:
         """Mark the block as removed from the prompt; return the number of saved tokens."""
-        for each in self.messages:
-            each.left = True
+        for message in self.messages:
+            message.left = True
         return sum(each.tokens for each in self.messages)
 
 
@@ -118,11 +118,11 @@ def blocks_of(messages: Sequence[PromptMessage], pinned: set[int]) -> list[Block
         pinned: the ``id()`` of the messages that are never removed from the prompt.
     """
     blocks: list[Block] = []
-    for each in messages:
-        if blocks and isinstance(each.message, ToolMessage):
-            blocks[-1].messages.append(each)
+    for message in messages:
+        if blocks and isinstance(message.message, ToolMessage):
+            blocks[-1].messages.append(message)
         else:
-            blocks.append(Block([each], id(each.message) in pinned))
+            blocks.append(Block([message], id(message.message) in pinned))
     return blocks
 
 
@@ -147,8 +147,8 @@ def tokens_of(message: StandardMessage, count: TokenCounter) -> int:
     tokens += count(message.content) + _PER_MESSAGE
     if isinstance(message, AssistantMessage):
         for call in message.tool_calls:
-            said = as_text(call.arguments) if call.malformed is None else call.malformed
-            tokens += count(call.name) + count(said) + _PER_MESSAGE
+            arguments = as_text(call.arguments) if call.malformed is None else call.malformed
+            tokens += count(call.name) + count(arguments) + _PER_MESSAGE
         if message.state:  # opaque data of the server, such as reasoning
             tokens += count(as_text(message.state))
     return tokens
@@ -175,8 +175,8 @@ def _saying(message: ToolMessage, text: str) -> ToolMessage:
         field = "error" if result.status is ToolStatus.ERROR else "result"
         change = {"result": None, "error": None, "parts": (), field: text}
         results.append(result.model_copy(update=change))
-    said = {"content": text, "parts": (), "tool_results": tuple(results)}
-    return message.model_copy(update=said)
+    fields = {"content": text, "parts": (), "tool_results": tuple(results)}
+    return message.model_copy(update=fields)
 
 
 RECALL = "recall_memory"
@@ -224,14 +224,14 @@ class RunMemory:
         self.working = working or WorkingMemory()
         self.facts = ""
         self._opening = ""
-        self._turns = 0
+        self._turn_count = 0
         self._read_turn: TurnReader | None = None
         self.limit = self.working.budgets.total if limit is None else limit
         self.tools: list[ToolBase] = [*tools]
         self._tool = RecallMemory(self)
         self._warned = False
         # The keys are the id() of messages. The values keep messages alive, so no id occurs twice.
-        self._known: dict[int, PromptMessage] = {}
+        self._messages_by_id: dict[int, PromptMessage] = {}
         self._by_ref: dict[str, StandardMessage] = {}
         self._has_own_recall = False  # true: the agent itself has a tool with the name of RECALL
         self._query: Query | None = None
@@ -242,7 +242,7 @@ class RunMemory:
         self._base = ""
         self._noting = lru_cache(8)(_noting)  # an equal message is built only once
 
-    def go_on(self, opening: str, turns: int, read: TurnReader) -> None:
+    def go_on(self, opening: str, turns: int, read_turn: TurnReader) -> None:
         """Prepare for a conversation whose first turns are not in the history.
 
         Call this method before the first prompt.
@@ -250,9 +250,9 @@ class RunMemory:
         Args:
             opening: beginning of the fenced message.
             turns: number of the earlier turns, which have the references ``t1``, ``t2`` and so on.
-            read: function that returns the text of an earlier turn.
+            read_turn: function that returns the text of an earlier turn.
         """
-        self._opening, self._turns, self._read_turn = opening, turns, read
+        self._opening, self._turn_count, self._read_turn = opening, turns, read_turn
         self.tools = [*self.tools, self._tool]
 
     async def find(self, reference: str) -> str | None:
@@ -262,8 +262,8 @@ class RunMemory:
         return self.recall(reference)
 
     def _turn_of(self, reference: str) -> int:
-        found = _TURN.fullmatch(reference)
-        return int(found[1]) if found and int(found[1]) <= self._turns else 0
+        match = _TURN.fullmatch(reference)
+        return int(match[1]) if match and int(match[1]) <= self._turn_count else 0
 
     def recall(self, reference: str) -> str | None:
         if (message := self._by_ref.get(reference)) is not None:
@@ -274,8 +274,8 @@ class RunMemory:
     def references(self) -> str:
         known = [*self.working.references, *self._by_ref]
         kinds = {reference[0]: [r for r in known if r[0] == reference[0]] for reference in known}
-        if self._turns:
-            kinds["t"] = ["t1", f"t{self._turns}"][: self._turns]
+        if self._turn_count:
+            kinds["t"] = ["t1", f"t{self._turn_count}"][: self._turn_count]
         return ", ".join(
             f"{names[0]} to {names[-1]}" if len(names) > 1 else names[0] for names in kinds.values()
         )
@@ -343,10 +343,10 @@ class RunMemory:
         pinned = {id(message) for message in (*history[: head_of(history)], *query.messages)}
         new = history[len(self._history) :]
         for message in new:
-            if id(message) not in self._known:
+            if id(message) not in self._messages_by_id:
                 known = PromptMessage(message, message, tokens_of(message, count))
-                self._known[id(message)] = known
-        for block in blocks_of([self._known[id(message)] for message in new], pinned):
+                self._messages_by_id[id(message)] = known
+        for block in blocks_of([self._messages_by_id[id(message)] for message in new], pinned):
             if block.pinned or not all(each.left for each in block.messages):
                 # Hooks may have changed the blocks. A prompt never omits only a part of a block.
                 for each in block.messages:
@@ -369,7 +369,7 @@ class RunMemory:
                 self._take_answer(each, message, calls)
 
     def _take_answer(
-        self, each: PromptMessage, message: ToolMessage, calls: dict[str, ToolCall]
+        self, entry: PromptMessage, message: ToolMessage, calls: dict[str, ToolCall]
     ) -> None:
         body = body_of(message)
         result = message.tool_results[0] if message.tool_results else None
@@ -378,11 +378,11 @@ class RunMemory:
         if name == RECALL and not self._has_own_recall:
             reference = str(call.arguments.get("reference")) if call else ""
             if self._turn_of(reference) or self.recall(reference) == body:
-                each.reference = reference
+                entry.reference = reference
             return
         arguments = as_text(call.arguments)[:_LINE_BYTES] if call and call.arguments else ""
-        each.label = f"{name}({arguments})"
-        each.reference = self.working.add_intermediate(each.label, body)
+        entry.label = f"{name}({arguments})"
+        entry.reference = self.working.add_intermediate(entry.label, body)
 
     # Removal
 

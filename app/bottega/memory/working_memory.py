@@ -191,7 +191,7 @@ class WorkingMemory:
         self._frame = self.count(frame) + max(map(self.count, _TITLES.values())) + 4
         self._referred: dict[str, None] = {}  # references of results that later results use
         self._turn = self._skipped = 0  # results in total, and results in another memory
-        self._others = 0  # number of ``v`` references
+        self._value_count = 0  # number of ``v`` references
         self._subtask = ""
         self._warned: set[str] = set()
 
@@ -302,10 +302,10 @@ class WorkingMemory:
         self._put(Area.STATE, (NOTE, "now"), "now", f"now: {now}", Heat.HOT)
         if subtask != self._subtask:
             self._subtask = subtask
-            for place, (kind, _) in list(self._variables.items()):
+            for key, (kind, _) in list(self._variables.items()):
                 if kind is VariableKind.CONTROL:
-                    del self._variables[place]
-                    del self._entries[_PART_OF[place[1]]][place]
+                    del self._variables[key]
+                    del self._entries[_PART_OF[key[1]]][key]
 
     def add_intermediate(self, subtask: str, output: Any, *, refers_to: Iterable[str] = ()) -> str:
         """Store the answer of a subtask, of a tool or of a sub-agent.
@@ -331,13 +331,13 @@ class WorkingMemory:
         self._turn += results
         self._skipped += results
 
-    def retrieve_from_episodic(self, found: Iterable[Retrieved]) -> None:
+    def retrieve_from_episodic(self, episodes: Iterable[Retrieved]) -> None:
         """Store retrieved episodes, best first, each shortened to an equal share of the section.
 
         To make room, earlier episodes are removed, first the episodes that no prompt contained.
         """
         entries = self._entries[Area.RETRIEVED]
-        items, room = list(found), self.budgets.retrieved - self._frame
+        items, room = list(episodes), self.budgets.retrieved - self._frame
         earlier = entries.keys() - {(EPISODE, item.source) for item in items}
         share = room // max(len(items), 1)
         for item in items:
@@ -412,14 +412,14 @@ class WorkingMemory:
 
     def clear(self) -> None:
         """Remove everything except metadata, which reflection needs."""
-        kept = {
+        variables = {
             place: (kind, value)
             for place, (kind, value) in self._variables.items()
             if place[1] == VariableScope.METADATA or kind is VariableKind.METADATA
         }
         self.initialize()
-        for place, variable in kept.items():
-            self._show(place, *variable)
+        for key, variable in variables.items():
+            self._show(key, *variable)
 
     def snapshot(self) -> dict[str, Any]:
         """Return a JSON-compatible copy of the whole memory."""
@@ -433,7 +433,7 @@ class WorkingMemory:
                 [*place[1:], value, kind.value] for place, (kind, value) in self._variables.items()
             ],
             "referred": list(self._referred),
-            "counts": [self._turn, self._skipped, self._others],
+            "counts": [self._turn, self._skipped, self._value_count],
             "subtask": self._subtask,
             "warned": sorted(self._warned),
         }
@@ -448,7 +448,7 @@ class WorkingMemory:
             for scope, subtask, key, value, kind in snapshot["variables"]
         }
         self._referred = dict.fromkeys(snapshot["referred"])
-        self._turn, self._skipped, self._others = snapshot["counts"]
+        self._turn, self._skipped, self._value_count = snapshot["counts"]
         self._subtask = snapshot["subtask"]
         self._warned = set(snapshot["warned"])
 
@@ -458,12 +458,12 @@ class WorkingMemory:
         entries = self._entries[part]
         skipped = self._skipped if part is Area.INTERMEDIATE else 0
         sizes = self._fitting(part)
-        left = ["m1"] * (skipped > 0)
-        left += [self._refer(each) for each in entries.values() if each not in sizes]
-        number = max(skipped - 1, 0) + len(left)
+        left_out = ["m1"] * (skipped > 0)
+        left_out += [self._refer(each) for each in entries.values() if each not in sizes]
+        number = max(skipped - 1, 0) + len(left_out)
         if not description and _DESCRIPTION in entries:
             sizes.pop(entries[_DESCRIPTION], None)
-        lines = [_gone(number, left[0], left[-1])] if left else []
+        lines = [_gone(number, left_out[0], left_out[-1])] if left_out else []
         lines += filter(None, (self._line(entry, size) for entry, size in sizes.items()))
         text = "\n".join([f"## {_TITLES[part]}", *lines])
         return text if lines and self.count(text) + 2 <= self.budgets.of(part) else ""
@@ -471,8 +471,8 @@ class WorkingMemory:
     def _fitting(self, part: Area) -> dict[Entry, int]:
         """Return the entries that a prompt shows, in order, with their numbers of tokens."""
         entries = [*self._entries[part].values()]
-        left = max(self.budgets.of(part) - self._frame, 0)
-        if sum(each.tokens for each in entries) <= left:
+        tokens_left = max(self.budgets.of(part) - self._frame, 0)
+        if sum(each.tokens for each in entries) <= tokens_left:
             return {each: each.tokens for each in entries}
         heats = {each: self._heat(each) for each in reversed(entries)}
         hot = [*heats.values()].count(Heat.HOT)
@@ -480,11 +480,11 @@ class WorkingMemory:
         for entry in sorted(heats, key=lambda e: (heats[e], heats[e] == Heat.HOT and e.tokens)):
             size, heat = entry.tokens, heats[entry]
             if heat == Heat.HOT:
-                size = min(size, left // (hot - len(sizes)))
-            elif heat == Heat.COLD or size > left:
+                size = min(size, tokens_left // (hot - len(sizes)))
+            elif heat == Heat.COLD or size > tokens_left:
                 size = min(size, GIST_TOKENS)
-            sizes[entry] = size if size <= left else 0
-            left -= sizes[entry]
+            sizes[entry] = size if size <= tokens_left else 0
+            tokens_left -= sizes[entry]
             if sizes[entry] < entry.tokens and heat != Heat.COLD:
                 self._warn(part)
         return {each: sizes[each] for each in entries if sizes[each]}
@@ -515,8 +515,8 @@ class WorkingMemory:
 
     def _refer(self, entry: Entry) -> str:
         if not entry.reference:
-            self._others += 1
-            entry.reference = f"v{self._others}"
+            self._value_count += 1
+            entry.reference = f"v{self._value_count}"
         return entry.reference
 
     # Internals
@@ -525,10 +525,10 @@ class WorkingMemory:
         if text:
             self._put(part, (NOTE, name), name, text, heat)
 
-    def _show(self, place: Key, kind: VariableKind, value: Any) -> None:
-        self._variables[place] = kind, value
-        label = label_of(place[-1])
-        self._put(_PART_OF[place[1]], place, label, f"{label} {_rendered(kind, value)}")
+    def _show(self, key: Key, kind: VariableKind, value: Any) -> None:
+        self._variables[key] = kind, value
+        label = label_of(key[-1])
+        self._put(_PART_OF[key[1]], key, label, f"{label} {_rendered(kind, value)}")
 
     def _put(self, part: Area, key: Key, label: str, text: str, heat: Heat = Heat.WARM) -> None:
         was = self._entries[part].pop(key, None)

@@ -218,10 +218,10 @@ class EmbeddingWorker:
         ids = [row["episode_id"] for row in due]
         async with acting_as(self._pool, tenant_id) as connection:
             rows = await connection.fetch(_READ, tenant_id, ids)
-        found = [Summary(**from_json(row["summary"])) for row in rows]
+        summaries = [Summary(**from_json(row["summary"])) for row in rows]
         try:
             of_queries = rows[0]["embedder"] if rows else None
-            made = await self._all_made(tenant_id, of_queries, found) if found else {}
+            made = await self._all_made(tenant_id, of_queries, summaries) if summaries else {}
         except BudgetExhaustedError as error:  # this tenant's error, so all other tenants continue
             wait_s = _FIRST_POSTPONED_S if isinstance(error, BudgetBusyError) else None
             await self._postpone(tenant_id, ids, wait_s, uncounted=1)
@@ -276,10 +276,10 @@ class EmbeddingWorker:
         from bottega.memory.text.embeddings import embed_queries, measured_background
 
         embedder = self._embedders.named(name)
-        wanted = next(size for size in GROWN if size > before)
+        size_wanted = next(size for size in GROWN if size > before)
         async with acting_as(self._pool, tenant_id) as connection:
-            known = await connection.fetchval(_COUNT, tenant_id, name, GROWN[-1])
-            if embedder is None or known < wanted:
+            count = await connection.fetchval(_COUNT, tenant_id, name, GROWN[-1])
+            if embedder is None or count < size_wanted:
                 return
             await refresh_common(connection, tenant_id)
             rows = await connection.fetch(_SAMPLE, tenant_id, name)
@@ -291,23 +291,23 @@ class EmbeddingWorker:
             queries = await embed_queries(paid, [rows[place]["task"] for place in places])
         others = np.ones((len(places), len(stored)), bool)
         others[np.arange(len(places)), places] = False
-        mean, *spread = measured_background(queries, stored, others)
+        mean, *deviations = measured_background(queries, stored, others)
         async with acting_as(self._pool, tenant_id) as connection:
-            await connection.execute(_KEEP, tenant_id, name, mean.tolist(), spread, known)
+            await connection.execute(_KEEP, tenant_id, name, mean.tolist(), deviations, count)
 
     async def _all_made(
-        self, tenant_id: UUID, of_queries: str | None, found: Sequence[Summary]
+        self, tenant_id: UUID, of_queries: str | None, summaries: Sequence[Summary]
     ) -> "Mapping[str, Vectors]":
-        name, vectors = await self._made(self._embedders.paid_by(tenant_id), found)
-        made = {name: vectors}
+        name, vectors = await self._made(self._embedders.paid_by(tenant_id), summaries)
+        by_name = {name: vectors}
         # Until the switch, queries use the older embedder, so new episodes also need its vectors.
         other = None if of_queries in (None, name) else self._embedders.named(of_queries)
         if other is not None:
             try:
-                made |= [await self._made(self._embedders.paid_by(tenant_id, other), found)]
+                by_name |= [await self._made(self._embedders.paid_by(tenant_id, other), summaries)]
             except (ModelError, UnavailableError) as error:
                 log.info("embedder.left", embedder=of_queries, error=error.detail)
-        return made
+        return by_name
 
     async def _made(self, embedder: "Embedder", found: Sequence[Summary]) -> "tuple[str, Vectors]":
         texts = [text for each in found for text in (each.task, each.result, each.whole)]
@@ -363,11 +363,11 @@ class EmbeddingWorker:
         At the end, the method enqueues the episodes that lack a vector of this worker's embedder,
         because a worker with a different embedder may have embedded some episodes.
         """
-        place = self._cleared.pop(tenant_id, _FIRST_ID)
-        rows = await connection.fetch(_CLEAR, tenant_id, name, 2 * _PAGE, place)
+        after = self._cleared.pop(tenant_id, _FIRST_ID)
+        rows = await connection.fetch(_CLEAR, tenant_id, name, 2 * _PAGE, after)
         if rows:
             self._cleared[tenant_id] = max(row["episode_id"] for row in rows)
-        elif place == _FIRST_ID and not await self._order(connection, tenant_id, name):
+        elif after == _FIRST_ID and not await self._order(connection, tenant_id, name):
             self._ordered_to.pop(tenant_id, None)
             await connection.execute(_CLEARED, tenant_id, name)
 

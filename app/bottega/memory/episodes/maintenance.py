@@ -175,10 +175,10 @@ class EpisodeMaintenance:
         Raises:
             UnavailableError: the object store cannot be reached.
         """
-        done = await self.archive_old(tenant_id, now)
-        done += await self.consolidate_similar(tenant_id, now)
-        done["purged"] = await self.purge_deleted(tenant_id, now)
-        return +done
+        count = await self.archive_old(tenant_id, now)
+        count += await self.consolidate_similar(tenant_id, now)
+        count["purged"] = await self.purge_deleted(tenant_id, now)
+        return +count
 
     async def archive_old(self, tenant_id: UUID, now: datetime) -> Counter[str]:
         """Move a tenant's episodes to the stage for their age (:class:`StorageState`).
@@ -258,7 +258,7 @@ class EpisodeMaintenance:
         async with acting_as(self.pool, tenant_id) as connection:
             ready = await connection.fetchval(_READY, tenant_id, mature, _WINDOW)
             await connection.execute(_DISMISS_LONELY, ready, _WINDOW, self.most)
-        made: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         last = _FIRST
         for _ in range(self.most):
             async with acting_as(self.pool, tenant_id) as connection:
@@ -267,31 +267,31 @@ class EpisodeMaintenance:
                 )
             if not rows:
                 break
-            made += await self._compare(tenant_id, rows, mature)
+            counts += await self._compare(tenant_id, rows, mature)
             last = (rows[0]["first_at"], rows[0]["first"])
-        return made
+        return counts
 
     async def _compare(
         self, tenant_id: UUID, rows: Sequence[asyncpg.Record], mature: datetime
     ) -> Counter[str]:
         import numpy as np
 
-        made: Counter[str] = Counter()
-        known = [row for row in rows if row["whole"]]
-        vectors = np.array([row["whole"] for row in known], np.float32)
-        found = groups(vectors, [row["at"] for row in known], cosine=0.95, window=_WINDOW)
-        for group in found:
-            ids = [known[place]["episode_id"] for place in group]
+        counts: Counter[str] = Counter()
+        whole_rows = [row for row in rows if row["whole"]]
+        vectors = np.array([row["whole"] for row in whole_rows], np.float32)
+        similar = groups(vectors, [row["at"] for row in whole_rows], cosine=0.95, window=_WINDOW)
+        for group in similar:
+            ids = [whole_rows[place]["episode_id"] for place in group]
             near = vectors[group] @ vectors[group].T
             middle = ids[int(near.sum(axis=1).argmax())]
             if await self._make_one(tenant_id, ids, middle, Outcome(rows[0]["outcome"]), mature):
-                made += Counter(groups=1, consolidated=len(group))
+                counts += Counter(groups=1, consolidated=len(group))
         first = rows[0]["first"]
-        grouped = {known[place]["episode_id"] for group in found for place in group}
-        if first not in grouped and len(known) == len(rows):  # all episodes have vectors
+        grouped = {whole_rows[place]["episode_id"] for group in similar for place in group}
+        if first not in grouped and len(whole_rows) == len(rows):  # all episodes have vectors
             async with acting_as(self.pool, tenant_id) as connection:
                 await connection.execute(_DISMISS, tenant_id, first)
-        return made
+        return counts
 
     async def _make_one(
         self, tenant_id: UUID, ids: Sequence[UUID], middle: UUID, outcome: Outcome, mature: datetime
@@ -303,10 +303,10 @@ class EpisodeMaintenance:
         one = as_one([loaded[each] for each in ids], loaded[middle], outcome)
         moved = await copied(self.pool, self.objects, tenant_id, ids, ALL_PARTS)
         async with acting_as(self.pool, tenant_id) as connection:
-            made: bool = await connection.fetchval(
+            is_stored: bool = await connection.fetchval(
                 _CONSOLIDATE, to_json(one.to_row()).decode(), ids, mature, moved
             )
-        return made
+        return is_stored
 
     # Objects
 
@@ -352,8 +352,8 @@ def _key(row: Any) -> bytes | None:
     Return ``None`` if the task's full text is unknown, or if the episode replaces other episodes.
     """
     task = from_json(row["task"])
-    asked = task.get("original_input")
-    cut = isinstance(asked, str) and len(asked) >= LONGEST_TEXT and row["input"] is None
+    question = task.get("original_input")
+    cut = isinstance(question, str) and len(question) >= LONGEST_TEXT and row["input"] is None
     if row["kind"] != "episode" or row["away"] or cut:
         return None
     owner = [row["user_id"], row["session_id"]]
@@ -394,10 +394,10 @@ def task_key(task: Mapping[str, Any], whole_input: Any = None) -> bytes | None:
     Returns:
         The digest; ``None`` if the input has no words, because it then equals no other input.
     """
-    asked = task.get("original_input") if whole_input is None else whole_input
+    question = task.get("original_input") if whole_input is None else whole_input
     rest = {name: task[name] for name in task if name not in ("complexity", "original_input")}
-    text = _plain(asked) if isinstance(asked, str) else _json(asked)
-    if not asked or not any(map(str.isalnum, text)):
+    text = _plain(question) if isinstance(question, str) else _json(question)
+    if not question or not any(map(str.isalnum, text)):
         return None
     return blake2b(_json([text, rest]).encode(), digest_size=16).digest()
 
@@ -478,9 +478,9 @@ def as_one(
         outcome: the outcome that all members have, after feedback and checks.
     """
     durations = [each.execution.get("duration_s") for each in members]
-    known = [each for each in durations if each is not None]
+    values = [each for each in durations if each is not None]
     statistics: dict[str, Any] = {
-        "mean_duration_s": fmean(known) if known else None,
+        "mean_duration_s": fmean(values) if values else None,
         "success_rate": _SUCCESS_RATES.get(outcome, 0.0),
         "common_patterns": {name: _shared(members, name) for name in _LISTS},
     }
@@ -524,11 +524,11 @@ def as_one(
 
 def _compared(members: Sequence[Episode]) -> dict[str, Any]:
     contents = [dict(_leaves(_content(each))) for each in members]
-    first, *others = contents
+    first, *rest = contents
     structure = {
         path: value
         for path, value in first.items()
-        if all(path in other and other[path] == value for other in others)
+        if all(path in other and other[path] == value for other in rest)
     }
     variations = [
         {"episode_id": str(each.id), "at": each.at.isoformat(), "diff": _diff(own, structure)}
@@ -569,8 +569,8 @@ def _shown(value: Any) -> Any:
 
 
 def _shared(members: Sequence[Episode], name: str) -> list[Any]:
-    first, *others = (each.metadata.get(name, []) for each in members)
-    return [item for item in first if all(item in other for other in others)]
+    first, *rest = (each.metadata.get(name, []) for each in members)
+    return [item for item in first if all(item in other for other in rest)]
 
 
 def _means(resources: Sequence[Mapping[str, Any]]) -> dict[str, float]:

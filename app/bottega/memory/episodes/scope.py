@@ -65,10 +65,10 @@ class Scope:
     @property
     def document(self) -> str:
         """The scope in JSON, as an argument of SQL functions."""
-        said = {"reach": self.reach, "session_id": self.session_id, "agent": self.agent}
+        fields = {"reach": self.reach, "session_id": self.session_id, "agent": self.agent}
         if not self.any_user:
-            said["user_id"] = self.user
-        return to_json(said).decode()
+            fields["user_id"] = self.user
+        return to_json(fields).decode()
 
 
 EVERYTHING = Scope(Reach.EVERYTHING)
@@ -81,7 +81,7 @@ def identity_of(session_id: str | None) -> str | None:
 
 
 def scope_of_run(
-    wanted: MemoryScope | None,
+    scope: MemoryScope | None,
     *,
     user: str | None,
     session_id: str | None,
@@ -91,17 +91,17 @@ def scope_of_run(
     """Return the scope of a run; a run without user and session reads no other run's episodes.
 
     Args:
-        wanted: ``memory_scope`` of the root agent; ``None``: the scope is the user or, without a
+        scope: ``memory_scope`` of the root agent; ``None``: the scope is the user or, without a
             user, the session.
         shared: true if the operator allows agents to read episodes of all sessions.
     """
     session_id = identity_of(session_id)
-    if wanted == "run" or (wanted == "session" and session_id is None):
+    if scope == "run" or (scope == "session" and session_id is None):
         return Scope(Reach.RUN)
-    if wanted == "tenant" and shared:
+    if scope == "tenant" and shared:
         return Scope(Reach.UNNAMED, user)
-    only = agent if wanted == "agent" else None
-    if user is not None and wanted != "session":
+    only = agent if scope == "agent" else None
+    if user is not None and scope != "session":
         return Scope(Reach.USER, user, agent=only)
     if session_id is not None:
         return Scope(Reach.SESSION, user, session_id, only)

@@ -120,29 +120,29 @@ def score(
     ranks = [_finite(each.lexical) for each in candidates]
     if options.normalisation == "added":
         near = _above_lowest(cosines)
-        named = [min((rank or 0.0) / _ALL_WORDS, 1.0) for rank in ranks]
-        similarities = _stretched([sum(both) for both in zip(near, named, strict=True)])
+        shares = [min((rank or 0.0) / _ALL_WORDS, 1.0) for rank in ranks]
+        similarities = _stretched([sum(both) for both in zip(near, shares, strict=True)])
     else:
-        near, named = ([_within(each) for each in values] for values in (cosines, ranks))
+        near, shares = ([_within(each) for each in values] for values in (cosines, ranks))
         similarities = near
     scored = []
-    for place, each in enumerate(candidates):
+    for place, candidate in enumerate(candidates):
         cosine, rank, similarity = cosines[place], ranks[place], similarities[place]
         if cosine is None and (options.normalisation == "raw" or not rank):
-            similarity = named[place]
-        age_days = max((now - each.at) / timedelta(days=1), 0.0)
+            similarity = shares[place]
+        age_days = max((now - candidate.at) / timedelta(days=1), 0.0)
         parts = Parts(
             similarity=options.similarity * similarity,
             recency=options.recency * exp(-age_days / 30),
-            success=options.success * (each.outcome == "SUCCESS"),
-            accesses=options.accesses * min(log1p(each.access_count) / 10, 1.0),
-            domain=options.domain * (domain is not None and each.domain == domain),
+            success=options.success * (candidate.outcome == "SUCCESS"),
+            accesses=options.accesses * min(log1p(candidate.access_count) / 10, 1.0),
+            domain=options.domain * (domain is not None and candidate.domain == domain),
             cosine=cosine,
             lexical=rank,
             cosine_normalised=near[place],
-            lexical_normalised=named[place],
+            lexical_normalised=shares[place],
         )
-        scored.append((each, parts))
+        scored.append((candidate, parts))
     return sorted(scored, key=lambda pair: (-pair[1].score, pair[0].episode_id))
 
 

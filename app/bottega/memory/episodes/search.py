@@ -144,7 +144,7 @@ async def candidates(
             always compares the vectors of tasks.
         tenant_id: the tenant; ``None``: the transaction's tenant.
     """
-    found = await connection.fetch(
+    rows = await connection.fetch(
         _CANDIDATES,
         scope.document,
         query.texts,
@@ -159,7 +159,7 @@ async def candidates(
     )
     return [
         Candidate(**{**row, "words": frozenset(place - 1 for place in row["words"] or ())})
-        for row in found
+        for row in rows
     ]
 
 
@@ -173,10 +173,10 @@ def vector_text(vector: "NDArray[np.float32]") -> str:
 
 def conditions(where: EpisodeFilter) -> str:
     """Return a filter in JSON, as an argument of SQL functions."""
-    known = {name: value for name, value in asdict(where).items() if value}
+    filters = {name: value for name, value in asdict(where).items() if value}
     if where.min_trust == 1:  # no condition, because all episodes have at least this trust
-        del known["min_trust"]
-    return to_json(known).decode()
+        del filters["min_trust"]
+    return to_json(filters).decode()
 
 
 async def refresh_common(connection: asyncpg.Connection, tenant_id: UUID) -> None:

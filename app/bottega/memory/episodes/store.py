@@ -93,16 +93,16 @@ def _hit(
     parts: Parts,
     content: ContentWords,
     places: frozenset[int],
-    asked: EmbeddedQuery,
+    query: EmbeddedQuery,
     *,
     words: bool,
 ) -> Hit:
-    by_meaning = asked.compared == "meaning"
+    by_meaning = query.compared == "meaning"
     shared = content.count(places) if words else 0
     floor = None
-    if asked.floor is not None:
+    if query.floor is not None:
         with_words = by_meaning and shared >= LEAST_WORDS
-        floor = asked.floor.with_words if with_words else asked.floor.alone
+        floor = query.floor.with_words if with_words else query.floor.alone
     # A query without content words, such as a greeting, has no topic, so no episode is relevant.
     relevant = content.count() > 0 and is_relevant(
         shared, parts.cosine, floor, by_meaning=by_meaning or not words
@@ -152,9 +152,9 @@ class AccessCounter:
                     # Updates in the order of ids prevent deadlocks between transactions. Each id
                     # has its own statement, because a join may compare all episodes with each id.
                     now = self.clock()
-                    each = [(tenant_id, one, count, now) for one, count in sorted(times.items())]
+                    rows = [(tenant_id, one, count, now) for one, count in sorted(times.items())]
                     async with acting_as(self.pool, tenant_id) as connection:
-                        await connection.executemany(_TOUCH, each)
+                        await connection.executemany(_TOUCH, rows)
         # the error is only logged, so that later counts are still written
         except Exception as error:
             log.warning("memory.accesses_lost", error=str(error))
@@ -188,9 +188,9 @@ class EpisodicMemory:
         """
         async with acting_as(self.pool, tenant_id, on) as connection:
             row = to_json(episode.to_row()).decode()
-            stored: UUID = await connection.fetchval(_STORE, tenant_id, row)
+            episode_id: UUID = await connection.fetchval(_STORE, tenant_id, row)
             await search.tell(connection)
-        return stored
+        return episode_id
 
     async def get(
         self, tenant_id: UUID, scope: Scope, episode_id: UUID, *, bodies: bool = True
@@ -207,14 +207,14 @@ class EpisodicMemory:
                 this error.
         """
         async with acting_as(self.pool, tenant_id) as connection:
-            found = (await search.load(connection, scope, [episode_id])).get(episode_id)
-            if found is None:
+            episode = (await search.load(connection, scope, [episode_id])).get(episode_id)
+            if episode is None:
                 raise NotFoundError(f"there is no episode {episode_id}")
             read = await connection.fetch(_BODIES, scope.document, episode_id) if bodies else ()
         self.accesses.touch(tenant_id, [episode_id])
         here = {row["part"]: from_json(row["content"]) for row in read if row["content"]}
         keys = {row["part"]: row["object_key"] for row in read if row["object_key"]}
-        return replace(found, **here, **await self._fetched(keys))
+        return replace(episode, **here, **await self._fetched(keys))
 
     async def _fetched(self, keys: dict[str, str]) -> dict[str, Any]:
         if not keys:
@@ -298,18 +298,18 @@ class EpisodicMemory:
         This method does not count accesses."""
         if scope.reach is Reach.RUN:
             return PageItems([], more=False)
-        given = scope.document, search.conditions(where), *(after or (None, None))
+        params = scope.document, search.conditions(where), *(after or (None, None))
         async with acting_as(self.pool, tenant_id) as connection:
-            found = await fetch_rows(connection, search.LIST[descending], *given, limit=limit)
-        return PageItems(map(search.to_episode, found), more=found.more)
+            rows = await fetch_rows(connection, search.LIST[descending], *params, limit=limit)
+        return PageItems(map(search.to_episode, rows), more=rows.more)
 
     async def recent(
         self, tenant_id: UUID, scope: Scope, n: int, where: EpisodeFilter = ANY
     ) -> list[Episode]:
         """Return the ``n`` episodes that ended last, latest first."""
-        found = await self.structured_search(tenant_id, scope, where, limit=n, descending=True)
-        self.accesses.touch(tenant_id, [episode.id for episode in found if episode.id])
-        return found
+        episodes = await self.structured_search(tenant_id, scope, where, limit=n, descending=True)
+        self.accesses.touch(tenant_id, [episode.id for episode in episodes if episode.id])
+        return episodes
 
     async def similar_failures(
         self, tenant_id: UUID, scope: Scope, signature: str, k: int, where: EpisodeFilter = ANY

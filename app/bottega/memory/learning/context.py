@@ -105,14 +105,14 @@ async def context_for_task(
     features = {**goals.features, **known}
     patterns = await cache.find_applicable(tenant_id, features, k=k)
     of_domain = await cache.find_applicable(tenant_id, features, category=Category.DOMAIN, k=k)
-    found = await memory.semantic_search(tenant_id, scope, task, k=k, domain=domain)
+    hits = await memory.semantic_search(tenant_id, scope, task, k=k, domain=domain)
     near = [
         (hit.episode, hit.score)
-        for hit in found.hits
+        for hit in hits.hits
         if hit.relevant and hit.episode.domain == domain is not None
     ]
     insights = insights_in(near, tenant_id)[:k]
-    return TaskContext(goals, features, patterns, found, of_domain, insights)
+    return TaskContext(goals, features, patterns, hits, of_domain, insights)
 
 
 async def learn_from_episode(
@@ -149,28 +149,28 @@ async def learn_from_episode(
         raise NotFoundError(f"there is no episode {episode}")
     private = owner_of(loaded.user_id, loaded.session_id) != ""
     store = cache.store(connection, tenant_id)
-    told = () if private else lessons
-    kept = [await store.add(_candidate(each, loaded, principal)) for each in told]
-    counted = await _count(store, loaded, outcomes)
+    lesson_rows = () if private else lessons
+    ids = [await store.add(_candidate(each, loaded, principal)) for each in lesson_rows]
+    count = await _count(store, loaded, outcomes)
     if lessons:
         insights = [each.text[:_LONGEST_INSIGHT] for each in lessons]
-        said = {"insights": insights, "patterns": [], "failures": [], "performance": {}}
-        said_by = to_json(said | {"by": principal}).decode()
+        answer = {"insights": insights, "patterns": [], "failures": [], "performance": {}}
+        said_by = to_json(answer | {"by": principal}).decode()
         await connection.execute(_REFLECT, tenant_id, episode, said_by)
     reflection = decoded(await connection.fetchval(_REFLECTION, tenant_id, episode))
-    return Learned(episode, reflection or {}, kept, counted)
+    return Learned(episode, reflection or {}, ids, count)
 
 
 async def _count(store: PatternStore, episode: Episode, outcomes: Sequence[ReportedOutcome]) -> int:
     ids = [each.pattern_id for each in outcomes]
-    known = await store.get_many(ids)
+    patterns = await store.get_many(ids)
     told = {"complexity": episode.task.get("complexity"), "task_type": episode.task_type}
     told |= {"domain": episode.domain}
     features = {name: value for name, value in told.items() if value is not None}
     applications = [
         Application(
             pattern_id=each.pattern_id,
-            version=known[each.pattern_id].version,
+            version=patterns[each.pattern_id].version,
             arm=Arm.REPORTED,
             at=store.now,
             episode_id=episode.id,
@@ -187,7 +187,7 @@ def _candidate(lesson: Lesson, episode: Episode, principal: str) -> Pattern:
     kinds, domains = (
         () if each is None else (each,) for each in (episode.task_type, episode.domain)
     )
-    said = ["lesson", lesson.category, lesson.text, lesson.uses, kinds, domains]
+    fields = ["lesson", lesson.category, lesson.text, lesson.uses, kinds, domains]
     about = "/".join((*kinds, *domains)) or "any"
     return Pattern(
         name=(lesson.name or f"{about}: {lesson.text}")[:LONGEST_NAME],
@@ -202,5 +202,5 @@ def _candidate(lesson: Lesson, episode: Episode, principal: str) -> Pattern:
         evidence=Evidence(mined_from=() if episode.id is None else (episode.id,)),
         origin={"principal": principal},
         trust=IMPORTED,
-        fingerprint=sha256(to_json(said)).hexdigest(),
+        fingerprint=sha256(to_json(fields)).hexdigest(),
     )

@@ -79,8 +79,8 @@ class RunFacts:
     def question(self) -> str:
         if isinstance(self.input, str):
             return self.input
-        asked: list[str] = [each["content"] for each in self.input if each["role"] == "user"]
-        return asked[-1] if asked else ""
+        texts: list[str] = [each["content"] for each in self.input if each["role"] == "user"]
+        return texts[-1] if texts else ""
 
     def said(self, name: str) -> str | None:
         """Return a value from the metadata of the run or of its root agent."""
@@ -105,8 +105,8 @@ class RunFacts:
     @property
     def tags(self) -> tuple[str, ...]:
         found = self.metadata.get("tags")
-        named = found if isinstance(found, list) else []
-        tags = (tag.strip()[:_LONGEST_TAG] for tag in named if isinstance(tag, str))
+        tag_list = found if isinstance(found, list) else []
+        tags = (tag.strip()[:_LONGEST_TAG] for tag in tag_list if isinstance(tag, str))
         return tuple(dict.fromkeys(filter(None, tags)))[:20]
 
 
@@ -159,7 +159,7 @@ class EpisodeRecorder:
         self._first: list[dict[str, Any]] = []
         self._last: deque[dict[str, Any]] = deque(maxlen=120)
         self._steps = 0
-        self._asked: dict[tuple[Any, ...], Any] = {}
+        self._requests: dict[tuple[Any, ...], Any] = {}
         self._tools: Counter[str] = Counter()
         self._usage = Usage()
         self._model_calls = 0
@@ -195,7 +195,7 @@ class EpisodeRecorder:
             case EventType.TOOL_STARTED:
                 started: ToolStartedData = data
                 call = task_id, started["call"], started["tool_call_id"]
-                self._asked[call] = started["arguments"]
+                self._requests[call] = started["arguments"]
                 self._following.tool_started(task_id, started)
             case EventType.TOOL_COMPLETED | EventType.TOOL_FAILED:
                 failed = event_type == EventType.TOOL_FAILED
@@ -207,8 +207,8 @@ class EpisodeRecorder:
             case EventType.INTERRUPT_CREATED:
                 self._asked_people[data["interrupt_id"]] = data["tool"], data["arguments"]
             case EventType.INTERRUPT_RESOLVED:
-                asked = self._asked_people.pop(data["interrupt_id"], None)
-                self._decision(*asked or ("", {}), data["resolution"] or {})
+                question = self._asked_people.pop(data["interrupt_id"], None)
+                self._decision(*question or ("", {}), data["resolution"] or {})
             case EventType.CONTEXT_RECALLED:
                 self._following.recalled(data)
             case _ if task_id is not None:
@@ -218,8 +218,8 @@ class EpisodeRecorder:
         self._following.task(event_type, task_id, agent, data)
         if event_type == EventType.AGENT_COMPLETED:
             self._tasks.setdefault(task_id, True)
-            said, output = self._last_texts.pop(task_id, ""), data.get("output")
-            self._step(agent, task_id, answer=said if output is None else self._short(output))
+            text, output = self._last_texts.pop(task_id, ""), data.get("output")
+            self._step(agent, task_id, answer=text if output is None else self._short(output))
         elif event_type in FAILED_TASK:
             if self._tasks.get(task_id) is not False:
                 self._failed(agent, task_id, data, agent)
@@ -251,7 +251,7 @@ class EpisodeRecorder:
         self, agent: str | None, task_id: UUID | None, ended: ToolEndedData, *, failed: bool
     ) -> None:
         name, error = ended["name"], ended["error"]
-        arguments = self._asked.pop((task_id, ended["call"], ended["tool_call_id"]), {})
+        arguments = self._requests.pop((task_id, ended["call"], ended["tool_call_id"]), {})
         if name in self._of_memory:
             plan = plan_of(arguments) if name == SET_PLAN and not failed else None
             if plan and len(self._plans) <= 10:

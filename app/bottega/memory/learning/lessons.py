@@ -106,8 +106,8 @@ async def change(
     if now["state"] == "removed":
         raise ConflictError(f"lesson {lesson_id} is removed", code="removed")
     text = None if text is None else " ".join(text.split())
-    given = now["text"] if text is None and (pinned or for_all) else text
-    if given is not None and (why := suspicious(given)):
+    new_text = now["text"] if text is None and (pinned or for_all) else text
+    if new_text is not None and (why := suspicious(new_text)):
         raise InvalidInputError(
             f"no run would get this text, because {why}: send another text", pointer="/text"
         )
@@ -135,8 +135,8 @@ async def remove(connection: asyncpg.Connection, tenant_id: UUID, lesson_id: UUI
         NotFoundError: the lesson does not exist.
     """
     await get(connection, tenant_id, lesson_id, lock=True)
-    done: str = await connection.execute(_REMOVE, tenant_id, lesson_id)
-    return done == "UPDATE 1"
+    result: str = await connection.execute(_REMOVE, tenant_id, lesson_id)
+    return result == "UPDATE 1"
 
 
 async def get(
@@ -151,10 +151,10 @@ async def get(
         NotFoundError: the lesson does not exist.
     """
     query = f"{_GET} FOR UPDATE" if lock else _GET
-    found: Lesson | None = await connection.fetchrow(query, tenant_id, lesson_id)
-    if found is None:
+    lesson: Lesson | None = await connection.fetchrow(query, tenant_id, lesson_id)
+    if lesson is None:
         raise NotFoundError(f"there is no lesson {lesson_id}")
-    return found
+    return lesson
 
 
 async def pinned_for(
@@ -199,26 +199,26 @@ class FoundInsight:
     score: float
 
 
-def insights_in(found: Sequence[tuple[Episode, float]], salt: UUID) -> list[FoundInsight]:
+def insights_in(episodes: Sequence[tuple[Episode, float]], salt: UUID) -> list[FoundInsight]:
     """Return the insights of relevant episodes, sorted by frequency, then by score.
 
     The result omits texts that look like instructions to a model. If insights differ only in a
     negation, the result has only the insight of the newest episode.
 
     Args:
-        found: relevant episodes and their scores, best first.
+        episodes: relevant episodes and their scores, best first.
         salt: the tenant's salt for ids; equal sentences of a tenant have the same id.
     """
     having: dict[str, list[tuple[Episode, float]]] = defaultdict(list)
-    for episode, score in found:
+    for episode, score in episodes:
         for text in dict.fromkeys(_sentences(episode)):
             having[text].append((episode, score))
-    known = [
+    insights = [
         FoundInsight(uuid5(salt, text), text, tuple(each for each, _ in some), some[0][1])
         for text, some in having.items()
         if suspicious(text) is None
     ]
-    by_age = sorted(known, key=lambda each: max(one.at for one in each.episodes))
+    by_age = sorted(insights, key=lambda each: max(one.at for one in each.episodes))
     latest = {_without_negations(each.text): each for each in by_age}
     return sorted(latest.values(), key=lambda each: (-len(each.episodes), -each.score, each.text))
 
@@ -229,8 +229,8 @@ def _without_negations(text: str) -> tuple[str, ...]:
 
 
 def _sentences(episode: Episode) -> Iterable[str]:
-    said = (episode.reflection or {}).get("insights") or ()
-    texts = (" ".join(each.split()) for each in said[:20])
+    insights = (episode.reflection or {}).get("insights") or ()
+    texts = (" ".join(each.split()) for each in insights[:20])
     return [cut(text, LONGEST) for text in texts if text]
 
 

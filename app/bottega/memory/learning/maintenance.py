@@ -118,9 +118,9 @@ async def order(
     if cause == "demand" and await learn_again(connection, tenant_id):
         await tell(connection)
     for _ in range(3):
-        if (made := await connection.fetchval(_ORDER, tenant_id, cause, tick)) is not None:
+        if (job_id := await connection.fetchval(_ORDER, tenant_id, cause, tick)) is not None:
             await tell(connection)
-            return made, True
+            return job_id, True
         if (under_way := await connection.fetchval(_OPEN, tenant_id)) is not None:
             return under_way, False
     raise ConflictError("other maintenance jobs began and ended at the same time: try again")
@@ -147,14 +147,14 @@ async def page(
     limit: int,
 ) -> PageItems[Job]:
     """List a page of jobs in the order of their creation, after the job with the id ``after``."""
-    given = tenant_id, after
-    rows = await fetch_rows(connection, _PAGE, *given, limit=limit, descending=descending)
+    params = tenant_id, after
+    rows = await fetch_rows(connection, _PAGE, *params, limit=limit, descending=descending)
     return PageItems((_job(tenant_id, row) for row in rows), more=rows.more)
 
 
 def _job(tenant_id: UUID, row: Mapping[str, Any]) -> Job:
-    said = {name: decoded(row[name]) for name in ("progress", "report")}
-    return Job(tenant_id=tenant_id, **{**row, **said})
+    fields = {name: decoded(row[name]) for name in ("progress", "report")}
+    return Job(tenant_id=tenant_id, **{**row, **fields})
 
 
 _TO_MAINTAIN = "SELECT tenants_to_maintain($1, $2) AS id"
@@ -220,11 +220,11 @@ class Maintenance:
         try:
             await self._do(job)
         except Exception as error:
-            known = isinstance(error, BottegaError) or is_transient(error)
-            (log.warning if known else log.exception)(
+            is_expected = isinstance(error, BottegaError) or is_transient(error)
+            (log.warning if is_expected else log.exception)(
                 "maintenance.failed", job_id=str(job.id), error=str(error)
             )
-            why = str(error) if known else "an internal error; see the worker's log"
+            why = str(error) if is_expected else "an internal error; see the worker's log"
             if job.tries == _MOST_TRIES:
                 await self._write(job, error=why, status="failed")
                 return
@@ -261,9 +261,9 @@ class Maintenance:
         Returns:
             False if a different worker has claimed the job.
         """
-        said = to_json({"error": error and error[:500], **changes}).decode()
+        report = to_json({"error": error and error[:500], **changes}).decode()
         async with acting_as(self.pool, job.tenant_id) as connection:
-            if not await connection.fetchval(_WRITE, job.tenant_id, job.id, job.tries, said):
+            if not await connection.fetchval(_WRITE, job.tenant_id, job.id, job.tries, report):
                 return False
             if "status" in changes:
                 await connection.execute(_FORGET, job.tenant_id)
@@ -304,18 +304,18 @@ async def discover(
     """Mine a tenant's newest episodes for patterns, and store the findings as candidates.
 
     Returns:
-        Numbers of: ``read`` episodes; traces in the object store that were not read (``away``);
+        Numbers of: ``count`` episodes; traces in the object store that were not read (``away``);
         ``found`` patterns; ``new`` patterns; ``mined`` patterns by category.
 
     Raises:
         UnavailableError: the object store cannot be reached.
     """
-    seen, read, away = await _seen(pool, objects, tenant_id)
+    observations, count, away = await _seen(pool, objects, tenant_id)
     # Mining runs in a thread, because mining may take seconds.
-    found = (await asyncio.to_thread(mine, seen))[:1_000]
+    found = (await asyncio.to_thread(mine, observations))[:1_000]
     async with acting_as(pool, tenant_id) as connection:
         rows = await connection.fetch(_KNOWN, tenant_id, [each.fingerprint for each in found])
-    known = {row["fingerprint"] for row in rows}
+    fingerprints = {row["fingerprint"] for row in rows}
     new = 0
     for pattern in found:
         try:
@@ -325,11 +325,11 @@ async def discover(
             log.warning("pattern.not_kept", name=pattern.name, error=error.detail)
             continue
         # a pattern is not new if it equals a stored pattern
-        if pattern.fingerprint not in known and kept.fingerprint == pattern.fingerprint:
+        if pattern.fingerprint not in fingerprints and kept.fingerprint == pattern.fingerprint:
             new += kept.state is PatternState.CANDIDATE
     mined = Counter(each.category.value for each in found)
     by_category = {each.value: mined[each.value] for each in _MINED}
-    return {"read": read, "away": away, "found": len(found), "new": new, "mined": by_category}
+    return {"read": count, "away": away, "found": len(found), "new": new, "mined": by_category}
 
 
 async def _seen(
@@ -340,16 +340,16 @@ async def _seen(
     The function reads at most 500 traces from the object store.
     """
     seen: list[Observed] = []
-    read = fetched = away = 0
+    count = fetched = away = 0
     last: tuple[datetime, UUID] = _END
-    while read < 5_000:
+    while count < 5_000:
         async with acting_as(pool, tenant_id) as connection:
             page = await connection.fetch(_TRACES, tenant_id, *last, 200)
             ids = [row["episode_id"] for row in page]
             episodes = await search.load(connection, EVERYTHING, ids)
         if not page:
             break
-        read += len(page)
+        count += len(page)
         last = page[-1]["at"], page[-1]["episode_id"]
         for row in page:
             raw = row["content"]
@@ -362,7 +362,7 @@ async def _seen(
             if raw is not None and (episode := episodes.get(row["episode_id"])) is not None:
                 seen += filter(None, [observation_of(replace(episode, trace=from_json(raw)))])
             await asyncio.sleep(0)
-    return seen, read, away
+    return seen, count, away
 
 
 async def _fetched(objects: Objects, key: str) -> bytes | None:
@@ -381,13 +381,13 @@ async def validate_all(cache: PatternCache, tenant_id: UUID) -> dict[str, Any]:
         verdict (``verdicts``), the patterns that were ``promoted``, and the patterns that are no
         longer validated (``fell``).
     """
-    found = await cache.validate(tenant_id)
-    moved = [each for each in found if each.now.state is not each.was.state]
+    validations = await cache.validate(tenant_id)
+    moved = [each for each in validations if each.now.state is not each.was.state]
     promoted = [each.now.key for each in moved if each.now.state is PatternState.VALIDATED]
     fell = [each.now.key for each in moved if each.was.state is PatternState.VALIDATED]
     return {
-        "validated": len(found),
-        "verdicts": dict(Counter(each.lately.verdict.value for each in found)),
+        "validated": len(validations),
+        "verdicts": dict(Counter(each.lately.verdict.value for each in validations)),
         "promoted": _named(promoted),
         "fell": _named(fell),
     }
@@ -402,11 +402,11 @@ async def refine(cache: PatternCache, tenant_id: UUID) -> dict[str, Any]:
     """
     ends: dict[str, list[UUID]] = {"narrowed": [], "deprecated": []}
     async for page in cache.pages(tenant_id, [PatternState.IN_REVIEW]):
-        for each in page:
+        for row in page:
             async with cache.changing(tenant_id) as store:
-                end = await _review(store, each.key)
+                end = await _review(store, row.key)
             if end is not None:
-                ends[end].append(each.key)
+                ends[end].append(row.key)
     pruned = await cache.prune_low_value(tenant_id)
     counts = ends | {"pruned": pruned}
     return {name: _named(ids) for name, ids in counts.items()}
@@ -492,14 +492,14 @@ def stages_of(
 
     async def care(job: Job) -> Counts:
         """Maintain indexes, measure texts, and let all processes rebuild the tenant's matcher."""
-        done = await maintain_indexes(connect)
+        result = await maintain_indexes(connect)
         try:
             await measure(job.tenant_id)
         except (ModelError, UnavailableError, BudgetExhaustedError) as error:
             log.warning("memory.not_measured", error=error.detail)
         async with patterns.changing(job.tenant_id) as store:
             await store.notify()
-        return done
+        return result
 
     return {
         "episodes": lambda job: episodes.tend(job.tenant_id, now()),

@@ -139,11 +139,11 @@ def without_private_texts(episodes: Sequence[Observed]) -> list[Observed]:
 
 
 def _texts(episode: Observed) -> Iterator[str]:
-    said = [episode.domain, *(call.signature for call in episode.calls)]
-    said += [call.name for call in episode.calls if not call.is_defined]
+    words = [episode.domain, *(call.signature for call in episode.calls)]
+    words += [call.name for call in episode.calls if not call.is_defined]
     if episode.task_type != episode.agent:
-        said.append(episode.task_type)
-    yield from filter(None, said)
+        words.append(episode.task_type)
+    yield from filter(None, words)
 
 
 def calls_of(episode: Episode) -> tuple[TracedCall, ...]:
@@ -200,8 +200,8 @@ def told_steps(trace: Iterable[Mapping[str, Any]]) -> list[str]:
     for step in trace:
         tool, task = step.get("tool"), step.get("task_id")
         tells = "error" in step or task in failed
-        given = told_arguments(step.get("arguments"), 160 if tells else _SHORT)
-        did = f"{tool} {given}".rstrip() if tool else "answer"
+        arguments = told_arguments(step.get("arguments"), 160 if tells else _SHORT)
+        did = f"{tool} {arguments}".rstrip() if tool else "answer"
         line = f"{step.get('step')}. {step.get('agent')}: {did}"
         if "error" in step:
             line += f" failed: {told_line(_message(step['error']), _SHORT)}"
@@ -226,9 +226,9 @@ def cure_in(steps: str, tool: str) -> str:
         One line, which is empty if no call succeeded.
     """
     for line in steps.splitlines():
-        found = _CURE.fullmatch(line)
-        if found and tool in found["failed"].split(", "):
-            return without_identities(found["done"])
+        match = _CURE.fullmatch(line)
+        if match and tool in match["failed"].split(", "):
+            return without_identities(match["done"])
     return ""
 
 
@@ -274,7 +274,7 @@ def mine(episodes: Iterable[Observed]) -> list[Pattern]:
     running time is linear in the number of episodes, except for sorting.
     """
     ordered = without_private_texts(sorted(set(episodes), key=_age))
-    found: dict[str | None, Pattern] = {}
+    by_domain: dict[str | None, Pattern] = {}
     for trust in (3, 2):
         subjects: defaultdict[_Subject, deque[_Item]] = defaultdict(lambda: deque(maxlen=NEWEST))
         for each in ordered:
@@ -284,8 +284,8 @@ def mine(episodes: Iterable[Observed]) -> list[Pattern]:
         for subject in sorted(subjects, key=lambda each: [part or "" for part in each]):
             for finding in _found(subject, subjects[subject]):
                 pattern = _pattern(subject, finding, trust)
-                found.setdefault(pattern.fingerprint, pattern)
-    return list(found.values())
+                by_domain.setdefault(pattern.fingerprint, pattern)
+    return list(by_domain.values())
 
 
 def _age(episode: Observed) -> tuple[datetime, UUID]:
@@ -321,7 +321,7 @@ def _found(subject: _Subject, items: Sequence[_Item]) -> list[_Finding]:
     At least three successful episodes must have the behaviour. The success rates with and without
     the behaviour must differ by at least 0.1, and by at least 1.5 standard deviations.
     """
-    everything, found = _tally(items), []
+    everything, patterns = _tally(items), []
     having: defaultdict[Names, list[_Item]] = defaultdict(list)
     for item in items:
         having[item.uses].append(item)
@@ -337,10 +337,10 @@ def _found(subject: _Subject, items: Sequence[_Item]) -> list[_Finding]:
             affects: Names = ()
             # Runs without the pattern are judged by the calls that runs often made instead.
             if subject.category is Category.RECOVERY:
-                instead = [each for each in often if each != uses][: _MOST_NAMES - 1]
-                affects = tuple(sorted({*uses, *chain.from_iterable(instead)}))
-            found.append(_Finding(uses, affects, gain, with_it, without, supporters))
-    best = sorted(found, key=_order)[:3]
+                alternatives = [each for each in often if each != uses][: _MOST_NAMES - 1]
+                affects = tuple(sorted({*uses, *chain.from_iterable(alternatives)}))
+            patterns.append(_Finding(uses, affects, gain, with_it, without, supporters))
+    best = sorted(patterns, key=_order)[:3]
     return [each for each in best if each.gain >= 0.5 * best[0].gain]
 
 
@@ -369,7 +369,7 @@ def _pattern(subject: _Subject, finding: _Finding, trust: int) -> Pattern:
         conditions = ({"feature": "failure_signature", "op": "eq", "value": subject.signature},)
     there = f"{when} in the domain {domain}" if domain else when
     about = f"{subject.task_type or subject.tool}{f'/{domain}' if domain else ''}"
-    said = [subject.category, subject.task_type, domain, subject.signature, uses]
+    words = [subject.category, subject.task_type, domain, subject.signature, uses]
     return Pattern(
         name=f"{about}: {names}"[:LONGEST_NAME],
         category=subject.category,
@@ -391,5 +391,5 @@ def _pattern(subject: _Subject, finding: _Finding, trust: int) -> Pattern:
         guide=Guide(when=there, how=do),
         origin={"mined": str(subject.category)},
         trust=trust,
-        fingerprint=sha256(to_json(said)).hexdigest(),
+        fingerprint=sha256(to_json(words)).hexdigest(),
     )

@@ -112,8 +112,8 @@ def applications_of(episode: Episode) -> list[Application]:
     ``good`` comes from the episode's outcome, including feedback; without an outcome, ``good`` is
     ``None``.
     """
-    given = episode.metadata.get("patterns")
-    if not isinstance(given, list) or not counts(episode):
+    patterns = episode.metadata.get("patterns")
+    if not isinstance(patterns, list) or not counts(episode):
         return []
     return [
         Application(
@@ -128,7 +128,7 @@ def applications_of(episode: Episode) -> list[Application]:
             duration_s=episode.execution.get("duration_s"),
             tokens=_tokens(episode),
         )
-        for each in given
+        for each in patterns
     ]
 
 
@@ -144,8 +144,8 @@ def _cure(failure: Mapping[str, Any]) -> str:
 
 def _performance(episode: Episode, calls: Sequence[TracedCall]) -> dict[str, Any]:
     spent = {**_resources(episode), "duration_s": episode.execution.get("duration_s")}
-    known = {name: spent[name] for name in _SPENT if spent.get(name) is not None}
-    return known | {"failed_calls": sum(not call.ok for call in calls)}
+    costs = {name: spent[name] for name in _SPENT if spent.get(name) is not None}
+    return costs | {"failed_calls": sum(not call.ok for call in calls)}
 
 
 def _resources(episode: Episode) -> Mapping[str, Any]:

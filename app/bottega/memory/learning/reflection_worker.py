@@ -127,36 +127,36 @@ class ReflectionWorker:
             episodes = await _episodes(connection, tenant_id, [row["episode_id"] for row in due])
             count = await self._count(connection, tenant_id, episodes)
             found = {each: reflect(one) for each, one in episodes.items() if not one.reflection}
-            asked, written = ({}, found) if self._analyst is None else (found, {})
+            requests, written = ({}, found) if self._analyst is None else (found, {})
             by = {each: (one.reflection or {}).get("by") for each, one in episodes.items()}
             ended = [
                 _done(row, str(by.get(each) or "rules"), count[each])
                 for row in due
-                if (each := row["episode_id"]) not in asked
+                if (each := row["episode_id"]) not in requests
             ]
             await _end(connection, tenant_id, ended, written)
 
         async def ask(row: asyncpg.Record, analyst: Analyst) -> None:
             """Store the model's reflection on an episode, or the reason why the model gave none."""
             each = row["episode_id"]
-            written: dict[UUID, Reflection] = {}
+            results: dict[UUID, Reflection] = {}
             try:
-                about = asked_of(episodes[each], asked[each])
-                said = await analyst.reflect((tenant_id, row["run_id"]), about)
+                about = asked_of(episodes[each], requests[each])
+                reflection = await analyst.reflect((tenant_id, row["run_id"]), about)
             except BudgetExhaustedError:  # no retry, because the reflection by rules is enough
-                written[each] = asked[each]
+                results[each] = requests[each]
                 ended = _done(row, "rules", count[each])
             except (ModelError, UnavailableError) as error:
                 log.warning("run.not_learned", run_id=str(row["run_id"]), error=error.detail)
                 ended = _failed(row, error.detail)
             else:
-                written[each] = with_insights(asked[each], said, analyst.name)
+                results[each] = with_insights(requests[each], reflection, analyst.name)
                 ended = _done(row, analyst.name, count[each])
             async with acting_as(self._pool, tenant_id) as connection:
-                await _end(connection, tenant_id, [ended], written)
+                await _end(connection, tenant_id, [ended], results)
 
         if self._analyst is not None:
-            asks = [ask(row, self._analyst) for row in due if row["episode_id"] in asked]
+            asks = [ask(row, self._analyst) for row in due if row["episode_id"] in requests]
             for error in await asyncio.gather(*asks, return_exceptions=True):
                 if error is not None:
                     raise error
@@ -164,8 +164,8 @@ class ReflectionWorker:
     async def _count(
         self, connection: asyncpg.Connection, tenant_id: UUID, episodes: Mapping[UUID, Episode]
     ) -> Counter[UUID | None]:
-        given = [each for one in episodes.values() for each in applications_of(one)]
-        await self._patterns.store(connection, tenant_id).record_application(given)
+        applications = [each for one in episodes.values() for each in applications_of(one)]
+        await self._patterns.store(connection, tenant_id).record_application(applications)
         judged = [
             (each, went_well(one) if counts(one) else None, counts(one))
             for each, one in episodes.items()
@@ -173,7 +173,7 @@ class ReflectionWorker:
         ]
         if judged:
             await connection.execute(_JUDGED, tenant_id, *zip(*judged, strict=True), _OF_RUN)
-        return Counter(each.episode_id for each in given)
+        return Counter(each.episode_id for each in applications)
 
 
 def _done(due: asyncpg.Record, by: str, applications: int) -> dict[str, Any]:
@@ -189,29 +189,29 @@ def _failed(due: asyncpg.Record, error: str) -> dict[str, Any]:
 
 async def learn_again(connection: asyncpg.Connection, tenant_id: UUID) -> int:
     """Enqueue the runs whose learning failed after all tries; return the number of these runs."""
-    done: str = await connection.execute(_AGAIN, tenant_id)
-    return int(done.split()[-1])
+    result: str = await connection.execute(_AGAIN, tenant_id)
+    return int(result.split()[-1])
 
 
 async def _episodes(
     connection: asyncpg.Connection, tenant_id: UUID, ids: Sequence[UUID]
 ) -> dict[UUID, Episode]:
-    found = await search.load(connection, EVERYTHING, ids)
-    traces = await connection.fetch(_TRACES, tenant_id, list(found))
+    episodes = await search.load(connection, EVERYTHING, ids)
+    traces = await connection.fetch(_TRACES, tenant_id, list(episodes))
     for row in traces:
-        episode = found[row["episode_id"]]
-        found[row["episode_id"]] = replace(episode, trace=from_json(row["content"]))
-    return found
+        episode = episodes[row["episode_id"]]
+        episodes[row["episode_id"]] = replace(episode, trace=from_json(row["content"]))
+    return episodes
 
 
 async def _end(
     connection: asyncpg.Connection,
     tenant_id: UUID,
     ended: Sequence[Mapping[str, Any]],
-    found: Mapping[UUID, Reflection],
+    reflections: Mapping[UUID, Reflection],
 ) -> None:
-    if found:
-        written = [{"episode_id": each, "reflection": one} for each, one in found.items()]
-        await connection.execute(_WRITE, tenant_id, to_json(written).decode())
+    if reflections:
+        rows = [{"episode_id": each, "reflection": one} for each, one in reflections.items()]
+        await connection.execute(_WRITE, tenant_id, to_json(rows).decode())
     if ended:
         await connection.execute(_END, tenant_id, to_json(ended).decode())

@@ -59,19 +59,19 @@ class Adherence:
     """
 
     def __init__(self) -> None:
-        self._shown: dict[tuple[str, int], _Shown] = {}
+        self._patterns: dict[tuple[str, int], _Shown] = {}
         self._begun = 0
         self._open: dict[Any, int] = {}  # open calls and tasks, numbered from 1 as they begin
-        self._asked: Counter[str] = Counter()
+        self._calls: Counter[str] = Counter()
         self._tasks: set[UUID] = set()
 
     def tool_started(self, task_id: UUID | None, started: ToolStartedData) -> None:
-        if self._shown:
-            self._asked[started["name"]] += 1
+        if self._patterns:
+            self._calls[started["name"]] += 1
             self._begin((task_id, started["call"], started["tool_call_id"]), started["name"])
 
     def tool_ended(self, task_id: UUID | None, ended: ToolEndedData, *, failed: bool) -> None:
-        if self._shown:
+        if self._patterns:
             key = (task_id, ended["call"], ended["tool_call_id"])
             if ended["error"] is not None and ended["error"]["type"] == _CANCELLED:
                 self._open.pop(key, None)
@@ -80,14 +80,14 @@ class Adherence:
 
     def task(self, event_type: str, task_id: UUID, agent: str | None, data: Data) -> None:
         """Process an event about a task itself, not about a tool call of the task."""
-        if not self._shown or agent is None:
+        if not self._patterns or agent is None:
             return
         if event_type == EventType.AGENT_STARTED:
             if task_id in self._tasks:
                 return
             self._tasks.add(task_id)
-            if self._asked[agent]:  # a tool call with this name started the agent
-                self._asked[agent] -= 1
+            if self._calls[agent]:  # a tool call with this name started the agent
+                self._calls[agent] -= 1
                 self._open[task_id] = self._begun
             else:
                 self._begin(task_id, agent)
@@ -109,31 +109,31 @@ class Adherence:
         adherence cannot be observed) and ``good`` (``None``: no affected call ended, or the outcome
         of the whole run decides).
         """
-        return [shown.to_json() for shown in self._shown.values()]
+        return [shown.to_json() for shown in self._patterns.values()]
 
     def recalled(self, data: ContextRecalledData) -> None:
         source = data["source"]
-        if not source.startswith(SOURCE) or len(self._shown) == MOST:
+        if not source.startswith(SOURCE) or len(self._patterns) == MOST:
             return
         if data.get("arm") is not None:
-            shown = _Shown(source.removeprefix(SOURCE), data, self._begun)
-            self._shown.setdefault((shown.id, data["version"]), shown)
+            pattern = _Shown(source.removeprefix(SOURCE), data, self._begun)
+            self._patterns.setdefault((pattern.id, data["version"]), pattern)
 
     def _begin(self, key: Any, name: str) -> None:
         self._begun += 1
         self._open[key] = self._begun
-        for shown in self._shown.values():
-            uses = shown.uses
-            if shown.reached < len(uses) and uses[shown.reached] == name:
-                shown.reached += 1
+        for pattern in self._patterns.values():
+            uses = pattern.uses
+            if pattern.reached < len(uses) and uses[pattern.reached] == name:
+                pattern.reached += 1
 
     def _end(self, key: Any, name: str, *, well: bool) -> None:
         began = self._open.pop(key, 0)
-        for shown in self._shown.values():
+        for pattern in self._patterns.values():
             if (
-                shown.good is None
-                and shown.data.get("category") not in OF_RUN
-                and name in (shown.data.get("affects") or ())
-                and began > shown.at
+                pattern.good is None
+                and pattern.data.get("category") not in OF_RUN
+                and name in (pattern.data.get("affects") or ())
+                and began > pattern.at
             ):
-                shown.good = well
+                pattern.good = well

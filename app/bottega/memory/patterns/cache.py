@@ -83,8 +83,8 @@ class PatternCache:
             NotFoundError: the tenant has no such pattern.
         """
         async with acting_as(self.pool, tenant_id) as connection:
-            found = await self.store(connection, tenant_id).get_many([pattern_id])
-        return found[pattern_id]
+            patterns = await self.store(connection, tenant_id).get_many([pattern_id])
+        return patterns[pattern_id]
 
     async def page(
         self,
@@ -100,8 +100,8 @@ class PatternCache:
         where = tenant_id, GIVEN_ARMS, [*states], [*categories], after
         how = {"descending": descending, "by_index": True}
         async with acting_as(self.pool, tenant_id) as connection:
-            found = await fetch_rows(connection, PAGE, *where, limit=limit, **how)
-        return PageItems(map(from_row, found), more=found.more)
+            rows = await fetch_rows(connection, PAGE, *where, limit=limit, **how)
+        return PageItems(map(from_row, rows), more=rows.more)
 
     async def pages(
         self,
@@ -182,16 +182,16 @@ class PatternCache:
         """
         of, now = _categories(features), self.clock()
 
-        def order(each: Match) -> tuple[float, float, UUID]:
-            known = tally_of(each.pattern.evidence)
-            return -known.expected, draw(each.pattern), each.pattern.key
+        def order(match: Match) -> tuple[float, float, UUID]:
+            tally = tally_of(match.pattern.evidence)
+            return -tally.expected, draw(match.pattern), match.pattern.key
 
         candidate = PatternState.CANDIDATE
-        found = await self._found(
+        matches = await self._found(
             tenant_id,
             lambda matcher: [*matcher.ranked(candidate, features, now=now, categories=of)],
         )
-        return sorted(found, key=order)
+        return sorted(matches, key=order)
 
     async def _found(self, tenant_id: UUID, find: Callable[[Matcher], list[Match]]) -> list[Match]:
         """Run a search; use a thread if the search might block the event loop for too long."""
@@ -215,8 +215,8 @@ class PatternCache:
                 return self._matchers[tenant_id]
             self._loading.add(tenant_id)
             async with acting_as(self.pool, tenant_id) as connection:
-                found = await connection.fetch(_LIVE, tenant_id)
-            matcher = await asyncio.to_thread(lambda: Matcher(map(from_row, found)))
+                rows = await connection.fetch(_LIVE, tenant_id)
+            matcher = await asyncio.to_thread(lambda: Matcher(map(from_row, rows)))
             if tenant_id in self._loading:
                 self._matchers[tenant_id] = matcher
             return matcher

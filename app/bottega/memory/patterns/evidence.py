@@ -75,8 +75,8 @@ class Tally(NamedTuple):
 
     @classmethod
     def of(cls, successes: Iterable[bool]) -> "Tally":
-        counted = [*successes]
-        return cls(sum(counted), len(counted))
+        values = [*successes]
+        return cls(sum(values), len(values))
 
     def without(self, some: "Tally") -> "Tally":
         """Return the tally of all applications of this tally except ``some``."""
@@ -131,12 +131,12 @@ class Comparison(NamedTuple):
         return Verdict.VALIDATED if self.confidence >= _LEAST_CONFIDENCE else Verdict.CANDIDATE
 
     def __str__(self) -> str:
-        said = f"{self.given.good} of {self.given.n} with it, "
+        text = f"{self.given.good} of {self.given.n} with it, "
         if self.without.n:
-            return said + f"{self.without.good} of {self.without.n} without"
+            return text + f"{self.without.good} of {self.without.n} without"
         if self.known_rate is not None:
-            return said + f"a rate of {self.known_rate:.2g} without"
-        return said + "none without"
+            return text + f"a rate of {self.known_rate:.2g} without"
+        return text + "none without"
 
 
 def pooled_difference(pairs: Sequence[tuple[Tally, Tally]]) -> tuple[float, float, float]:
@@ -158,8 +158,8 @@ def pooled_difference(pairs: Sequence[tuple[Tally, Tally]]) -> tuple[float, floa
     difference = _weighed(shares, (a.rate - b.rate for a, b in pairs))
     middle = _weighed(shares, (a.expected - b.expected for a, b in pairs))
     squares = [share * share for share in shares]
-    spread = _weighed(squares, (a.variance + b.variance for a, b in pairs))
-    half = _NORMAL_95 * sqrt(spread)
+    variance = _weighed(squares, (a.variance + b.variance for a, b in pairs))
+    half = _NORMAL_95 * sqrt(variance)
     return difference, max(-1.0, middle - half), min(1.0, middle + half)
 
 
@@ -209,9 +209,9 @@ def uniform(salt: UUID, run: UUID, pattern_id: UUID, version: int, kind: str) ->
     the arm of the first run, because ``run`` is then the id of the first run. The salt is secret,
     so the author of a task cannot choose the arm.
     """
-    said = b"".join((salt.bytes, run.bytes, pattern_id.bytes, f"{version} {kind}".encode()))
+    content = b"".join((salt.bytes, run.bytes, pattern_id.bytes, f"{version} {kind}".encode()))
     # Use 53 bits: a float has no more bits, and further bits could round the number up to 1.
-    return (int.from_bytes(sha256(said).digest()[:8]) >> 11) / 2**53
+    return (int.from_bytes(sha256(content).digest()[:8]) >> 11) / 2**53
 
 
 def arm_of(
@@ -248,8 +248,8 @@ class Sides(NamedTuple):
     without: Side = Side()
 
 
-def _saved(given: float | None, without: float | None) -> float | None:
-    return None if given is None or without is None else without - given
+def _saved(with_pattern: float | None, without: float | None) -> float | None:
+    return None if with_pattern is None or without is None else without - with_pattern
 
 
 class Validation(NamedTuple):
@@ -272,7 +272,7 @@ def validated(was: Pattern, sides: Sides, now: datetime) -> Validation:
     verdict, old = lately.verdict, was.evidence
     rate = lately.given.rate if lately.given.n else None
     is_sure = verdict is not Verdict.INSUFFICIENT_EVIDENCE
-    known = replace(
+    evidence = replace(
         old,
         applications=lately.given.n,
         success_rate=rate,
@@ -284,8 +284,8 @@ def validated(was: Pattern, sides: Sides, now: datetime) -> Validation:
         baseline=lately.baseline,
         verdict=verdict.value,
     )
-    if known != old and (old.verdict or given.since.n or given.lately.n):
-        after = after.with_changes(evidence=replace(known, validated_at=now))
+    if evidence != old and (old.verdict or given.since.n or given.lately.n):
+        after = after.with_changes(evidence=replace(evidence, validated_at=now))
     return Validation(was, after, lately)
 
 
@@ -301,7 +301,7 @@ def looked_at(pattern: Pattern, found: Comparison, now: datetime) -> Pattern:
         return pattern
     level, on_trial = LOOKS[number], state is PatternState.CANDIDATE
     p_value = found.p_better if on_trial else found.p_worse
-    said = f"{found}: p = {p_value:.1g}, level {level:g}"
+    reason = f"{found}: p = {p_value:.1g}, level {level:g}"
     is_known = found.baseline.name != Baseline().name
     if p_value >= level or not is_known:
         end = "stays on trial" if on_trial else "stays validated"
@@ -311,7 +311,7 @@ def looked_at(pattern: Pattern, found: Comparison, now: datetime) -> Pattern:
         end = f"stays on trial, with a confidence of {found.confidence:.2f} of {_LEAST_CONFIDENCE}"
     else:
         state, end = PatternState.VALIDATED, "is validated"
-    decision = f"{said}: {end}"
+    decision = f"{reason}: {end}"
     life = replace(life, state=state, looks=number, decision=decision)
     if state is not pattern.state:
         life = replace(life, reason=decision if state is PatternState.IN_REVIEW else None)
@@ -353,7 +353,7 @@ def history(applications: Sequence[Judged]) -> list[dict[str, Any]]:
     Args:
         applications: applications with a known outcome, oldest first.
     """
-    found = []
+    points = []
     step = max(1, -(-len(applications) // 40))
     ends = {each.stage: number for number, each in enumerate(applications, start=1)}
     for number, last in enumerate(applications, start=1):
@@ -362,12 +362,12 @@ def history(applications: Sequence[Judged]) -> list[dict[str, Any]]:
             given = [each for each in alike if each.arm in APPLIED]
             others = [each for each in alike if each.arm not in APPLIED]
             rates = [each.baseline_rate for each in given]
-            known = [each for each in rates if each is not None]
-            rate = fmean(known) if known and len(known) == len(rates) else None
+            values = [each for each in rates if each is not None]
+            rate = fmean(values) if values and len(values) == len(rates) else None
             tallies = Tally.of(each.good for each in given), Tally.of(each.good for each in others)
             so_far = Comparison(*tallies, rate)
             point = {"given": so_far.given.n, "given_good": so_far.given.good}
             point |= {"others": so_far.without.n, "others_good": so_far.without.good}
             about = {"at": last.at, "stage": last.stage, "p_value": so_far.p_better}
-            found.append({**about, **point})
-    return found
+            points.append({**about, **point})
+    return points

@@ -57,33 +57,33 @@ class Rule:
     def __init__(self, pattern: Pattern) -> None:
         self.pattern = pattern
         self.must = [*_needed(pattern.applicability)]  # all conditions that must be true
-        said = [name for each in self.must for name in named(each)]
-        self.spoken = frozenset(said)  # features that the pattern names
-        self.tests = len(said)
+        names = [name for each in self.must for name in named(each)]
+        self.spoken = frozenset(names)  # features that the pattern names
+        self.tests = len(names)
         self.number = pattern.key.int
         self.settled = sum(_settled_parts(pattern).values())  # equal for every task
 
     def applies(self, features: Features) -> bool:
-        for each in self.must:  # noqa: SIM110 (faster than all())
-            if not holds(each, features.get):
+        for condition in self.must:  # noqa: SIM110 (faster than all())
+            if not holds(condition, features.get):
                 return False
         return True
 
-    def match(self, known: Set[str], now: datetime) -> Match:
+    def match(self, names: Set[str], now: datetime) -> Match:
         """Match the pattern with a task to which the pattern applies.
 
         Args:
-            known: names of the task's known features.
+            names: names of the task's known features.
         """
-        return Match(self.pattern, self.score(known, now), self._quality(known))
+        return Match(self.pattern, self.score(names, now), self._quality(names))
 
-    def score(self, known: Set[str], now: datetime) -> float:
+    def score(self, names: Set[str], now: datetime) -> float:
         """Return the score of :meth:`match`; a score costs less than a match."""
-        return self.settled + _freshness(self.pattern, now) + 0.05 * self._quality(known)
+        return self.settled + _freshness(self.pattern, now) + 0.05 * self._quality(names)
 
-    def _quality(self, known: Set[str]) -> float:
-        said = len(self.spoken & known)
-        return said / len(known & (self.spoken | ALWAYS)) if said else 0.0
+    def _quality(self, names: Set[str]) -> float:
+        count = len(self.spoken & names)
+        return count / len(names & (self.spoken | ALWAYS)) if count else 0.0
 
 
 def score_parts(pattern: Pattern, quality: float, now: datetime) -> dict[str, float]:
@@ -93,10 +93,10 @@ def score_parts(pattern: Pattern, quality: float, now: datetime) -> dict[str, fl
 
 
 def _settled_parts(pattern: Pattern) -> dict[str, float]:
-    known = pattern.evidence
+    evidence = pattern.evidence
     return {
-        "confidence": 0.4 * known.confidence,
-        "success_rate": 0.3 * (known.success_rate or 0.0),
+        "confidence": 0.4 * evidence.confidence,
+        "success_rate": 0.3 * (evidence.success_rate or 0.0),
         "uses": 0.15 * min(log1p(pattern.lifecycle.uses) / 10.0, 1.0),
     }
 
@@ -115,8 +115,8 @@ def _needed(applicability: Applicability) -> Iterator[Condition]:
         least, most = applicability.complexity
         yield _test("complexity", "ge", least)
         yield _test("complexity", "le", most)
-    for each in applicability.capabilities:
-        yield _test("capabilities", "contains", each)
+    for capability in applicability.capabilities:
+        yield _test("capabilities", "contains", capability)
     yield from applicability.conditions
     yield from ({"not": each} for each in applicability.anti_conditions)
 
@@ -133,16 +133,16 @@ class Matcher:
         self._contradicting: defaultdict[UUID, set[UUID]] = defaultdict(set)
         self._names: dict[UUID, str] = {}
         self.tests = 0  # upper bound of a search's cost: number of patterns and conditions
-        for each in patterns:
-            if each.state in (PatternState.VALIDATED, PatternState.CANDIDATE):
-                rule = Rule(each)
-                self._names[each.key] = each.name
+        for pattern in patterns:
+            if pattern.state in (PatternState.VALIDATED, PatternState.CANDIDATE):
+                rule = Rule(pattern)
+                self._names[pattern.key] = pattern.name
                 self.tests += 1 + rule.tests
                 for place in _places(rule.must):
-                    self._files[each.state, place].append(rule)
-                for other in each.relations.contradicts:
-                    self._contradicting[each.key].add(other)
-                    self._contradicting[other].add(each.key)
+                    self._files[pattern.state, place].append(rule)
+                for other in pattern.relations.contradicts:
+                    self._contradicting[pattern.key].add(other)
+                    self._contradicting[other].add(pattern.key)
 
     def __len__(self) -> int:
         return len(self._names)
@@ -164,15 +164,15 @@ class Matcher:
         If scores are equal, the pattern with the smaller id is first. The result omits a pattern
         that contradicts a pattern with a better score in the result.
         """
-        taken: list[Match] = []
+        matches: list[Match] = []
         excluded: set[UUID] = set()
         for match in self.ranked(PatternState.VALIDATED, features, now=now, categories=categories):
             if match.pattern.key not in excluded:
-                taken.append(match)
+                matches.append(match)
                 excluded |= self._contradicting.get(match.pattern.key, set())
-            if len(taken) >= k:
+            if len(matches) >= k:
                 break
-        return taken
+        return matches
 
     def ranked(
         self,
@@ -187,23 +187,23 @@ class Matcher:
         The method makes only the matches that the caller reads, because thousands of objects would
         start the garbage collector, which takes as long as the search.
         """
-        known = {name for name, value in features.items() if value is not None}
+        names = {name for name, value in features.items() if value is not None}
         features = searchable(features)
         places = [_ANYWHERE]
         for name, value in features.items():
             if (kind := kind_of(value)) not in (None, "list"):
                 places.append((name, kind, value))
-        found = [
+        matches = [
             each
             for place in places
             for each in self._files.get((state, place), ())
             if (categories is None or each.pattern.category in categories)
             and each.applies(features)
         ]
-        found.sort(key=attrgetter("number"))
-        scores = [each.score(known, now) for each in found]
-        for place in sorted(range(len(found)), key=scores.__getitem__, reverse=True):
-            yield found[place].match(known, now)
+        matches.sort(key=attrgetter("number"))
+        scores = [each.score(names, now) for each in matches]
+        for place in sorted(range(len(matches)), key=scores.__getitem__, reverse=True):
+            yield matches[place].match(names, now)
 
 
 def _places(must: Iterable[Condition]) -> list[Place]:

@@ -105,12 +105,12 @@ def check_applicability(applicability: Applicability) -> None:
     least, most = applicability.complexity or (0, 1)
     if least > most:
         raise bad("expected two numbers from 0 to 1, the smaller first", f"{path}/complexity")
-    counted = ConditionCheck()
+    check = ConditionCheck()
     for part in ("conditions", "anti_conditions"):
         conditions = getattr(applicability, part)
         at_most(conditions, MAX_LIST, f"{path}/{part}", "conditions")
         for index, condition in enumerate(conditions):
-            counted.condition(condition, f"{path}/{part}/{index}")
+            check.condition(condition, f"{path}/{part}/{index}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,21 +295,21 @@ def pattern_text(pattern: Pattern, alternatives: Sequence[str] = ()) -> str:
     Args:
         alternatives: names of the patterns that may be used instead of this pattern.
     """
-    known = pattern.evidence
+    evidence = pattern.evidence
     head = f"pattern, {pattern.category.replace('_', ' ')}, {pattern.state.lower()}"
-    if known.success_rate is not None and known.applications:
-        head += f", {known.success_rate:.0%} of {known.applications} went well"
+    if evidence.success_rate is not None and evidence.applications:
+        head += f", {evidence.success_rate:.0%} of {evidence.applications} went well"
     lines = [f"[{head}, {_SOURCES.get(pattern.trust, 'from own runs')}]"]
-    said, left = "", _MOST
+    said, bytes_left = "", _MOST
     for label, longest, text in _parts(pattern, alternatives):
         flat = " ".join(without_identities(text).split())
         words = flat.rstrip(".").casefold()
         if not flat or (f": {words}\n" if label in _ADVICE else words) in said:
             continue
-        line = cut(f"{label}: {flat}" if label else flat, min(longest, left))
+        line = cut(f"{label}: {flat}" if label else flat, min(longest, bytes_left))
         if line:
             lines.append(line)
-            left -= len(line.encode())
+            bytes_left -= len(line.encode())
             said += f": {line.rstrip('.').casefold()}\n"
     return "\n  ".join(lines)
 
@@ -324,8 +324,8 @@ def _parts(pattern: Pattern, alternatives: Sequence[str]) -> Iterator[tuple[str,
     yield "Action", _LONGEST_STEPS, fields.get("action", "")
     yield "Steps", _LONGEST_STEPS, " → ".join(map(_step, fields.get("steps", ())))
     yield "If", _LONGEST, fields.get("condition", "")
-    for each in fields.get("branches", ()):
-        yield "If", _LONGEST, f"{each['when']}: {each['then']}"
+    for branch in fields.get("branches", ()):
+        yield "If", _LONGEST, f"{branch['when']}: {branch['then']}"
     yield "Stop when", _LONGEST, fields.get("stop_when", "")
     yield "When", _LONGEST, guide.when
     yield "Where", _LONGEST, "; ".join(map(condition_text, when.conditions))
@@ -355,5 +355,5 @@ def condition_text(condition: Condition) -> str:
 
 def _step(step: Mapping[str, Any]) -> str:
     do = step["do"]
-    others = ", ".join(name for name in step.get("uses", ()) if name not in do)
-    return f"{do} ({others})" if others else do
+    names = ", ".join(name for name in step.get("uses", ()) if name not in do)
+    return f"{do} ({names})" if names else do

@@ -41,9 +41,9 @@ class Narrowing:
 
     @property
     def reason(self) -> str:
-        said = f"{self.condition['feature']} {self.condition['op']} {self.condition['value']!r}"
+        text = f"{self.condition['feature']} {self.condition['op']} {self.condition['value']!r}"
         return (
-            f"narrowed to where not {said}: {self.inside.good} of {self.inside.n} went well there, "
+            f"narrowed to where not {text}: {self.inside.good} of {self.inside.n} went well there, "
             f"{self.outside.good} of {self.outside.n} elsewhere"
         )
 
@@ -71,14 +71,14 @@ def narrowing(applications: Sequence[Applied]) -> Narrowing | None:
     """
     everything = Tally.of(each.good for each in applications)
     having: defaultdict[tuple[str, str, Any], list[Applied]] = defaultdict(list)
-    for each in applications:
-        for name, value in each.features.items():
+    for application in applications:
+        for name, value in application.features.items():
             if isinstance(value, str | bool):
-                having[name, "eq", value].append(each)
+                having[name, "eq", value].append(application)
             elif isinstance(value, list | tuple):
                 for text in set(map(str, value)):
-                    having[name, "contains", text].append(each)
-    found = []
+                    having[name, "contains", text].append(application)
+    candidates = []
     for (name, op, value), matching in having.items():
         outside = Tally.of(each.good for each in matching)
         inside = everything.without(outside)
@@ -88,8 +88,8 @@ def narrowing(applications: Sequence[Applied]) -> Narrowing | None:
             and (name in NAME_FEATURES or _is_public(value, matching))
             and _may_be_said(condition)
         ):
-            found.append(Narrowing(condition, inside, outside, fisher_p(inside, outside)))
-    best = min(found, key=lambda each: (each.p_value, as_text(each.condition)), default=None)
+            candidates.append(Narrowing(condition, inside, outside, fisher_p(inside, outside)))
+    best = min(candidates, key=lambda each: (each.p_value, as_text(each.condition)), default=None)
     return None if best is None or best.p_value >= 0.01 else best
 
 
@@ -175,15 +175,15 @@ def of_low_value(pattern: Pattern, now: datetime) -> str | None:
         )
     if pattern.lifecycle.looks == max(LOOKS):
         return f"low confidence: {pattern.lifecycle.decision}"
-    seen = [each for each in (pattern.updated_at, pattern.lifecycle.last_used) if each]
-    if seen and now - max(seen) > timedelta(days=EVIDENCE_DAYS):
+    times = [each for each in (pattern.updated_at, pattern.lifecycle.last_used) if each]
+    if times and now - max(times) > timedelta(days=EVIDENCE_DAYS):
         return f"low use: not given for {EVIDENCE_DAYS} days"
     return None
 
 
 def started_over(pattern: Pattern, reason: str | None = None) -> Pattern:
     """Return the next version of a pattern, as a candidate without evidence."""
-    told = Evidence(mined_from=pattern.evidence.mined_from)
+    evidence = Evidence(mined_from=pattern.evidence.mined_from)
     origin = {name: said for name, said in pattern.origin.items() if name != "deprecated_by"}
     again = replace(
         pattern.moved(PatternState.CANDIDATE, reason).lifecycle,
@@ -192,7 +192,7 @@ def started_over(pattern: Pattern, reason: str | None = None) -> Pattern:
         decision=None,
     )
     return pattern.with_changes(
-        version=pattern.version + 1, evidence=told, origin=origin, lifecycle=again
+        version=pattern.version + 1, evidence=evidence, origin=origin, lifecycle=again
     )
 
 

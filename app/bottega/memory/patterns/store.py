@@ -327,12 +327,12 @@ class PatternStore:
         """
         check_applicability(pattern.applicability)
         await self._do(_ALONE)
-        said = to_json(pattern.document).decode()
-        what = pattern.category, said, pattern.trust, pattern.fingerprint
-        known: UUID | None = await self._do(_KNOWN, *what)
-        if known is not None:
-            await self._found_again(known, pattern)
-            return await self._read(known)
+        document = to_json(pattern.document).decode()
+        what = pattern.category, document, pattern.trust, pattern.fingerprint
+        pattern_id: UUID | None = await self._do(_KNOWN, *what)
+        if pattern_id is not None:
+            await self._found_again(pattern_id, pattern)
+            return await self._read(pattern_id)
         if pattern.fingerprint is None and await self._do(_GIVEN) >= MOST_GIVEN:
             raise ConflictError(
                 f"a tenant may have at most {MOST_GIVEN} patterns that were not mined: change an "
@@ -341,10 +341,10 @@ class PatternStore:
             )
         return await self._read(await self._insert(pattern))
 
-    async def _found_again(self, pattern_id: UUID, found: Pattern) -> None:
+    async def _found_again(self, pattern_id: UUID, pattern: Pattern) -> None:
         was = (await self.get_many([pattern_id], lock=True))[pattern_id]
-        sources = found.evidence.mined_from
-        is_twin = found.fingerprint is None or found.fingerprint != was.fingerprint
+        sources = pattern.evidence.mined_from
+        is_twin = pattern.fingerprint is None or pattern.fingerprint != was.fingerprint
         if not is_twin:
             if was.state is not PatternState.DEPRECATED or was.lifecycle.replaced_by is not None:
                 return
@@ -413,18 +413,18 @@ class PatternStore:
             InvalidInputError: the replacement is the pattern itself, or is deprecated.
         """
         ids = [pattern_id, *([] if replaced_by is None else [replaced_by])]
-        held = await self.get_many(ids, lock=True)
+        patterns = await self.get_many(ids, lock=True)
         if replaced_by is not None and (
-            replaced_by == pattern_id or held[replaced_by].state is PatternState.DEPRECATED
+            replaced_by == pattern_id or patterns[replaced_by].state is PatternState.DEPRECATED
         ):
             raise InvalidInputError(
                 "the replacement must be a different pattern, and not deprecated",
                 pointer="/replaced_by",
             )
-        given_up = held[pattern_id].moved(PatternState.DEPRECATED, reason, replaced_by)
+        given_up = patterns[pattern_id].moved(PatternState.DEPRECATED, reason, replaced_by)
         if by is not None:
             given_up = given_up.with_changes(origin={**given_up.origin, "deprecated_by": by})
-        if given_up != held[pattern_id]:
+        if given_up != patterns[pattern_id]:
             await self.write(given_up)
         return await self._read(pattern_id)
 
@@ -469,21 +469,21 @@ class PatternStore:
         """Validate patterns, store changed patterns, and return the results."""
         return await self._judge((await self.get_many(ids, lock=True)).values())
 
-    async def _judge(self, held: Iterable[Pattern]) -> list[Validation]:
+    async def _judge(self, patterns: Iterable[Pattern]) -> list[Validation]:
         """Validate locked patterns by their applications; make the interim tests that are due."""
         since = self.now - timedelta(days=EVIDENCE_DAYS)
-        of = {each.key: each for each in held}
+        of = {each.key: each for each in patterns}
         sides: dict[UUID, dict[bool, Side]] = defaultdict(dict)
         rows = await self.connection.fetch(_SIDES, self.tenant_id, [*of], since, GIVEN_ARMS)
         for key, is_given, good, n, good_since, n_since, *means in rows:
             sides[key][is_given] = Side(Tally(good, n), Tally(good_since, n_since), *means)
-        found = []
+        validations = []
         for pattern_id, was in of.items():
             of_it = (sides[pattern_id].get(each, Side()) for each in (True, False))
-            found.append(validation := validated(was, Sides(*of_it), self.now))
+            validations.append(validation := validated(was, Sides(*of_it), self.now))
             if (after := validation.now) != was:
                 await self.write(after, notify=after.state is not was.state)
-        return found
+        return validations
 
     async def record_application(self, applications: Iterable[Application]) -> int:
         """Store applications of patterns; return the number of new or changed applications.
@@ -498,13 +498,13 @@ class PatternStore:
         }
         if not of:
             return 0
-        held = await self._load({each.pattern_id for each in of.values()}, lock=True)
+        patterns = await self._load({each.pattern_id for each in of.values()}, lock=True)
         episodes = [each.episode_id for each in of.values() if each.episode_id is not None]
         await self.connection.execute(_STAY, self.tenant_id, episodes)
         records = to_json([*map(_application, of.values())]).decode()
         rows = await self.connection.fetch(_RECORD, self.tenant_id, records, GIVEN_ARMS)
         touched = [row["pattern_id"] for row in rows]
-        await self._judge(held[each] for each in sorted(set(touched)))
+        await self._judge(patterns[each] for each in sorted(set(touched)))
         return len(touched)
 
     async def newest(self, pattern_id: UUID, most: int) -> list[Judged]:
@@ -516,8 +516,8 @@ class PatternStore:
 
     async def applied(self, of: Pattern, most: int) -> list[Applied]:
         """Return the last runs that got this version of a pattern."""
-        given = of.key, of.version, GIVEN_ARMS, most
-        rows = await self.connection.fetch(_APPLIED, self.tenant_id, *given)
+        params = of.key, of.version, GIVEN_ARMS, most
+        rows = await self.connection.fetch(_APPLIED, self.tenant_id, *params)
         return [
             Applied(from_json(row["features"]), row["good"], _owner(row, of.trust), row["agent"])
             for row in rows
@@ -536,24 +536,24 @@ class PatternStore:
         Raises:
             NotFoundError: the tenant does not have one of the patterns.
         """
-        found = await self._load(ids, lock=lock)
+        patterns = await self._load(ids, lock=lock)
         for each in ids:
-            if each not in found:
+            if each not in patterns:
                 raise NotFoundError(f"there is no pattern {each}")
-        return found
+        return patterns
 
     async def _load(self, ids: Collection[UUID], *, lock: bool) -> dict[UUID, Pattern]:
         # The method locks rows in the order of ids, to prevent deadlocks between transactions.
         query = f"{_LOAD} ORDER BY p.id FOR NO KEY UPDATE OF p" if lock else _LOAD
-        found = await self.connection.fetch(query, self.tenant_id, GIVEN_ARMS, list(ids))
-        return {row["id"]: from_row(row) for row in found}
+        rows = await self.connection.fetch(query, self.tenant_id, GIVEN_ARMS, list(ids))
+        return {row["id"]: from_row(row) for row in rows}
 
     async def _insert(self, new: Pattern) -> UUID:
         fresh = new.with_changes(version=1, evidence=Evidence(), lifecycle=Lifecycle())
         row = row_of(fresh, self.now)
-        stored: UUID = await self._do(_INSERT, new.id, row, self.now)
-        await self._do(_SOURCES, stored, new.evidence.mined_from)
-        return stored
+        version_id: UUID = await self._do(_INSERT, new.id, row, self.now)
+        await self._do(_SOURCES, version_id, new.evidence.mined_from)
+        return version_id
 
     async def _read(self, pattern_id: UUID) -> Pattern:
         return (await self.get_many([pattern_id]))[pattern_id]
@@ -583,6 +583,6 @@ def _owner(row: asyncpg.Record, trust: int) -> str | None:
     return owner_of(row["user_id"], row["session_id"]) if row["of_episode"] else None
 
 
-def _application(given: Application) -> dict[str, Any]:
-    row = {each.name: getattr(given, each.name) for each in fields(given)}
-    return row | {"features": dict(given.features)}
+def _application(application: Application) -> dict[str, Any]:
+    row = {each.name: getattr(application, each.name) for each in fields(application)}
+    return row | {"features": dict(application.features)}

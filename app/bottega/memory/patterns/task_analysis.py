@@ -56,24 +56,24 @@ def analyse(
     text = task[:16_000]
     sentences = [*_sentences(text)]
     listed = [sentence for sentence, is_listed in sentences if is_listed]
-    said = _labelled(text)
+    labels = _labelled(text)
     goals, constraints, criteria = (
         tuple(dict.fromkeys(each[:LONGEST_ITEM] for each in some))[:MOST]
         for some in (
-            said["goals"] or listed or [sentence for sentence, _ in sentences[:1]],
-            said["constraints"],
-            said["criteria"],
+            labels["goals"] or listed or [sentence for sentence, _ in sentences[:1]],
+            labels["constraints"],
+            labels["criteria"],
         )
     )
-    named = _named(text, capabilities)
-    load = len(task) / 1500 + len(sentences) / 8 + len(named) / 6
+    names = _named(text, capabilities)
+    load = len(task) / 1500 + len(sentences) / 8 + len(names) / 6
     complexity = round(load / (1 + load), 2)
     features: dict[str, Any] = {
         "domain": domain,
         "task_type": task_type,
         "complexity": complexity,
         "capabilities": sorted(set(capabilities))[:_MOST_NAMES],
-        "tools_required": named,
+        "tools_required": names,
     }
     return Goals(
         goals,
@@ -84,15 +84,15 @@ def analyse(
     )
 
 
-def refined(found: Goals, said: Mapping[str, Any]) -> Goals:
+def refined(goals: Goals, answer: Mapping[str, Any]) -> Goals:
     """Replace fields of an analysis by the fields that a person or a model gave."""
-    complexity = said.get("complexity", found.complexity)
+    complexity = answer.get("complexity", goals.complexity)
     return Goals(
-        lines_of(said, "goals") or found.goals,
-        lines_of(said, "constraints") or found.constraints,
-        lines_of(said, "criteria") or found.criteria,
+        lines_of(answer, "goals") or goals.goals,
+        lines_of(answer, "constraints") or goals.constraints,
+        lines_of(answer, "criteria") or goals.criteria,
         complexity,
-        {**found.features, "complexity": complexity},
+        {**goals.features, "complexity": complexity},
     )
 
 
@@ -103,19 +103,19 @@ def lines_of(said: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def _labelled(text: str) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {"goals": [], "constraints": [], "criteria": []}
+    lines: dict[str, list[str]] = {"goals": [], "constraints": [], "criteria": []}
     name, is_fenced = None, False
     for line in map(str.strip, text.splitlines()):
         is_fenced ^= line.startswith("```")
         label, bullet = _LABEL.match(line), _BULLET.match(line)
         if label and not is_fenced:
-            name = next(each for each in found if label[each])
+            name = next(each for each in lines if label[each])
         elif is_fenced or not bullet:
             name = None
         value = label["text"] if label else line[bullet.end() :] if bullet else ""
         if name and _WORD.search(value):
-            found[name].append(" ".join(value.split()))
-    return found
+            lines[name].append(" ".join(value.split()))
+    return lines
 
 
 def _sentences(text: str) -> Iterator[tuple[str, bool]]:
@@ -130,10 +130,10 @@ def _sentences(text: str) -> Iterator[tuple[str, bool]]:
 
 def _named(text: str, capabilities: Sequence[str]) -> list[str]:
     words = _WORD.findall(text.casefold().replace("_", " ").replace("-", " "))
-    said = f" {' '.join(words)} "
+    sentence = f" {' '.join(words)} "
     return sorted(
         name
         for name in set(capabilities[:_MOST_NAMES])
         if len(name) >= 3
-        and f" {' '.join(_WORD.findall(name.casefold().replace('_', ' ')))} " in said
+        and f" {' '.join(_WORD.findall(name.casefold().replace('_', ' ')))} " in sentence
     )

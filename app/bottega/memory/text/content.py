@@ -74,14 +74,14 @@ class ContentWords:
         In scripts without spaces, two letters count as one word, and hiragana do not count, because
         hiragana mostly express grammar.
         """
-        found = [word for place, word in enumerate(self.words) if some is None or place in some]
+        words = [word for place, word in enumerate(self.words) if some is None or place in some]
         letters = {
             (word.run, word.place + part): letter
-            for word in found
+            for word in words
             if word.run
             for part, letter in enumerate(word.text)
         }
-        spaced = sum(word.counts for word in found if not word.run)
+        spaced = sum(word.counts for word in words if not word.run)
         return spaced + sum(size // 2 for size in _lengths(letters.items()))
 
 
@@ -102,16 +102,16 @@ def content_words(text: str) -> ContentWords:
     parts = [part for token in tokens for part in _JOINT.split(token) if part]
     ignored = _ignored([word for word in map(_folded, parts) if len(word) > 1])
     cuts = _cuts(_language(text))
-    found: dict[str, ContentWord] = {}
+    words: dict[str, ContentWord] = {}
     for run, token in enumerate(tokens, 1):
         for word in _content_of(token, run, ignored, cuts):
-            found.setdefault(_folded(word.text), word)
-    if not found:
-        found = {part: ContentWord(part, 0) for part in parts}
+            words.setdefault(_folded(word.text), word)
+    if not words:
+        words = {part: ContentWord(part, 0) for part in parts}
     # Identifiers show the topic best; long words show it better than short words.
-    most = sorted(found.values(), key=lambda word: (-word.counts, -len(word.text)))[:MOST_WORDS]
+    most = sorted(words.values(), key=lambda word: (-word.counts, -len(word.text)))[:MOST_WORDS]
     kept = set(most)
-    return ContentWords([word for word in found.values() if word in kept])
+    return ContentWords([word for word in words.values() if word in kept])
 
 
 def _content_of(
@@ -161,19 +161,19 @@ def _ignored(words: Collection[str]) -> frozenset[str]:
         for language in _languages(word):
             by_language.setdefault(language, set()).add(word)
     most = max(map(len, by_language.values()), default=0)
-    found = frozenset().union(*(each for each in by_language.values() if len(each) == most))
+    languages = frozenset().union(*(each for each in by_language.values() if len(each) == most))
     if most > 1 or len(set(words)) == 1:
-        return found
+        return languages
     english = by_language.get("en", ())
-    return frozenset(word for word in found if word in english or len(word) <= 3)
+    return frozenset(word for word in languages if word in english or len(word) <= 3)
 
 
 @lru_cache(maxsize=16_384)
 def _languages(word: str) -> frozenset[str]:
     begin = (f"{word[:size]}*" for size in range(2, len(word) + 1))
     empty: frozenset[str] = frozenset()
-    known = _telling_nothing()
-    return empty.union(*(known.get(each, empty) for each in (word, *begin)))
+    words = _telling_nothing()
+    return empty.union(*(words.get(each, empty) for each in (word, *begin)))
 
 
 @cache
@@ -221,12 +221,12 @@ def _cuts(language: str) -> frozenset[str]:
 
 
 def _runs(token: str, cuts: Collection[str]) -> Iterator[tuple[int, str]]:
-    place = start = 0
-    while place < len(token):
-        sizes = range(min(8, len(token) - place), 0, -1)
-        size = next((size for size in sizes if token[place : place + size] in cuts), 0)
+    index = start = 0
+    while index < len(token):
+        sizes = range(min(8, len(token) - index), 0, -1)
+        size = next((size for size in sizes if token[index : index + size] in cuts), 0)
         if size:
-            yield start, token[start:place]
-            start = place + size
-        place += size or 1
+            yield start, token[start:index]
+            start = index + size
+        index += size or 1
     yield start, token[start:]

@@ -42,7 +42,7 @@ _NOTHING_ELSE = re.compile(rf"(?:{ID}|[\s,;:\[\]\"'…])*")
 
 def without_identities(text: str) -> str:
     """Replace each id by ``<id>`` and each address of a server by ``<server>``."""
-    return _IDENTITY.sub(lambda found: ID if found["id"] else SERVER, text)
+    return _IDENTITY.sub(lambda match: ID if match["id"] else SERVER, text)
 
 
 def told_line(value: Any, most: int) -> str:
@@ -62,18 +62,18 @@ def told_arguments(arguments: Any, most: int) -> str:
         arguments = _decoded(arguments)
     if not isinstance(arguments, Mapping):
         return told_line(arguments or "", most)
-    told: list[str] = []
+    lines: list[str] = []
     for name, value in arguments.items():
         text = told_line(to_json(value, serialize_unknown=True).decode(), 72)
         if ID not in text or not _NOTHING_ELSE.fullmatch(text):
-            told.append(f"{name}={text}")
-    return told_line(", ".join(told), most)
+            lines.append(f"{name}={text}")
+    return told_line(", ".join(lines), most)
 
 
 def of_earlier_run(lines: Iterable[str]) -> list[str]:
     """Mark each line as a line of an earlier run; remove ids and server addresses."""
-    told = (without_identities(line).strip() for line in lines)
-    return [f"{EARLIER}: {line}" for line in told if line]
+    texts = (without_identities(line).strip() for line in lines)
+    return [f"{EARLIER}: {line}" for line in texts if line]
 
 
 def _decoded(text: str) -> Any:

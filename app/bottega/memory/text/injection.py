@@ -116,12 +116,12 @@ def suspicious(text: str) -> str | None:
 
     The time is linear in the text's length; at most :data:`LONGEST_READ` characters are checked."""
     half = LONGEST_READ // 2
-    plain = text if len(text) <= LONGEST_READ else f"{text[:half]}\n{text[-half:]}"
-    if not plain.isascii():
-        plain = unicodedata.normalize("NFKC", plain).translate(_INVISIBLE)[: 4 * LONGEST_READ]
-    plain = f"\n{plain.lower()}"
+    sample = text if len(text) <= LONGEST_READ else f"{text[:half]}\n{text[-half:]}"
+    if not sample.isascii():
+        sample = unicodedata.normalize("NFKC", sample).translate(_INVISIBLE)[: 4 * LONGEST_READ]
+    sample = f"\n{sample.lower()}"
     for why, heads, whole in _COMPILED:
-        if any(whole.match(plain, at) for head in heads for at in _places(plain, head)):
+        if any(whole.match(sample, at) for head in heads for at in _places(sample, head)):
             return why
     return None
 

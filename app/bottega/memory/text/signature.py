@@ -61,8 +61,8 @@ def failure_signature(
     """
     kind = _named(error_type) or "error"
     message = _plain(message[:_LONGEST_MESSAGE])
-    if status is None and (named := _STATUS.search(message)):
-        status = int(named[1])
+    if status is None and (match := _STATUS.search(message)):
+        status = int(match[1])
     shape = _with_json(message)
     for name in (kind, kind.replace("_", "")):  # many messages begin with the error's type
         shape = shape.removeprefix(f"{name}: ")
@@ -119,10 +119,10 @@ def _quote(text: str) -> str | None:
     return text if any(each.isalpha() for each in text) else None
 
 
-def _quoted(found: re.Match[str]) -> str:
-    text = found[0]
-    told = None if _QUOTED.search(text, 1, len(text) - 1) else _quote(text[1:-1])
-    return f"'{told}'" if told else "<text>"
+def _quoted(match: re.Match[str]) -> str:
+    text = match[0]
+    quote = None if _QUOTED.search(text, 1, len(text) - 1) else _quote(text[1:-1])
+    return f"'{quote}'" if quote else "<text>"
 
 
 def _shape(message: str) -> str:
@@ -130,9 +130,9 @@ def _shape(message: str) -> str:
     text = _URL.sub("<url>", text)
     parts: list[str] = []
     end, timed = 0, False
-    for found in _TOKEN.finditer(text):
-        between, token = text[end : found.start()], found.group()
-        end = found.end()
+    for match in _TOKEN.finditer(text):
+        between, token = text[end : match.start()], match.group()
+        end = match.end()
         bare = token.rstrip(".:?")
         if timed and between == " " and bare in _UNITS:  # equal signatures for 30 s, 30s and 30
             parts.append(token[len(bare) :])

@@ -44,14 +44,14 @@ def summary_of(
     if count(text) <= tokens:
         return text
     half = min(max(tokens * 48, 2_048), MAX_READ) // 2
-    read = text if len(text) <= 2 * half else f"{text[:half]}\n{_end_of(text, half)}"
-    pieces = _pieces(read, whole_lines)
+    sample = text if len(text) <= 2 * half else f"{text[:half]}\n{_end_of(text, half)}"
+    pieces = _pieces(sample, whole_lines)
     room = tokens * BYTES_PER_TOKEN
     while room > 0:
         summary = _extract(pieces, room)
-        if (found := count(summary)) <= tokens:
+        if (tokens_used := count(summary)) <= tokens:
             return summary
-        room = min(room * tokens // found, room - 1)
+        room = min(room * tokens // tokens_used, room - 1)
     return ""
 
 
@@ -61,8 +61,8 @@ def cut(text: str, room: int) -> str:
         return text
     if room < _GAP_BYTES:
         return ""
-    kept = text[:room].encode("utf-8", "surrogatepass")[: room - _GAP_BYTES]
-    return kept.decode("utf-8", "ignore").rstrip() + GAP
+    head = text[:room].encode("utf-8", "surrogatepass")[: room - _GAP_BYTES]
+    return head.decode("utf-8", "ignore").rstrip() + GAP
 
 
 def _pieces(text: str, whole_lines: bool) -> list[str]:
@@ -98,25 +98,25 @@ def _extract(pieces: list[str], room: int) -> str:
     if not pieces:
         return ""
     last = len(pieces) - 1
-    chosen = {0: cut(pieces[0], room // 2 if last else room)}
-    left = room - size_of(chosen[0])
-    if last and (end := cut(pieces[last], left // 2 - _JOINT_BYTES)):
-        chosen[last] = end
-        left -= size_of(end) + _JOINT_BYTES
+    parts = {0: cut(pieces[0], room // 2 if last else room)}
+    bytes_left = room - size_of(parts[0])
+    if last and (end := cut(pieces[last], bytes_left // 2 - _JOINT_BYTES)):
+        parts[last] = end
+        bytes_left -= size_of(end) + _JOINT_BYTES
     weights = _weights(pieces)
     for index in sorted(range(1, last), key=weights.__getitem__, reverse=True):
-        if left < 20:
+        if bytes_left < 20:
             break
         size = size_of(pieces[index]) + _JOINT_BYTES
-        if size <= left:
-            chosen[index] = pieces[index]
-            left -= size
+        if size <= bytes_left:
+            parts[index] = pieces[index]
+            bytes_left -= size
     lines: list[str] = []
     before = 0
-    for index in sorted(chosen):
+    for index in sorted(parts):
         if index > before + 1:
             lines.append(GAP)
-        lines.append(chosen[index])
+        lines.append(parts[index])
         before = index
     return "\n".join(lines)
 
