@@ -251,7 +251,7 @@ def is_empty(where: SubagentRegistry) -> bool:
     queue, counts = where.scheduler._queue, where.counts
     left = (
         where._handles, where._parents, counts.queued_of, counts.queued_of_run,
-        queue._in_line, queue._holding, queue._tenants, queue._turns,
+        queue._in_line, queue._holding, queue._tenants, queue._tenants_in_turn,
         where.scheduler._running, counts.active_of,
     )  # fmt: skip
     return not any(left) and not where.scheduler.in_use

@@ -53,11 +53,11 @@ class ResumedTasks:
         self._registry = registry
         self._replay = recorder.journal.replay
         self._restored = restored.tasks
-        self._left = dict.fromkeys(restored.unfinished())
+        self._unfinished = dict.fromkeys(restored.unfinished())
 
     def resume(self) -> None:
         """Write a ``subagent.resumed`` event for each task that has no child run."""
-        for task_id in self._left:
+        for task_id in self._unfinished:
             if self._restored[task_id].params.is_remote:
                 continue
             data = AttemptData(attempt=self._restored[task_id].attempt)
@@ -65,21 +65,21 @@ class ResumedTasks:
 
     def ended(self, task_id: UUID) -> None:
         """End the tasks that are below an ended task and were not dispatched again."""
-        if task_id not in self._left:
+        if task_id not in self._unfinished:
             return
-        del self._left[task_id]
-        below = [each for each in self._left if task_id in self._replay.line(each)]
-        for each in below:
-            if self._registry.get(each) is None:
-                self._cancel(each)
+        del self._unfinished[task_id]
+        below = [each for each in self._unfinished if task_id in self._replay.line(each)]
+        for task in below:
+            if self._registry.get(task) is None:
+                self._cancel(task)
 
     def close(self) -> None:
         """End the remaining tasks, because the run is over."""
-        for each in list(self._left):
+        for each in list(self._unfinished):
             self._cancel(each)
 
     def _cancel(self, task_id: UUID) -> None:
-        del self._left[task_id]
+        del self._unfinished[task_id]
         place, restored = self._place(task_id), self._restored[task_id]
         moved: SubagentStatusData = {
             "attempt": restored.attempt,
@@ -137,8 +137,8 @@ class SubagentRuntime:
 
     def serves(self, run: ClaimedRun) -> bool:
         """Return true if a run has asynchronous sub-agents or a parent, or if plugins see calls."""
-        seen = any(map(sees_dispatches, self.plugins))
-        return run.uses_subagents or run.parent_task is not None or seen
+        is_seen = any(map(sees_dispatches, self.plugins))
+        return run.uses_subagents or run.parent_task is not None or is_seen
 
     def load(self, runs: int) -> Load:
         """Return the current load of this worker."""
@@ -174,8 +174,8 @@ class SubagentRuntime:
             "runs": runs,
             "totals": self.totals.snapshot(),
         }
-        named = {tenant: load for tenant, load in tenants.items() if tenant is not None}
-        return Load(pool, named)
+        loads = {tenant: load for tenant, load in tenants.items() if tenant is not None}
+        return Load(pool, loads)
 
     def cancel(self, run_id: UUID, task_id: UUID) -> None:
         """Cancel an asynchronous task and all tasks below it, if this worker executes the task."""
@@ -205,16 +205,16 @@ async def running_subagents(
     journal = recorder.journal
     spreading = Spreading(runtime.children, recorder, run)
     ends = await spreading.ends_of(journal.replay.child_runs())
-    used = {task_id: end.usage for task_id, end in ends.items()}
-    restored = replay_tasks(journal.replay, run.claimed_at, used)
+    usages = {task_id: end.usage for task_id, end in ends.items()}
+    restored = replay_tasks(journal.replay, run.claimed_at, usages)
     resumed = ResumedTasks(recorder, restored, runtime.registry)
-    began, left = monotonic(), run.remaining_s
+    began, seconds_left = monotonic(), run.remaining_s
     options = SwarmOptions(
         run_id=run.run_id,
         tenant_id=run.tenant_id,
         task_root=run.task_root,
         listener=JournalListener(recorder, resumed, spreading),
-        remaining=lambda: left - (monotonic() - began),
+        remaining=lambda: seconds_left - (monotonic() - began),
         outer=recorder.accounts.all,
         plugins=runtime.plugins,
         restored=restored.tasks,
@@ -357,7 +357,7 @@ async def _look_up(
     tenant_id = journal.tenant_id
     async with acting_as(pool, tenant_id) as connection:
         rows = await connection.fetch(_LOOK_UP, tenant_id, journal.run_id, list(ids), asking)
-    found: dict[UUID, dict[str, Any]] = {}
+    tasks: dict[UUID, dict[str, Any]] = {}
     for row in rows:
         view: dict[str, Any] = {"task_id": str(row["id"]), "status": row["status"]}
         if row["output"] is not None:
@@ -368,5 +368,5 @@ async def _look_up(
             view["error"] = from_json(row["error"])["message"]
         view["duration_ms"] = row["duration_ms"] or 0
         view["token_usage"] = shown_usage(AgentUsage.from_dict(from_json(row["usage"])).tokens)
-        found[row["id"]] = view
-    return found
+        tasks[row["id"]] = view
+    return tasks

@@ -82,7 +82,7 @@ class DayAccount(Account):
         self._draw = draw
         self._slice = slice_
         self._reported = 0
-        self._others = 0
+        self._by_others = 0
         self._is_dry = False
         self._used_at = self._synced_at = monotonic()
         self._lock = asyncio.Lock()
@@ -108,7 +108,7 @@ class DayAccount(Account):
     @property
     def may_grow(self) -> bool:
         """True if other workers have slices of the budget, which these workers may give back."""
-        return self._others > 0
+        return self._by_others > 0
 
     def used_up(self, more: int) -> str:
         return (
@@ -122,8 +122,8 @@ class DayAccount(Account):
         while (self.left or 0) < amount:
             async with self._lock:
                 missing = (self.left or 0) < amount
-                wanted = self.reserved + max(amount, self._slice)
-                if not missing or await self._is_synced(wanted):
+                amount_wanted = self.reserved + max(amount, self._slice)
+                if not missing or await self._is_synced(amount_wanted):
                     return
             await asyncio.sleep(_ASK_AGAIN_S)
 
@@ -137,7 +137,7 @@ class DayAccount(Account):
         if self.may_grow:
             async with self._lock:
                 is_read = self.reserved > 0 or await self._is_synced(0)
-            wait_s = _ASK_AGAIN_S if self._others or not is_read else 0
+            wait_s = _ASK_AGAIN_S if self._by_others or not is_read else 0
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 await super().changed()
@@ -145,9 +145,9 @@ class DayAccount(Account):
     async def report(self) -> None:
         """Report the spending to the database. If no run uses the account, give back the slice."""
         async with self._lock:
-            wanted = self.held if self.runs else 0
-            if self.spent != self._reported or self.held != wanted:
-                await self._sync(wanted)
+            amount = self.held if self.runs else 0
+            if self.spent != self._reported or self.held != amount:
+                await self._sync(amount)
 
     async def tend(self) -> None:
         """Give back an idle slice, renew an expiring slice, and report what ended runs spent."""
@@ -161,9 +161,9 @@ class DayAccount(Account):
             elif self.held and now - self._synced_at >= LAPSES_S / 3:
                 await self._sync(self.held)
 
-    async def _is_synced(self, wanted: int) -> bool:
+    async def _is_synced(self, amount: int) -> bool:
         try:
-            await self._sync(wanted)
+            await self._sync(amount)
         except asyncpg.ForeignKeyViolationError:  # the tenant is deleted
             raise
         except Exception as error:
@@ -171,11 +171,11 @@ class DayAccount(Account):
             return False
         return True
 
-    async def _sync(self, wanted: int) -> None:
+    async def _sync(self, amount: int) -> None:
         spent = self.spent
-        held, self._others = await self._draw(spent, self._reported, wanted)
+        held, self._by_others = await self._draw(spent, self._reported, amount)
         self._reported, self.limit = spent, spent + held
-        self._is_dry = held < wanted and not self._others
+        self._is_dry = held < amount and not self._by_others
         self._synced_at = monotonic()
 
 
@@ -260,7 +260,7 @@ class TenantAccount:
 
     @asynccontextmanager
     async def call(
-        self, sent: int, provider: object | None, longest: int | None
+        self, input_tokens: int, provider: object | None, longest: int | None
     ) -> AsyncIterator[TenantCharge]:
         """Reserve a call; see :class:`bottega.llm.usage.ModelAccount`."""
         accounts = self.budgets.open(self.tenant_id)
@@ -269,7 +269,7 @@ class TenantAccount:
             async with AsyncExitStack() as reservation:
                 try:
                     async with asyncio.timeout(self.wait_s):
-                        call = Reservation(accounts, sent, provider, longest)
+                        call = Reservation(accounts, input_tokens, provider, longest)
                         permit = await reservation.enter_async_context(call)
                 except TimeoutError:
                     raise BudgetBusyError(
@@ -414,8 +414,8 @@ class DayBudgets:
         unit = day.unit.key if day.key_id is None else f"{day.unit.key}:{day.key_id}"
         limit = None if day.key_id is None else day.limit
 
-        async def draw(spent: int, reported: int, wanted: int) -> tuple[int, int]:
-            about = (day.tenant_id, account_id, unit, spent, reported, wanted, LAPSES_S, limit)
+        async def draw(spent: int, reported: int, amount: int) -> tuple[int, int]:
+            about = (day.tenant_id, account_id, unit, spent, reported, amount, LAPSES_S, limit)
             row = await persist(lambda: self._pool.fetchrow(_DRAW, *about))
             assert row is not None
             return row["held"], row["others"]

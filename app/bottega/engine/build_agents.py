@@ -151,9 +151,9 @@ class CompiledTeam:
         copies: FreshCopies = {}
 
         def copy_of(agent: BaseAgent) -> BaseAgent:
-            made = copies.get(agent) or agent.fresh_copy(copies)
-            assert isinstance(made, BaseAgent)
-            return made
+            copy = copies.get(agent) or agent.fresh_copy(copies)
+            assert isinstance(copy, BaseAgent)
+            return copy
 
         for member in self.members:
             agent = copy_of(member.agent)
@@ -211,8 +211,8 @@ def _of_patterns(agents: Sequence[BaseAgent]) -> Iterator[tuple[str, str]]:
                 places += [f"{tool.name}{at}" for at in tool.unchecked]
         if places:
             name = agent.agent_id or agent.agent_name
-            told = "has patterns with look-around or back-references, which are not checked"
-            yield "pattern_unchecked", f"the agent '{name}' {told}: {', '.join(places[:10])}"
+            warning = "has patterns with look-around or back-references, which are not checked"
+            yield "pattern_unchecked", f"the agent '{name}' {warning}: {', '.join(places[:10])}"
 
 
 def _recall(
@@ -244,14 +244,14 @@ async def _compiled(
     run: ClaimedRun,
     content: dict[str, Any] | None,
     dependencies: AgentDependencies,
-    known: dict[int, CompiledTeam],
+    teams: dict[int, CompiledTeam],
     *,
     with_async: bool,
 ) -> CompiledTeam:
     """Build the agents of a run's graph, or of one of its sub-graphs.
 
     Args:
-        known: teams of sub-graphs, by ``id()`` of the definition. This function adds new teams.
+        teams: teams of sub-graphs, by ``id()`` of the definition. This function adds new teams.
     """
     graph = None if content is None else to_graph(content)
     rules, nodes, numbers, names = None, {}, {}, {run.first: run.first}
@@ -277,9 +277,9 @@ async def _compiled(
     warnings = [*built.warnings]
     inner = {name: each for name, node in nodes.items() if (each := node.get("definition"))}
     for each in inner.values():
-        if id(each) not in known:
-            below = await _compiled(run, each, dependencies, known, with_async=with_async)
-            known[id(each)] = below
+        if id(each) not in teams:
+            below = await _compiled(run, each, dependencies, teams, with_async=with_async)
+            teams[id(each)] = below
             tools += below.tools
             warnings += [told for told in below.warnings if told not in warnings]
     if rules is not None:
@@ -298,7 +298,7 @@ async def _compiled(
         rules,
         nodes,
         numbers,
-        {name: known[id(each)] for name, each in inner.items()},
+        {name: teams[id(each)] for name, each in inner.items()},
     )
 
 
@@ -396,10 +396,10 @@ class Teams:
             await tool.check_secrets()
         if run.output_schema is not None:
             await asyncio.to_thread(answer_schema, run.output_schema)  # its first call is slow
-        made = team.team(run, self._dependencies, self._registry, session, run.output_schema)
-        if made.graph is not None:
-            _restore(made.graph, run.session_base)
-        return made
+        agent = team.team(run, self._dependencies, self._registry, session, run.output_schema)
+        if agent.graph is not None:
+            _restore(agent.graph, run.session_base)
+        return agent
 
     def helped(self, helper: BaseAgent) -> None:
         self._dependencies.helped(helper)
@@ -407,10 +407,10 @@ class Teams:
     async def _compiled(self, run: ClaimedRun, place: _Place) -> CompiledTeam:
         with_async = self._registry is not None
         place.team = team = await compiled(run, self._dependencies, with_async=with_async)
-        kept = sum(each.size for each in self._places.values())
-        while kept > MOST_AGENTS and len(self._places) > 1:
+        size = sum(each.size for each in self._places.values())
+        while size > MOST_AGENTS and len(self._places) > 1:
             _, oldest = self._places.popitem(last=False)
-            kept -= oldest.size
+            size -= oldest.size
         return team
 
 
@@ -432,8 +432,8 @@ def _override(agent: BaseAgent, definition: Mapping[str, Any], changed: Mapping[
         InvalidInputError: ``unknown_tool``, if ``tool_choice`` names an unknown tool;
             ``duplicate_tool``.
     """
-    if told := changed.get("instructions"):
-        agent.conversation_history.insert(1, SystemMessage(content=told))
+    if text := changed.get("instructions"):
+        agent.conversation_history.insert(1, SystemMessage(content=text))
     for tool in changed.get("tools") or ():
         agent.register_tool(client_tool(tool, definition.get("approval")))
     params = ModelParams.from_dict(merged(definition.get("params"), changed.get("params")))
@@ -463,21 +463,21 @@ def _tools(
     run: ClaimedRun, definition: Mapping[str, Any], dependencies: AgentDependencies
 ) -> list[ToolBase]:
     secrets, tenant_id, tenant = dependencies.secrets, run.tenant_id, run.tenant
-    known = secrets.redactor(tenant_id)
-    deps = replace(dependencies.tool_deps, tenant=tenant, known=known)
+    redactor = secrets.redactor(tenant_id)
+    deps = replace(dependencies.tool_deps, tenant=tenant, known=redactor)
     bound = partial(secrets.bound, tenant_id, tenant)
     approval = definition.get("approval")
     server = partial(dependencies.mcp.server, tenant_id, tenant)
-    found: list[ToolBase] = []
+    tools: list[ToolBase] = []
     for tool in definition["tools"]:
         if run.is_demo:
-            found += harmless_tools(tool, deps, run.mcp_servers)
+            tools += harmless_tools(tool, deps, run.mcp_servers)
         elif tool["type"] == "mcp":
             pinned = run.mcp_servers[tool["server"]]
-            found += mcp_tools(tool, pinned, server, approval, known)
+            tools += mcp_tools(tool, pinned, server, approval, redactor)
         else:
-            found.append(build_tool(tool, approval, deps, bound))
-    return found
+            tools.append(build_tool(tool, approval, deps, bound))
+    return tools
 
 
 def _restore(graph: SharedMemoryGraph, session_base: Sequence[Mapping[str, Any]]) -> None:

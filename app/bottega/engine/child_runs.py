@@ -120,7 +120,7 @@ class ChildRuns:
         parent: ParentRun,
         run_id: UUID,
         new: str,
-        told: Mapping[str, str] = MappingProxyType({}),
+        unread: Mapping[str, str] = MappingProxyType({}),
         on_stored: Callable[[], object] = lambda: None,
         on_ended: Callable[[], object] = lambda: None,
     ) -> "asyncio.Future[ChildEnd]":
@@ -128,7 +128,7 @@ class ChildRuns:
 
         Args:
             new: JSON from which the SQL function ``add_children`` creates the child run.
-            told: JSON messages to the child run, by id. The child run ignores repeated messages.
+            unread: JSON messages to the child run, by id. The child run ignores repeated messages.
             on_stored: called when the child run is stored and, if it is over, its end was read.
             on_ended: called after the child run's end.
 
@@ -138,24 +138,24 @@ class ChildRuns:
         future: asyncio.Future[ChildEnd] = asyncio.get_running_loop().create_future()
         future.add_done_callback(lambda _: on_ended())
         self._awaited[run_id] = parent, future
-        self._new[run_id] = asked = _New(new, on_stored)
+        self._new[run_id] = child = _New(new, on_stored)
         self._wake.set()
 
         async def end() -> ChildEnd:
-            for message_id, content in told.items():
+            for message_id, content in unread.items():
                 await self.tell(parent.tenant_id, run_id, message_id, content)
             return await future
 
         ending = asyncio.ensure_future(end())
         # A callback, because the coroutine runs no code if it is cancelled before its first step.
-        ending.add_done_callback(lambda _: self._forget(run_id, future, asked))
+        ending.add_done_callback(lambda _: self._forget(run_id, future, child))
         return ending
 
-    def _forget(self, run_id: UUID, future: "asyncio.Future[ChildEnd]", asked: _New) -> None:
+    def _forget(self, run_id: UUID, future: "asyncio.Future[ChildEnd]", child: _New) -> None:
         if self._awaited.get(run_id, (None, None))[1] is future:
             del self._awaited[run_id]
-        asked.stored.set()
-        if self._new.get(run_id) is asked:
+        child.stored.set()
+        if self._new.get(run_id) is child:
             del self._new[run_id]
 
     async def tell(self, tenant_id: UUID, run_id: UUID, message_id: str, content: str) -> bool:
@@ -230,20 +230,20 @@ class ChildRuns:
                     self._fail(some, error)  # the child runs of other parents must still be stored
 
     async def _add_some(self, parent: ParentRun, ids: Sequence[UUID]) -> None:
-        sent = {run_id: self._new[run_id] for run_id in ids if run_id in self._new}
-        for one in sent.values():
+        children = {run_id: self._new[run_id] for run_id in ids if run_id in self._new}
+        for one in children.values():
             one.is_sent = True
-        new = f"[{','.join(one.about for one in sent.values())}]"
+        new = f"[{','.join(one.about for one in children.values())}]"
         about = parent.tenant_id, parent.run_id, parent.attempt, parent.limit
-        known = await self._pool.fetchval(_ADD, *about, new)
-        if known is None:
+        rows = await self._pool.fetchval(_ADD, *about, new)
+        if rows is None:
             self._fail(ids, FencedError(f"another worker executes the run {parent.run_id}"))
             return
-        for run_id, one in sent.items():
+        for run_id, one in children.items():
             one.stored.set()
             self._stored.append(one.on_stored)  # _read_ends calls the function
             self._new.pop(run_id, None)
-        self._ended |= set(known) & self._awaited.keys()
+        self._ended |= set(rows) & self._awaited.keys()
 
     def _fail(self, ids: Sequence[UUID], error: Exception) -> None:
         for run_id in ids:
@@ -266,15 +266,15 @@ class ChildRuns:
         self._ended |= cancelled.keys() & self._awaited.keys()
 
     async def _read_ends(self) -> None:
-        asked = {each: self._awaited[each] for each in self._ended if each in self._awaited}
-        if asked:
-            tenants = [parent.tenant_id for parent, _ in asked.values()]
-            for row in await self._pool.fetch(_ENDS, tenants, list(asked)):
-                _set_end(asked[row["run_id"]][1], _end(row["status"], row["ending"]))
-        self._ended -= asked.keys()
+        awaited = {each: self._awaited[each] for each in self._ended if each in self._awaited}
+        if awaited:
+            tenants = [parent.tenant_id for parent, _ in awaited.values()]
+            for row in await self._pool.fetch(_ENDS, tenants, list(awaited)):
+                _set_end(awaited[row["run_id"]][1], _end(row["status"], row["ending"]))
+        self._ended -= awaited.keys()
         self._ended &= self._awaited.keys()
-        stored, self._stored = self._stored, []
-        for call in stored:
+        callbacks, self._stored = self._stored, []
+        for call in callbacks:
             call()
 
 
@@ -299,23 +299,23 @@ _CANCELLED = {"code": "cancelled", "message": "somebody cancelled the run that d
 
 def _end(status: str | None, ending: str) -> ChildEnd:
     """Convert a child run's end to the task's end. ``status`` is ``None`` for a deleted run."""
-    told = from_json(ending)
+    end = from_json(ending)
     is_cancelled = status == "cancelled"
-    error = _DELETED if status is None else _CANCELLED if is_cancelled else told["error"] or {}
+    error = _DELETED if status is None else _CANCELLED if is_cancelled else end["error"] or {}
     if status == "completed":
-        output = as_text(told["output"] or "")
+        output = as_text(end["output"] or "")
         outcome = SubagentOutcome(
-            SubagentStatus.COMPLETED, output=output, stop_reason=told["stop_reason"]
+            SubagentStatus.COMPLETED, output=output, stop_reason=end["stop_reason"]
         )
     else:
         outcome = SubagentOutcome(
             _STATUSES.get(status or "", SubagentStatus.FAILED),
             error=error.get("message"),
             error_code=error.get("code"),
-            stop_reason=told["stop_reason"],
+            stop_reason=end["stop_reason"],
         )
-    usage = AgentUsage() if told["usage"] is None else AgentUsage.from_dict(told["usage"])
-    return ChildEnd(outcome, usage, told["files"] or {}, told["output_json"])
+    usage = AgentUsage() if end["usage"] is None else AgentUsage.from_dict(end["usage"])
+    return ChildEnd(outcome, usage, end["files"] or {}, end["output_json"])
 
 
 _CANCELS_S = 2.0
@@ -348,7 +348,7 @@ class Spreading:
         :data:`_CANCELS_S` longer.
         """
         recorder, run_id = self._recorder, self.id_of(handle.task_id)
-        known = recorder.journal.known
+        redactor = recorder.journal.known
         await recorder.journal.commit()  # the task's row must exist first
         parts = None if work.is_helper else recorder.parts
         recalled = [] if parts is None else await parts.recalled_by(work.agent, handle.prompt)
@@ -372,11 +372,11 @@ class Spreading:
                 },
             }
             unread = {} if handle.mailbox is None else handle.mailbox.unread
-            told = {key: encoded(text, known) for key, text in unread.items()}
+            messages = {key: encoded(text, redactor) for key, text in unread.items()}
             self._begun.add(handle.task_id)
-            text = encoded(new, known)
-            stored = partial(self._stored, handle)
-            ending = self._children.end_of(parent, run_id, text, told, stored)
+            text = encoded(new, redactor)
+            on_stored = partial(self._stored, handle)
+            ending = self._children.end_of(parent, run_id, text, messages, on_stored)
             try:
                 end = await asyncio.shield(ending)
             except asyncio.CancelledError:
@@ -459,15 +459,15 @@ class Spreading:
         """Reserve the task's share of the parent's budgets. Yield the share as tokens and money."""
         day = set(map(id, self._recorder.accounts.day))  # a child run's calls reserve these
         above = [account for account in handle.parent.accounts if id(account) not in day]
-        others = self._with_parts[handle.parent]
-        paid = sum(not other.status.is_final for other in others.values())
+        siblings = self._with_parts[handle.parent]
+        paid = sum(not other.status.is_final for other in siblings.values())
         sharers = max(1, handle.parent.remote - paid)
-        others[handle.task_id] = handle
+        siblings[handle.task_id] = handle
         try:
             async with parts_of(above, sharers, handle.account.limit) as parts:
                 yield parts
         finally:
-            del others[handle.task_id]
+            del siblings[handle.task_id]
 
 
 class ElementRuns:
@@ -571,8 +571,8 @@ async def parts_of(
     try:
         for unit in (TOKENS, DOLLARS):
             accounts = [a for a in above if a.unit is unit and a.limit is not None]
-            wanted = own if unit is TOKENS else None
-            part = await part_of(accounts, unit, wanted, sharers) if accounts else wanted
+            own_limit = own if unit is TOKENS else None
+            part = await part_of(accounts, unit, own_limit, sharers) if accounts else own_limit
             parts.append(part)
             for account in accounts:
                 account.reserved += part or 0
@@ -598,31 +598,31 @@ async def part_of(accounts: Sequence[Account], unit: Unit, own: int | None, shar
     least = _LEAST_TOKENS if unit is TOKENS else 1
     while True:
         tightest = min(accounts, key=lambda account: account.left or 0)
-        left = tightest.left or 0
-        part = max(least, left // sharers) if own is None else own
-        if part <= left:
+        amount_left = tightest.left or 0
+        part = max(least, amount_left // sharers) if own is None else own
+        if part <= amount_left:
             return part
-        if own is not None and left > 0 and not tightest.reserved:
-            return left
+        if own is not None and amount_left > 0 and not tightest.reserved:
+            return amount_left
         if not tightest.reserved:
             raise BudgetExhaustedError(tightest.used_up(least))
         await tightest.changed()
 
 
-def unread_text(known: str, text: str) -> str:
+def unread_text(text_known: str, text: str) -> str:
     """Return the part of a text that was added after an earlier reading of the text. Pure.
 
     Args:
         known, text: the text's last :data:`LONGEST_END` characters at the earlier reading and now.
-            If ``text`` does not contain the end of ``known``, all of ``text`` is new.
+            If ``text`` does not contain the end of ``text_known``, all of ``text`` is new.
     """
-    if text.startswith(known):
-        return text[len(known) :]
-    sought = known[-LONGEST_END // 10 :]
-    if len(known) == len(sought):  # `known` is short, so `text` may contain it twice
+    if text.startswith(text_known):
+        return text[len(text_known) :]
+    sought = text_known[-LONGEST_END // 10 :]
+    if len(text_known) == len(sought):  # `known` is short, so `text` may contain it twice
         return text
-    _, found, new = text.partition(sought)
-    return new if found else text
+    _, match, new = text.partition(sought)
+    return new if match else text
 
 
 def _cost(billionths: int | None) -> dict[str, Any] | None:
@@ -657,6 +657,6 @@ def changed_files(swarm: object, run: ClaimedRun) -> dict[str, Any]:
     """Return, by path, the files that a child run created or changed in its own folder."""
     if run.parent_task is None or run.own_task is None or not isinstance(swarm, Swarm):
         return {}
-    folder, given = folder_of(run.own_task), run.parent_task["files"]
+    folder, files = folder_of(run.own_task), run.parent_task["files"]
     texts = swarm.context.texts(folder)
-    return {path: text for path, text in texts.items() if given.get(path) != text}
+    return {path: text for path, text in texts.items() if files.get(path) != text}

@@ -153,13 +153,13 @@ class ClaimedRun:
     def with_definitions(self, definitions: Mapping[Pin, dict[str, Any]]) -> Self:
         """Return the run together with the definitions that the run has pinned."""
         kinds = ("agent", "graph", "provider", "mcp_server")
-        found: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
-        found["agent"] |= self.agents
+        rows: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
+        rows["agent"] |= self.agents
         for pin in self.pins:
             if pin in definitions:
-                found[pin.kind][pin.name] = definitions[pin]
+                rows[pin.kind][pin.name] = definitions[pin]
         graph = pinned_graph(self.tenant_id, {"graph": self.graph_pins or None}, definitions)
-        agents = found["agent"]
+        agents = rows["agent"]
         for name in self.overrides.keys() & agents.keys():
             agents[name] = {**overridden(agents[name], self.overrides[name])}
         if (model := self.default_model) is not None:
@@ -169,8 +169,8 @@ class ClaimedRun:
         return replace(
             self,
             agents=agents,
-            providers=found["provider"],
-            mcp_servers=found["mcp_server"],
+            providers=rows["provider"],
+            mcp_servers=rows["mcp_server"],
             graph=graph,
         )
 

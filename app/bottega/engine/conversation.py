@@ -108,21 +108,21 @@ def turn_messages(turn: TaskReplay, answer: str | None) -> list[StandardMessage]
         for number, call in turn.calls.items()
         if call.answer is not None
     }
-    found: list[StandardMessage] = []
+    messages: list[StandardMessage] = []
     for number, message in drafts.items():
-        found += (user_message(each["content"]) for each in turn.delivered[number])
+        messages += (user_message(each["content"]) for each in turn.delivered[number])
         calls = [turn.tools.get((number, tool_call.id)) for tool_call in message.tool_calls]
         results = [result for call in calls if (result := _turn_result(call)) is not None]
         if calls and len(results) == len(calls):
-            found += [message, *map(ToolMessage.answering, results)]
+            messages += [message, *map(ToolMessage.answering, results)]
         elif any(each.get("answered") for each in turn.delivered[number + 1]):
-            found.append(without_calls(message))
+            messages.append(without_calls(message))
     last = next(reversed(drafts.values()), None)
     if last is not None and not last.tool_calls and answer in (None, last.content):
-        found.append(last)
+        messages.append(last)
     elif answer is not None:
-        found += said(answer)
-    return found
+        messages += said(answer)
+    return messages
 
 
 def _turn_result(call: ToolCallReplay | None) -> ToolResult | None:
@@ -184,10 +184,10 @@ class PastTurns:
 
     def opening(self) -> str:
         """Return a summary of the turns that are not in the prompt."""
-        left = self.first - 1
+        turns_left = self.first - 1
         lines = [
-            f"## Earlier turns of this conversation: 1 to {left}",
-            f'{RECALL}("t{left}") returns turn {left}, and so on.',
+            f"## Earlier turns of this conversation: 1 to {turns_left}",
+            f'{RECALL}("t{turns_left}") returns turn {turns_left}, and so on.',
         ]
         lines += [f"{number}. {gist}" for number, gist in self.gists.items()]
         return "\n".join(lines)
@@ -197,14 +197,14 @@ class PastTurns:
         if end.status is not RunStatus.COMPLETED:
             return end
         tokens = max(_LEAST, *map(self._own_tokens, agents.values()))
-        asked = run_facts(run).question
+        question = run_facts(run).question
         answer = end.output if isinstance(end.output, str) else as_text(end.output)
         turn = {
             "number": self.number,
             "first": self.first,
             "window": self.tokens + tokens,
             "tokens": tokens,
-            "gist": f"{_gist(asked)} → {_gist(answer)}",
+            "gist": f"{_gist(question)} → {_gist(answer)}",
         }
         return replace(end, turn=turn)
 
@@ -236,19 +236,19 @@ async def conversation_of(pool: asyncpg.Pool, run: ClaimedRun, most: int) -> Pas
 
 async def _before(pool: asyncpg.Pool, run: ClaimedRun, most: int) -> PastTurns:
     rows = await pool.fetch(_TURNS, run.tenant_id, run.base, None, most, GISTS)
-    turns = [row for row in reversed(rows) if not row["is_left"]]
-    if not turns:  # the turns were deleted together with the user's data
+    conversation = [row for row in reversed(rows) if not row["is_left"]]
+    if not conversation:  # the turns were deleted together with the user's data
         return PastTurns(1, 1, 0, {}, {})
-    whole = [row for row in turns if _is_read(row, most)]
+    whole = [row for row in conversation if _is_read(row, most)]
     replays = await _replays(pool, run, [row["run_id"] for row in whole]) if whole else {}
     histories: defaultdict[str, list[StandardMessage]] = defaultdict(list)
-    for row in turns:
+    for row in conversation:
         for name, messages in _messages(run, row, replays.get(row["run_id"]), most).items():
             histories[name] += messages
     return PastTurns(
-        number=turns[-1]["number"] + 1,
-        first=turns[0]["number"],
-        tokens=sum(row["tokens"] for row in turns),
+        number=conversation[-1]["number"] + 1,
+        first=conversation[0]["number"],
+        tokens=sum(row["tokens"] for row in conversation),
         histories=histories,
         gists={row["number"]: row["gist"] for row in reversed(rows) if row["is_left"]},
         read=partial(_text_of_turn, pool, run, most),
@@ -265,8 +265,8 @@ async def _text_of_turn(pool: asyncpg.Pool, run: ClaimedRun, most: int, number: 
     whole = [run_id] if _is_read(row, most) else []
     replays = await persist(lambda: _replays(pool, run, whole)) if whole else {}
     messages = _messages(run, row, replays.get(run_id), most)
-    said = (each for own in messages.values() for each in own)
-    return cut("\n".join(message_lines(said)), most // 2 * BYTES_PER_TOKEN)
+    own_messages = (each for own in messages.values() for each in own)
+    return cut("\n".join(message_lines(own_messages)), most // 2 * BYTES_PER_TOKEN)
 
 
 def _is_read(row: Mapping[str, Any], most: int) -> bool:
@@ -301,8 +301,8 @@ def _messages(
     run: ClaimedRun, row: Mapping[str, Any], turn: RunReplay | None, most: int
 ) -> dict[str, list[StandardMessage]]:
     """Return a turn's messages by agent; if ``turn`` is ``None``, only question and answer."""
-    asked = query_of(from_json(row["asked"]))
-    question = [HumanMessage(content=asked)] if isinstance(asked, str) else asked
+    query = query_of(from_json(row["asked"]))
+    question = [HumanMessage(content=query)] if isinstance(query, str) else query
     answer = from_json(row["answer"]) if row["answer"] else None
     if run.mode != "dag":
         assert run.agent is not None

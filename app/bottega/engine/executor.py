@@ -278,12 +278,12 @@ class Executor:
             entry.ending.callback(observer.closed)
 
     def _journal_of(self, run: ClaimedRun) -> Journal:
-        known = Redactor() if self.secrets is None else self.secrets.redactor(run.tenant_id)
+        redactor = Redactor() if self.secrets is None else self.secrets.redactor(run.tenant_id)
         by_rules, is_full = not (self.sources and self.sources.analyst), run.memory == "full"
         episode = None
         if is_full:
-            episode = RunEpisode(EpisodeRecorder(run_facts(run), known.text, reflects=by_rules))
-        return Journal(self.writer, run, episode=episode, wake=self.notifier.wrote, known=known)
+            episode = RunEpisode(EpisodeRecorder(run_facts(run), redactor.text, reflects=by_rules))
+        return Journal(self.writer, run, episode=episode, wake=self.notifier.wrote, known=redactor)
 
     def _recorder_of(self, run: ClaimedRun, entry: ActiveRun) -> JournalRecorder:
         recorder = JournalRecorder(
@@ -429,7 +429,7 @@ class Executor:
         if run.mode == "dag" and team.graph is not None:
             if conversation is not None:
                 conversation.begin(team.agents)
-            given, question = split_turns(query)
+            history, question = split_turns(query)
             about = {"input": run_facts(run).question, "metadata": run.metadata}
             elements = None
             if self.runtime is not None:
@@ -440,7 +440,7 @@ class Executor:
                 question,
                 about,
                 run.first,
-                given,
+                history,
                 elements=elements,
                 given=run.given,
             )

@@ -115,8 +115,8 @@ class _Failure:
     node_code: str | None = None
 
     def is_retried(self, retry: Mapping[str, Any]) -> bool:
-        if (wanted := retry.get("on")) is not None:
-            return not {self.code, self.status, self.node_code}.isdisjoint(wanted)
+        if (error_codes := retry.get("on")) is not None:
+            return not {self.code, self.status, self.node_code}.isdisjoint(error_codes)
         if self.status is not None and self.status[0] in "34":
             return self.status in _LATER
         return self.code not in _NO_RETRY
@@ -335,8 +335,8 @@ class GraphRun:
         self._note_part(name, response, is_failed=is_failed)
         if not is_failed:
             completed = NodeCompletedData(node=self.name + name)
-            if (used := self._spread.get(name)) is not None:
-                completed["usage"] = used.to_dict()
+            if (model := self._spread.get(name)) is not None:
+                completed["usage"] = model.to_dict()
             self._record_of(name, EventType.NODE_COMPLETED, completed)
             return NodeEnd(name, output=response.content, output_json=response.output_json)
         if not self._rules.is_plain:
@@ -350,11 +350,11 @@ class GraphRun:
         parts, agent, node = self.recorder.parts, self._agent_name(name), self.team.nodes[name]
         if parts is None or not agent or name in self.given:
             return
-        asked = next(each.content for each in self.question if isinstance(each, HumanMessage))
+        text = next(each.content for each in self.question if isinstance(each, HumanMessage))
         received = {each.source_id: each.content for each in self._graph.pull_for(name)}
         task_id = self.recorder.tasks.id_of(self._queries[name])
         rule = parts.of_node(self.title, node)
-        part = RunPart(rule.part, agent, asked, name, received, task_id=task_id)
+        part = RunPart(rule.part, agent, text, name, received, task_id=task_id)
         if is_failed:
             part.output = self._unfit.get(name)
             part.error = EventError(response.error_code or AGENT_FAILED, response.error)
@@ -435,9 +435,9 @@ class GraphRun:
         return max((node.at for node in self._replayed_try(work)), default=None)
 
     def _replayed_in(self, work: _Work, turn: int, tries: int) -> Sequence[NodeReplay]:
-        known, prefix = self.recorder.journal.replay.nodes, _graph_name(work, turn, tries)
+        nodes, prefix = self.recorder.journal.replay.nodes, _graph_name(work, turn, tries)
         names = [prefix + name_of_node(node) for node in work.node["definition"]["nodes"]]
-        return [known[name] for name in names if name in known]
+        return [nodes[name] for name in names if name in nodes]
 
     def _is_replayed(self, work: _Work) -> bool:
         """Return true if an earlier attempt has begun the next try."""
@@ -451,8 +451,8 @@ class GraphRun:
         query = work.query
         if work.kind in ("agent", "graph"):
             is_graph = work.kind == "graph"
-            known = self._known_stop(work) if is_graph else self._known_failure(query)
-            response = known or await self._ask(work)
+            failure = self._known_stop(work) if is_graph else self._known_failure(query)
+            response = failure or await self._ask(work)
             if response.error is None:
                 checks = work.node.get("success_check", ())
                 if (reason := await unmet_check(checks, response.content)) is not None:
@@ -472,26 +472,26 @@ class GraphRun:
         """Execute a node for each element of a list. The node's output is the list of outputs."""
         if (known := self._known_list(name, work)) is not None:
             return known
-        each = work.node["for_each"]
-        at = f"{each['pointer'] or 'the root'} of {each['from']}"
+        rule = work.node["for_each"]
+        at = f"{rule['pointer'] or 'the root'} of {rule['from']}"
         try:
-            items = referred(each, self._outputs())
+            items = referred(rule, self._outputs())
         except MissingArgumentError as error:
             return _failed(NOT_A_LIST, str(error))
         if not isinstance(items, list):
             return _failed(NOT_A_LIST, f"there is no list at {at}")
-        if len(items) > each["max"]:
-            text = f"there are {len(items)} elements at {at}; the node's max is {each['max']}"
+        if len(items) > rule["max"]:
+            text = f"there are {len(items)} elements at {at}; the node's max is {rule['max']}"
             return _failed(TOO_MANY_ITEMS, text)
         if (failed := self.parts.begin(len(items))) is not None:
             return failed
         work.received = [
-            item for item in self._graph.pull_for(name) if item.source_id != each["from"]
+            item for item in self._graph.pull_for(name) if item.source_id != rule["from"]
         ]
         self.recorder.tasks.levels[work.query.path] = work.query.path
-        if self.elements is None or len(items) <= each["spread_above"]:
-            ended = await self._elements(name, work, items, self._with_tries, each["concurrency"])
-            return self._collected(each["on_error"], ended)
+        if self.elements is None or len(items) <= rule["spread_above"]:
+            ended = await self._elements(name, work, items, self._with_tries, rule["concurrency"])
+            return self._collected(rule["on_error"], ended)
         characters = len(items) * self._received_characters(work)
         if characters > MOST_RECEIVED:
             text = (
@@ -501,9 +501,9 @@ class GraphRun:
             )
             return _failed(TOO_MANY_ITEMS, text)
         ended = await self._child_runs(self.elements, name, work, items)
-        found = self._collected(each["on_error"], ended)
-        self._spread[name] = found.usage
-        return found
+        result = self._collected(rule["on_error"], ended)
+        self._spread[name] = result.usage
+        return result
 
     async def _elements(
         self,
@@ -514,14 +514,14 @@ class GraphRun:
         most: int,
     ) -> Mapping[int, AssistantResponse]:
         """Execute at most ``most`` elements at once, and begin none after a fatal failure."""
-        each, ended = work.node["for_each"], dict[int, AssistantResponse]()
+        rule, ended = work.node["for_each"], dict[int, AssistantResponse]()
         received = SharedMemoryGraph()  # elements only read this graph
         received.received = work.received
         numbers = iter(range(len(items)))
 
         async def take_elements() -> None:
             for number in numbers:
-                if each["on_error"] == "fail" and any(end.error for end in ended.values()):
+                if rule["on_error"] == "fail" and any(end.error for end in ended.values()):
                     return
                 element = self._element(name, work, received, number, items[number])
                 path = element.query.path
@@ -541,11 +541,11 @@ class GraphRun:
         self, runs: ElementRuns, name: str, work: _Work, items: Sequence[Any]
     ) -> Mapping[int, AssistantResponse]:
         """Execute elements as child runs. Meanwhile, the worker may suspend the parent run."""
-        each, query = work.node["for_each"], work.query
-        may_fail, most = each["on_error"] != "fail", len(items)
+        rule, query = work.node["for_each"], work.query
+        may_fail, most = rule["on_error"] != "fail", len(items)
         if runs.are_limited(query.path):
-            most = each["concurrency"]  # the budgets are divided among this many child runs
-        awaited = AwaitedRuns(len(items), most if may_fail else each["concurrency"])
+            most = rule["concurrency"]  # the budgets are divided among this many child runs
+        awaited = AwaitedRuns(len(items), most if may_fail else rule["concurrency"])
         under_way: set[Path] = set()
 
         async def execute(element: _Work) -> AssistantResponse:
@@ -626,9 +626,9 @@ class GraphRun:
             MemoryItem(each["source"], each["content"], at, each["version"], policy)
             for each in task["received"]
         ]
-        for each in task["received"]:
-            if each["long_list"] is not None:
-                self.long_lists[each["content"]] = LongList(*each["long_list"])
+        for item in task["received"]:
+            if item["long_list"] is not None:
+                self.long_lists[item["content"]] = LongList(*item["long_list"])
         query = Query(agent, (), self.recorder, path=((0, 0),))
         demands = [SystemMessage(content=each) for each in task["demands"]]
         work = _Work(
@@ -802,41 +802,41 @@ class GraphRun:
         if not accounts and limit_s is None:
             return await execute(work)
         self.recorder.spent_below[query.path] = AgentUsage()
-        asked = asyncio.ensure_future(execute(work))
+        execution = asyncio.ensure_future(execute(work))
         try:
-            if limit_s is not None and not await self._is_in_time(asked, work, limit_s):
-                return await self._stop(asked, work, TIMEOUT, _too_slow(work))
-            return await asked
+            if limit_s is not None and not await self._is_in_time(execution, work, limit_s):
+                return await self._stop(execution, work, TIMEOUT, _too_slow(work))
+            return await execution
         except BudgetExhaustedError as error:
             if not any(error.detail.startswith(account.name) for account in accounts):
                 raise
-            return await self._stop(asked, work, error.code, error.detail)
+            return await self._stop(execution, work, error.code, error.detail)
         finally:
             del self.recorder.spent_below[query.path]
-            asked.cancel()
-            await asyncio.wait([asked])
+            execution.cancel()
+            await asyncio.wait([execution])
 
     async def _is_in_time(
-        self, asked: "asyncio.Task[AssistantResponse]", work: _Work, limit_s: float
+        self, execution: "asyncio.Task[AssistantResponse]", work: _Work, limit_s: float
     ) -> bool:
         path = work.query.path
         with self.recorder.loops.timed(path, limit_s - self._passed_s(work)) as clock:
             expired = asyncio.ensure_future(clock.expired.wait())
             try:
-                await asyncio.wait([asked, expired], return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([execution, expired], return_when=asyncio.FIRST_COMPLETED)
             finally:
                 expired.cancel()
-        while not (asked.done() or work.kind == "agent" or self._may_stop(path)):
-            await asyncio.wait([asked], timeout=_REPLAY_CHECK_S)
-        return asked.done()
+        while not (execution.done() or work.kind == "agent" or self._may_stop(path)):
+            await asyncio.wait([execution], timeout=_REPLAY_CHECK_S)
+        return execution.done()
 
     def _may_stop(self, path: Path) -> bool:
         """Return true if there are nodes below the path, and all these nodes can be stopped.
 
         A node that ended in an earlier attempt is only replayed and cannot be stopped.
         """
-        known, below = self.recorder.journal.replay.nodes, self._begun_below(path).values()
-        is_open = (name not in known or known[name].status == "running" for name in below)
+        nodes, below = self.recorder.journal.replay.nodes, self._begun_below(path).values()
+        is_open = (name not in nodes or nodes[name].status == "running" for name in below)
         return bool(below) and all(is_open)
 
     def _passed_s(self, work: _Work) -> float:
@@ -844,9 +844,9 @@ class GraphRun:
         recorder, query = self.recorder, work.query
         replay, task_id = recorder.journal.replay, recorder.tasks.id_of(query)
         if work.kind == "graph":
-            found = self._replayed_try(work)
-            began_at = min((node.began_at for node in found if node.began_at), default=None)
-            ids = {node.task_id for node in found}
+            response = self._replayed_try(work)
+            began_at = min((node.began_at for node in response if node.began_at), default=None)
+            ids = {node.task_id for node in response}
         else:
             task = replay.task(task_id)
             began_at, ids = task.began_at, {task_id}
@@ -860,24 +860,24 @@ class GraphRun:
         return max(0.0, recorder.seconds_since(began_at) - people_s)
 
     def _replayed_try(self, work: _Work) -> list[NodeReplay]:
-        found: list[NodeReplay] = []
+        tries: list[NodeReplay] = []
         for turn in range(1, _most_turns(work.node) + 1):
             if not (replayed := self._replayed_in(work, turn, work.query.tries)):
                 break
-            found += replayed
-        return found
+            tries += replayed
+        return tries
 
     def _known_stop(self, work: _Work) -> AssistantResponse | None:
         """Return the failure if an earlier attempt stopped this try of a sub-graph after a timeout.
 
         The log has this failure only in the ends of the inner nodes, as ``stopped_by``.
         """
-        found = self._replayed_try(work)
-        if all(node.stopped_by != work.name for node in found):
+        response = self._replayed_try(work)
+        if all(node.stopped_by != work.name for node in response):
             return None
         replay, path = self.recorder.journal.replay, work.query.path
-        tasks = [replay.task(each) for each in replay.tasks_below({n.task_id for n in found})]
-        used = [AgentUsage.from_dict(n.usage) for n in found if n.usage is not None]
+        tasks = [replay.task(each) for each in replay.tasks_below({n.task_id for n in response})]
+        used = [AgentUsage.from_dict(n.usage) for n in response if n.usage is not None]
         usage = sum((task.usage for task in tasks), sum(used, AgentUsage()))
         paid = sum((task.paid for task in tasks), sum(used, Usage()))
         self.recorder.repeat(usage, paid, path)
@@ -890,13 +890,13 @@ class GraphRun:
         return {each: self.begun[each] for each in reversed(paths)}
 
     async def _stop(
-        self, asked: "asyncio.Task[AssistantResponse]", work: _Work, code: str, text: str
+        self, execution: "asyncio.Task[AssistantResponse]", work: _Work, code: str, text: str
     ) -> AssistantResponse:
         """Cancel a try and record the error. Return the error as the response."""
         query, recorder, error = work.query, self.recorder, Failure(code=code, message=text)
         if work.kind == "agent":
-            asked.cancel()
-            await asyncio.wait([asked])
+            execution.cancel()
+            await asyncio.wait([execution])
             recorder.tasks.stopped(query.path, error)
             return _failed(code, text, query.usage)
         # Write the ends of all inner nodes before any later event, in one step. The log has no
@@ -908,8 +908,8 @@ class GraphRun:
             recorder.tasks.write(place, EventType.NODE_FAILED, ended)
         if self.elements is not None:
             self.elements.cancel_below(query.path)
-        asked.cancel()
-        await asyncio.wait([asked])
+        execution.cancel()
+        await asyncio.wait([execution])
         for at in (self.at_work, self.begun):
             for path in [each for each in at if _is_below(each, query.path)]:
                 del at[path]
@@ -925,8 +925,8 @@ class GraphRun:
         next_query.set(query)
         execute: Callable[[], Awaitable[AssistantResponse]]
         execute = partial(agent.execute_query_async, work.question)
-        found = await self.recorder.tasks.cancellable(query.path, agent, execute)
-        return found or AssistantResponse(
+        response = await self.recorder.tasks.cancellable(query.path, agent, execute)
+        return response or AssistantResponse(
             error=CANCELLED["message"], error_code=CANCELLED["code"], stop_reason="cancelled"
         )
 
@@ -946,10 +946,10 @@ class GraphRun:
         except MissingArgumentError as error:
             return _failed(TOOL_FAILED, str(error)), _Failure("invalid_arguments")
         query.model_calls += 1
-        made = AssistantMessage(
+        message = AssistantMessage(
             tool_calls=(ToolCall(id="call", name=tool.name, arguments=arguments),)
         )
-        (result,) = await answer_calls(query, made, {tool.name: tool}, [])
+        (result,) = await answer_calls(query, message, {tool.name: tool}, [])
         if result.status is ToolStatus.ERROR:
             kind = result.error_type or TOOL_FAILED
             code = TIMEOUT if "timeout" in kind else TOOL_FAILED
@@ -972,12 +972,12 @@ class GraphRun:
         )
         token = current_call.set(CurrentCall(query, 0, call.id))
         try:
-            said = (await self.recorder.decision(query, call, interrupt)).said
+            answer = (await self.recorder.decision(query, call, interrupt)).said
         finally:
             current_call.reset(token)
-        if "answer" in said:
-            return _completed(query, said["answer"]), None
-        code = str(said.get("reason", "denied"))
+        if "answer" in answer:
+            return _completed(query, answer["answer"]), None
+        code = str(answer.get("reason", "denied"))
         return _failed(code, "nobody answered in time"), _Failure(code)
 
     async def _publish(self, name: str, query: Query, text: str) -> None:
@@ -987,14 +987,14 @@ class GraphRun:
         head and tail, and a tool that reads the rest.
         """
         if text.strip():
-            shown = text
+            content = text
             if "for_each" in self.team.nodes[name] and is_long(text):
-                found = LongList(f"/node/{self.name}{name}", text)
-                shown = found.shown
-                self.long_lists[shown] = found
+                long_list = LongList(f"/node/{self.name}{name}", text)
+                content = long_list.shown
+                self.long_lists[content] = long_list
             publication = await self._graph.publish(
                 name,
-                shown,
+                content,
                 version=self.recorder.version_of(query),
                 timestamp=self.recorder.published_at(query),
             )
@@ -1021,8 +1021,8 @@ class GraphRun:
             return
         got = [self.long_lists.get(item.content) for item in graph.pull_for(agent.agent_id)]
         lists = LongLists({each.file: each.text for each in got if each is not None})
-        known = any(tool.name == "read_file" for tool in agent.registered_tools)
-        if lists.texts and not known:
+        can_read = any(tool.name == "read_file" for tool in agent.registered_tools)
+        if lists.texts and not can_read:
             agent.register_tool(file_reader(lists.read))
 
 
@@ -1049,9 +1049,9 @@ def _most_turns(node: Mapping[str, Any]) -> int:
 
 
 def _graph_name(work: _Work, turn: int, tries: int) -> str:
-    place = [work.name, *([str(turn)] if "loop" in work.node else ())]
-    place += [f"try-{tries}"] if tries > 1 else []
-    return f"{'/'.join(place)}/"
+    parts = [work.name, *([str(turn)] if "loop" in work.node else ())]
+    parts += [f"try-{tries}"] if tries > 1 else []
+    return f"{'/'.join(parts)}/"
 
 
 def _agent_of(query: Query) -> BaseAgent:
@@ -1085,14 +1085,14 @@ def _failed(code: str, text: str, usage: AgentUsage = AgentUsage()) -> Assistant
 
 
 def _accounts_of(name: str, budget: Mapping[str, Any]) -> tuple[Account, ...]:
-    found = []
+    nodes = []
     if (tokens := budget.get("tokens")) is not None:
-        found.append(Account(f"the budget of the node '{name}'", tokens))
+        nodes.append(Account(f"the budget of the node '{name}'", tokens))
     if (cost := budget.get("cost")) is not None:
         limit = billionths(Decimal(cost["amount"]))
         title = f"the cost budget of the node '{name}'"
-        found.append(Account(title, limit, unit=DOLLARS, needs_price=True))
-    return tuple(found)
+        nodes.append(Account(title, limit, unit=DOLLARS, needs_price=True))
+    return tuple(nodes)
 
 
 def end_of_graph(

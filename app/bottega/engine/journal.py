@@ -175,8 +175,8 @@ class _OpenStep:
     def without_episode(self, why: str) -> "_OpenStep":
         """Return the step that ends the run, with a warning instead of the episode."""
         data = WarningData(code=EPISODE_NOT_STORED, message=f"its episode was not stored: {why}")
-        told = {"type": EventType.WARNING, "data": data}
-        events = [e | told if e["type"] is EventType.EPISODE_STORED else e for e in self.events]
+        warning = {"type": EventType.WARNING, "data": data}
+        events = [e | warning if e["type"] is EventType.EPISODE_STORED else e for e in self.events]
         return replace(self, events=events, outcome={**(self.outcome or {}), "episode": None})
 
 
@@ -253,9 +253,9 @@ class Journal:
         depth: int | None = None,
     ) -> int:
         """Add an event to the step, unless the log has the event. Return the event's ``seq``."""
-        seen = self.replay.seen
-        if seen and (known := seen.get(key_of(event_type, task_id, data))):
-            return known
+        seqs = self.replay.seen
+        if seqs and (seq := seqs.get(key_of(event_type, task_id, data))):
+            return seq
         if event_type not in _STARTS:
             self._step.binding = True
         self._step.events.append(
@@ -562,8 +562,8 @@ def row_change(event_type: str, data: Data, seq: int) -> dict[str, Any]:
             }
         case EventType.SUBAGENT_DEQUEUED | EventType.SUBAGENT_RESUMED:
             begins = data["attempt"] == 1  # only the first attempt sets the row's timeout
-            kept = {"timeout_ms": data["timeout_ms"]} if begins else {}
-            return {"status": SubagentStatus.QUEUED, "attempt": data["attempt"], **kept}
+            fields = {"timeout_ms": data["timeout_ms"]} if begins else {}
+            return {"status": SubagentStatus.QUEUED, "attempt": data["attempt"], **fields}
         case EventType.SUBAGENT_RETRIED:  # the failure did not end the task
             return {"status": SubagentStatus.RUNNING, "error": None, "usage": None}
         case EventType.SUBAGENT_STATUS_CHANGED:
@@ -617,7 +617,7 @@ class Tasks:
         self.levels: dict[Path, Path] = {(): ()}
         self._ids: dict[Path, UUID | None] = {(): None}
         self._places: dict[Path, TaskPlace] = {}
-        self._asked: dict[UUID, asyncio.Future[Any]] = {}
+        self._executions: dict[UUID, asyncio.Future[Any]] = {}
 
     def id_of(self, query: Query) -> UUID | None:
         """Return a query's task id: UUIDv5 of (parent, call, index); ``None`` for the root."""
@@ -682,16 +682,16 @@ class Tasks:
         task_id = self.id_at(path)
         assert task_id is not None
         if task_id not in self.cancelled:
-            asked = asyncio.ensure_future(execute())
-            self._asked[task_id] = asked
+            execution = asyncio.ensure_future(execute())
+            self._executions[task_id] = execution
             try:
-                return await asked
+                return await execution
             except asyncio.CancelledError:
                 me = asyncio.current_task()
                 if task_id not in self.cancelled or (me is not None and me.cancelling()):
                     raise
             finally:
-                del self._asked[task_id]
+                del self._executions[task_id]
         if not self.stopped(path, CANCELLED):  # cancelled before this worker started the task
             self._write_stopped(path, agent, AgentUsage(), CANCELLED)
         return None
@@ -700,8 +700,8 @@ class Tasks:
         """Stop a task and all tasks below it. The task's parent gets an error and continues."""
         if task_id not in self.cancelled:
             self.cancelled.add(task_id)
-            if asked := self._asked.get(task_id):
-                asked.cancel()
+            if execution := self._executions.get(task_id):
+                execution.cancel()
 
     def stopped(self, path: Path, error: Failure) -> bool:
         """Write the ends of a stopped task and its open sub-tasks. Return false if none is open."""

@@ -218,17 +218,17 @@ class TextSubjects:
 
     def repeating(self, journal: Journal, calls: Iterable[Live]) -> Callable[[], None]:
         def answer(data: bytes | None, reply: str) -> None:  # no data: messages were lost
-            said = [
+            texts = [
                 (call, *text)
                 for call in calls
                 if call.journal is journal and (text := call.so_far())
             ]
             if reply:
-                most = min(LONGEST_END, _LONGEST_ANSWER // max(1, len(said)))
-                ends = [_message(call, at, text[-most:]) for call, at, text in said]
+                most = min(LONGEST_END, _LONGEST_ANSWER // max(1, len(texts)))
+                ends = [_message(call, at, text[-most:]) for call, at, text in texts]
                 self._nats.answer(reply, to_json(ends))
                 return
-            for call, at, whole in said:
+            for call, at, whole in texts:
                 for first in range(0, len(whole), _LONGEST_REPEATED):
                     part = whole[first : first + _LONGEST_REPEATED]
                     self._publish((call, at + first, part), is_repeated=True)
@@ -295,24 +295,24 @@ class LiveText:
 
     async def _write(self) -> None:
         now = monotonic()
-        said = [(call, *taken) for call in self._open if (taken := call.take(now))]
-        if not said:
+        texts = [(call, *taken) for call in self._open if (taken := call.take(now))]
+        if not texts:
             return
         try:
-            await self._sink.write(said)
+            await self._sink.write(texts)
         except Exception:
-            for call, at, text in said:
+            for call, at, text in texts:
                 call.give_back(at, text)
             raise
 
     async def _clear(self) -> None:
         now = monotonic()
-        gone = [call for due, call in self._ended if due <= now]
-        if not gone or now < self._clear_at:
+        calls = [call for due, call in self._ended if due <= now]
+        if not calls or now < self._clear_at:
             return
         self._clear_at = now + CLEAR_S
-        await self._sink.clear(gone)
-        for _ in gone:
+        await self._sink.clear(calls)
+        for _ in calls:
             self._ended.popleft()
 
 

@@ -76,19 +76,19 @@ class CallProgress:
     _due_at: float = 0.0
     _number: int = 0
     _newest: ToolReport | None = None
-    _written: str | None = None
+    _text: str | None = None
 
     def report(self, progress: float, total: float | None, message: str | None) -> None:
         """Store the server's report in place of an earlier report that was not written yet."""
         if not math.isfinite(progress):
             return
-        said = None if message is None else self.clean(storable(message))[:LONGEST_MESSAGE]
+        text = None if message is None else self.clean(storable(message))[:LONGEST_MESSAGE]
         self._newest = ToolReport(
             tool_call_id=self.tool_call_id or "",
             name=self.name,
             progress=progress,
             total=total if total is not None and math.isfinite(total) else None,
-            message=said,
+            message=text,
         )
 
     def take(self, now: float) -> tuple[int, str] | None:
@@ -97,13 +97,13 @@ class CallProgress:
             return None
         text, self._newest = to_json(self._newest).decode(), None
         self._number += 1
-        self._written = text
+        self._text = text
         self._due_at = now + max(LEAST_S, _SHARE * (monotonic() - self.started))
         self.has_rows = True
         return self._number, text
 
     def so_far(self) -> tuple[int, str] | None:
-        return None if self._written is None else (self._number, self._written)
+        return None if self._text is None else (self._number, self._text)
 
     def give_back(self, at: int, text: str) -> None:
         """Drop a report that could not be written: only the server's next report is written."""
@@ -152,13 +152,13 @@ class McpAccess:
             return Headers({})
         secret = self.secrets.bound(tenant_id, tenant, definition["url"])
         fields: dict[str, str] = {}
-        sent: list[str] = []
+        names: list[str] = []
         for name, value in definition["headers"].items():
             fields[name] = value
             if not isinstance(value, str):
                 fields[name] = (await secret(value["secret"])).strip()
-                sent.append(fields[name])
-        return Headers(fields, sent)
+                names.append(fields[name])
+        return Headers(fields, names)
 
 
 logger = Logger(__name__)
@@ -189,7 +189,7 @@ class McpSession:
         return tool.within(self) if isinstance(tool, PinnedMcpTool) else tool
 
     @contextmanager
-    def progress(self, call: CurrentCall, name: str, known: Redactor) -> Iterator[CallProgress]:
+    def progress(self, call: CurrentCall, name: str, redactor: Redactor) -> Iterator[CallProgress]:
         """During the block, show the call's progress to the run's subscribers."""
         query = call.query
         parent = None if query.parent is None else self.tasks.id_of(query.parent)
@@ -201,7 +201,7 @@ class McpSession:
             query.model_calls,
             call.id,
             name,
-            known.text,
+            redactor.text,
             monotonic(),
         )
         if self.live_text is None:
@@ -280,12 +280,12 @@ class Questions:
         self._tool_call = tool_call
         self._clean = clean
         self._server = server
-        self._asked = 0
+        self._questions = 0
 
     async def ask(self, message: str, schema: Mapping[str, Any]) -> dict[str, Any] | None:
         """Ask people, and return the answer; ``None``: no answer, or the question is refused."""
-        self._asked += 1
-        if self._asked > MOST_OF_CALL:
+        self._questions += 1
+        if self._questions > MOST_OF_CALL:
             return None
         try:
             checked = await asyncio.to_thread(output_schema, schema)
@@ -293,16 +293,16 @@ class Questions:
             return None
         if checked.patterns:
             return None
-        asked = Interrupt(
+        interrupt = Interrupt(
             kind="question",
             question=self._clean.text(storable(message))[:_LONGEST_QUESTION],
             schema=self._clean.value(schema),
             server=self._server,
             expires_s=QUESTION_S,
-            number=self._asked,
+            number=self._questions,
         )
         query = self._call.query
-        decided = await query.recorder.decision(query, self._tool_call, asked)
+        decided = await query.recorder.decision(query, self._tool_call, interrupt)
         answer = decided.said.get("answer")
         return dict(answer) if isinstance(answer, Mapping) else None
 
@@ -312,7 +312,7 @@ def mcp_tools(
     pinned: Mapping[str, Any],
     server: Callable[[str, Mapping[str, Any]], McpServer],
     agents: Any,
-    known: Redactor,
+    redactor: Redactor,
 ) -> Iterator[PinnedMcpTool]:
     """Yield the tools of a server that an agent may call. Each run uses copies of the tools.
 
@@ -323,16 +323,16 @@ def mcp_tools(
         agents: the agent's approval rule, as JSON.
     """
     checked = McpToolDefinition.model_validate(definition)
-    made = server(checked.server, pinned)
-    if made.command is not None:
-        known = Redactor(made.command.secrets, beside=known)
+    connection = server(checked.server, pinned)
+    if connection.command is not None:
+        redactor = Redactor(connection.command.secrets, beside=redactor)
     for tool in tools_in(definition, pinned):
         yield PinnedMcpTool(
-            model_name(made.name, tool["name"]),
-            made,
+            model_name(connection.name, tool["name"]),
+            connection,
             McpToolSchema(tool["name"], tool["description"], tool["input_schema"]),
             _NO_CONNECTIONS,
-            known=known,
+            known=redactor,
             approval=checked.rule(agents),
             expires_s=checked.expires_s,
         )

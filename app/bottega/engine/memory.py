@@ -94,22 +94,22 @@ def _silent(run: ClaimedRun) -> frozenset[str]:
 def _with_mcp_tools(run: ClaimedRun, definition: Mapping[str, Any]) -> Mapping[str, Any]:
     """Replace MCP servers in a definition by their tools; each tool counts as one that writes."""
     tools = definition.get("tools", ())
-    found = [tool for tool in tools if tool["type"] == "mcp"]
-    if not found:
+    tools_found = [tool for tool in tools if tool["type"] == "mcp"]
+    if not tools_found:
         return definition
     own = [
         {"type": "mcp", "name": model_name(tool["server"], each["name"]), "method": "CALL"}
-        for tool in found
+        for tool in tools_found
         for each in tools_in(tool, run.mcp_servers[tool["server"]])
     ]
     return {**definition, "tools": [*(tool for tool in tools if tool["type"] != "mcp"), *own]}
 
 
-def _text_of(asked: str | Sequence[Mapping[str, Any]]) -> str | Sequence[Mapping[str, Any]]:
+def _text_of(question: str | Sequence[Mapping[str, Any]]) -> str | Sequence[Mapping[str, Any]]:
     """Replace content of a run's input that is no text, such as an image, by a short text."""
-    if isinstance(asked, str):
-        return asked
-    return [{**message, "content": content_text(message["content"])} for message in asked]
+    if isinstance(question, str):
+        return question
+    return [{**message, "content": content_text(message["content"])} for message in question]
 
 
 async def use_memory(
@@ -144,14 +144,14 @@ async def use_memory(
             by="found by a model",
         )
     replay = recorder.journal.replay
-    given: Sequence[ContextRecalledData] = replay.recalled
-    if not given and not replay.asked and not continues(run):
-        given = await lessons.found()
+    recalled: Sequence[ContextRecalledData] = replay.recalled
+    if not recalled and not replay.asked and not continues(run):
+        recalled = await lessons.found()
         if sources is not None:
-            metrics.recalls.labels(lessons.result_of(given)).inc()
-        for data in given:
+            metrics.recalls.labels(lessons.result_of(recalled)).inc()
+        for data in recalled:
             recorder.journal.add(EventType.CONTEXT_RECALLED, data, agent=agent.agent_name)
-    lessons.take(given)
+    lessons.take(recalled)
     recorder.lessons = lessons
 
 
@@ -201,8 +201,8 @@ async def _analysis(
 ) -> Mapping[str, Any] | None:
     replay = journal.replay
     if replay.analysis is not None:
-        known: Mapping[str, Any] = from_json(replay.analysis)
-        return known
+        analysis: Mapping[str, Any] = from_json(replay.analysis)
+        return analysis
     if sources is None or sources.analyst is None or replay.asked:
         return None
     try:
@@ -240,26 +240,26 @@ class MemoryRetriever:
         self._patterns: set[UUID] = set()
         self._helps = sum(map(len, journal.replay.helped.values()))
 
-    def take(self, given: Sequence[ContextRecalledData]) -> None:
+    def take(self, recalled: Sequence[ContextRecalledData]) -> None:
         """Add retrieved memory to the working memory."""
-        self._know(given)
-        shown = {data["source"]: text for data in given if (text := data.get("content"))}
+        self._know(recalled)
+        shown = {data["source"]: text for data in recalled if (text := data.get("content"))}
         if shown:
             texts = with_cures_once([*shown.values()], set())
             self._working.retrieve_from_episodic(map(Retrieved, shown, texts))
 
-    def _know(self, given: Iterable[ContextRecalledData]) -> None:
+    def _know(self, recalled: Iterable[ContextRecalledData]) -> None:
         """Record which patterns the run already has, so that no pattern is used twice."""
-        sources = (data["source"] for data in given)
+        sources = (data["source"] for data in recalled)
         self._patterns.update(
             UUID(source.removeprefix(SOURCE)) for source in sources if source.startswith(SOURCE)
         )
 
-    def result_of(self, given: Sequence[Mapping[str, Any]]) -> str:
-        """Return a metric's label: ``given``, ``nothing`` or ``nobody`` (no user or session)."""
+    def result_of(self, recalled: Sequence[Mapping[str, Any]]) -> str:
+        """Return a metric's label: ``recalled``, ``nothing`` or ``nobody`` (no user or session)."""
         if _used(self._about, self._scope) == NO_USER:
             return "nobody"
-        return "given" if any(data.get("content") for data in given) else "nothing"
+        return "given" if any(data.get("content") for data in recalled) else "nothing"
 
     async def found(self) -> list[ContextRecalledData]:
         """Return patterns, lessons and episodes that may help this run, as event data."""
@@ -299,10 +299,10 @@ class MemoryRetriever:
     async def _both(self, *asks: _Ask) -> list[ContextRecalledData]:
         """Return the results of searches, in order. Write a warning for each failed search."""
         answers = await asyncio.gather(*map(_in_time, asks), return_exceptions=True)
-        found: list[ContextRecalledData] = []
+        events: list[ContextRecalledData] = []
         for answer in answers:
             if isinstance(answer, list):
-                found += answer
+                events += answer
             elif not isinstance(answer, Exception):
                 raise answer
             else:
@@ -312,7 +312,7 @@ class MemoryRetriever:
                 self._journal.add(
                     EventType.WARNING, WarningData(code="memory_unavailable", message=text[:500])
                 )
-        return found
+        return events
 
     async def search(self, query: str, in_session: bool) -> str:
         """Return the result of the tool ``search_memory``."""
@@ -323,7 +323,7 @@ class MemoryRetriever:
             return "This task belongs to no session: search with session=false."
         where = EpisodeFilter(session_id=session_id if in_session else None)
         try:
-            found = await self._sources.episodes.semantic_search(
+            hits = await self._sources.episodes.semantic_search(
                 self._journal.tenant_id,
                 self._scope,
                 query,
@@ -334,7 +334,7 @@ class MemoryRetriever:
         except Exception as error:  # the model must not see the text of the database's error
             logger.warning("memory.unavailable", error=str(error))
             raise UnavailableError("the memory cannot be read now: go on without it") from error
-        texts = [render_episode(hit.episode) for hit in found.hits if hit.relevant]
+        texts = [render_episode(hit.episode) for hit in hits.hits if hit.relevant]
         return "\n\n".join(texts) or "No earlier task was like that."
 
     # Help after failures
@@ -348,26 +348,26 @@ class MemoryRetriever:
             failures: failures of this call and of asynchronous tasks; ignored for a replayed call.
         """
         helped = self._journal.replay.helped.get(call, {})
-        given: Sequence[ContextRecalledData] = helped.get(tool_call_id, ())
-        if not given and failures and self._sources is not None and self._helps < _HELPS:
+        recalled: Sequence[ContextRecalledData] = helped.get(tool_call_id, ())
+        if not recalled and failures and self._sources is not None and self._helps < _HELPS:
             self._helps += 1
-            found = await self._looked_up(self._sources, failures)
-            given = [{**data, "call": call, "tool_call_id": tool_call_id} for data in found]
-            for data in given:
+            events = await self._looked_up(self._sources, failures)
+            recalled = [{**data, "call": call, "tool_call_id": tool_call_id} for data in events]
+            for data in recalled:
                 self._journal.add(EventType.CONTEXT_RECALLED, data, agent=self._about.first)
-        self._know(given)
-        return given
+        self._know(recalled)
+        return recalled
 
     async def _looked_up(
         self, sources: MemorySources, failures: Sequence[ToolFailure]
     ) -> list[ContextRecalledData]:
-        found: dict[str, ContextRecalledData] = {}
+        events: dict[str, ContextRecalledData] = {}
         for failure in failures:
             some = await self._helpful(sources, failure)
             self._know(some)
             for data in some:
-                found.setdefault(data["source"], data)
-        return [*found.values()]
+                events.setdefault(data["source"], data)
+        return [*events.values()]
 
     async def _helpful(
         self, sources: MemorySources, failure: ToolFailure
@@ -391,10 +391,10 @@ class MemoryRetriever:
 
         If some episodes have a cure (a call that worked after the failure), return only these.
         """
-        found = await sources.episodes.similar_failures(
+        episodes = await sources.episodes.similar_failures(
             self._journal.tenant_id, self._scope, signature, _READ
         )
-        best = sorted(found, key=lambda each: each.judged is not Outcome.SUCCESS)
+        best = sorted(episodes, key=lambda each: each.judged is not Outcome.SUCCESS)
         cures = {each.id: cure_in(each.summary.steps, tool) for each in best}
         cured = [each for each in best if cures[each.id]]
         return [episode_event(each, cure=cures[each.id]) for each in (cured or best)[:_ALIKE]]

@@ -81,8 +81,8 @@ class RunParts(RunObserver):
         self._tasks = tasks
         self._sources = sources
         self._question = "" if continues(run) else question
-        self._found: dict[tuple[str, str], asyncio.Future[_Given]] = {}
-        self._given: dict[UUID | None, list[str]] = {}
+        self._searches: dict[tuple[str, str], asyncio.Future[_Given]] = {}
+        self._recalled: dict[UUID | None, list[str]] = {}
         self._ended: dict[str, list[RunPart]] = {}
         self._quiet: set[str | None] = set()  # nodes without full memory
 
@@ -113,15 +113,15 @@ class RunParts(RunObserver):
         rule, task_id = self._of_query(query), self._tasks.id_of(query)
         if rule is None or rule.memory == "off":
             return
-        if task_id not in self._given:
-            self._given[task_id] = await self._texts(query, rule, task_id)
-        if texts := self._given[task_id]:
+        if task_id not in self._recalled:
+            self._recalled[task_id] = await self._texts(query, rule, task_id)
+        if texts := self._recalled[task_id]:
             query.agent.memory = Recalled(texts)
 
     async def _texts(self, query: Query, rule: PartRule, task_id: UUID | None) -> list[str]:
         task = self._journal.replay.task(task_id)
-        known = [each for each in task.contexts() if each["source"].startswith(EPISODE)]
-        texts = [each.get("content") or "" for each in known]
+        events = [each for each in task.contexts() if each["source"].startswith(EPISODE)]
+        texts = [each.get("content") or "" for each in events]
         if texts or task.calls:
             return texts
         found: _Given | None = None
@@ -133,49 +133,49 @@ class RunParts(RunObserver):
             self._tasks.add(query, EventType.CONTEXT_RECALLED, data)
         return [data.get("content") or "" for data in found]
 
-    async def recalled_by(self, agent: str, asked: str) -> _Given:
+    async def recalled_by(self, agent: str, question: str) -> _Given:
         """Return the memory for a sub-agent that does a task as a child run."""
-        return await self.recalled(self._of_agent(agent, agent), asked)
+        return await self.recalled(self._of_agent(agent, agent), question)
 
-    async def recalled(self, rule: PartRule, asked: str = "") -> _Given:
+    async def recalled(self, rule: PartRule, question: str = "") -> _Given:
         """Return the memory for a part. A part makes only one search for each question.
 
         Args:
-            asked: the question to the part; empty: the question of the run.
+            question: the question to the part; empty: the question of the run.
         """
-        text = "\n".join(filter(None, (self._question, asked)))
+        text = "\n".join(filter(None, (self._question, question)))
         key = rule.part, text
-        if key not in self._found:
-            skips = rule.memory == "off" or len(self._found) == _MOST_SEARCHES
+        if key not in self._searches:
+            skips = rule.memory == "off" or len(self._searches) == _MOST_SEARCHES
             if self._sources is None or skips:
                 return []
-            self._found[key] = asyncio.ensure_future(self._search(self._sources, rule, text))
-        return await asyncio.shield(self._found[key])
+            self._searches[key] = asyncio.ensure_future(self._search(self._sources, rule, text))
+        return await asyncio.shield(self._searches[key])
 
     async def _search(self, sources: MemorySources, rule: PartRule, text: str) -> _Given:
-        run, given = self._run, _Given()
+        run, events = self._run, _Given()
         owner = {"user": run.user, "session_id": run.session_id}
         scope = scope_of_run(rule.scope, **owner, agent=run.agent, shared=sources.shared)
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 if tells_a_topic(text):
                     where = EpisodeFilter(part=rule.part)
-                    found = await sources.episodes.semantic_search(
+                    result = await sources.episodes.semantic_search(
                         run.tenant_id, scope, text, k=MOST_EPISODES, where=where
                     )
-                    hits = [hit for hit in found.hits if hit.relevant]
+                    hits = [hit for hit in result.hits if hit.relevant]
                     parts = await sources.episodes.parts(run.tenant_id, scope, hits, rule.part)
-                    given = part_events(parts)
+                    events = part_events(parts)
         except Exception as error:
             logger.warning("memory.unavailable", error=str(error))
-            told = f"what '{rule.part}' did in earlier runs could not be read"
-            told = f"{told}: {type(error).__name__}: {error}"[:500]
+            message = f"what '{rule.part}' did in earlier runs could not be read"
+            message = f"{message}: {type(error).__name__}: {error}"[:500]
             self._journal.add(
-                EventType.WARNING, WarningData(code="memory_unavailable", message=told)
+                EventType.WARNING, WarningData(code="memory_unavailable", message=message)
             )
         nobody = memory_used(scope, **owner) == NO_USER
-        metrics.recalls.labels("given" if given else "nobody" if nobody else "nothing").inc()
-        return given
+        metrics.recalls.labels("given" if events else "nobody" if nobody else "nothing").inc()
+        return events
 
     # What the parts do
 
@@ -184,8 +184,8 @@ class RunParts(RunObserver):
         if rule.memory != "full":
             self._quiet.add(part.node)
             return
-        others = {name: text for name, text in part.received.items() if name not in self._quiet}
-        self._ended[rule.part] = [replace(part, received=others, checks=rule.checks)]
+        texts = {name: text for name, text in part.received.items() if name not in self._quiet}
+        self._ended[rule.part] = [replace(part, received=texts, checks=rule.checks)]
 
     def query_ended(self, query: Query, response: AssistantResponse) -> None:
         rule, task_id = self._of_query(query), self._tasks.id_of(query)
@@ -195,17 +195,17 @@ class RunParts(RunObserver):
             self._task_ended(rule, task_id, _asked(query), answered)
 
     def child_ended(
-        self, agent: str, task_id: UUID, asked: str, answered: str | EventError
+        self, agent: str, task_id: UUID, question: str, answered: str | EventError
     ) -> None:
         """Record the end of a sub-agent that did a task as a child run."""
-        self._task_ended(self._of_agent(agent, agent), task_id, asked, answered)
+        self._task_ended(self._of_agent(agent, agent), task_id, question, answered)
 
     def _task_ended(
-        self, rule: PartRule, task_id: UUID | None, asked: str, answered: str | EventError
+        self, rule: PartRule, task_id: UUID | None, question: str, answered: str | EventError
     ) -> None:
         if rule.memory != "full":
             return
-        part = RunPart(rule.part, rule.part, asked, task_id=task_id, checks=rule.checks)
+        part = RunPart(rule.part, rule.part, question, task_id=task_id, checks=rule.checks)
         if isinstance(answered, str):
             part.output = answered
         else:

@@ -98,7 +98,7 @@ def installed() -> set[str]:
 
 def _defining(*names: str) -> list[tuple[str, Any]]:
     """Return (entry point name, plugin) for each plugin that defines one of ``names``."""
-    found = []
+    plugins = []
     for entry in _registered(tuple(sys.path)):
         try:
             plugin = entry.load()
@@ -109,8 +109,8 @@ def _defining(*names: str) -> list[tuple[str, Any]]:
             ) from error
         if defined := [name for name in names if getattr(plugin, name, None) is not None]:
             logger.info("plugin.loaded", name=entry.name, place=entry.value, defines=defined)
-            found.append((entry.name, plugin))
-    return found
+            plugins.append((entry.name, plugin))
+    return plugins
 
 
 @functools.cache

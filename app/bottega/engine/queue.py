@@ -51,15 +51,15 @@ async def sweep(pool: asyncpg.Pool, lease_s: float) -> int:
 
     Return how many runs were queued; 0 if a different process sweeps or has just swept.
     """
-    lost: int | None = await pool.fetchval("SELECT sweep($1)", lease_s)
-    if lost:
-        logger.warning("queue.swept", runs=lost)
-    if lost is not None:
+    count: int | None = await pool.fetchval("SELECT sweep($1)", lease_s)
+    if count:
+        logger.warning("queue.swept", runs=count)
+    if count is not None:
         try:
             await pool.execute("SELECT do_upkeep()")
         except Exception as error:  # takeovers must not depend on the upkeep
             logger.warning("queue.upkeep_failed", error=str(error), kind=type(error).__name__)
-    return lost or 0
+    return count or 0
 
 
 async def sweep_regularly(
@@ -133,18 +133,18 @@ class RunClaimer:
         """Wait ``grace_s`` seconds for runs to end. Then cancel, and so hand back, the rest."""
         if self._active:
             await asyncio.wait(self._active, timeout=grace_s)
-        for task in (left := list(self._active)):
+        for task in (tasks := list(self._active)):
             task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _claim(self) -> bool:
         """Claim and begin runs. Return true if this worker may soon claim more runs."""
-        held = [run.tenant_id for run in self._active.values()]
+        tenants = [run.tenant_id for run in self._active.values()]
         places, began = self._places(), monotonic()
         self._ended = {tenant: at for tenant, at in self._ended.items() if at > began - _RECENT_S}
         async with asyncio.timeout(_CLAIM_S):
             rows = await self._pool.fetch(
-                _CLAIM, self.worker_id, _MOST, places, held, list(self._ended), timeout=_CLAIM_S
+                _CLAIM, self.worker_id, _MOST, places, tenants, list(self._ended), timeout=_CLAIM_S
             )
             runs = await self._reader.read([row for row in rows if row["run"] is not None])
         if runs:

@@ -91,7 +91,7 @@ class FairQueue:
 
     def __init__(self) -> None:
         self._waiting: dict[UUID, deque[asyncio.Future[None]]] = {}
-        self._left = _AT_ONCE
+        self._rounds_left = _AT_ONCE
         self._next_pass: asyncio.Handle | None = None
         self.is_held = False
 
@@ -100,8 +100,8 @@ class FairQueue:
         loop = asyncio.get_running_loop()
         if self._next_pass is None:
             self._next_pass = loop.call_soon(self._begin_pass)
-        if self._left and not self._waiting:
-            self._left -= 1
+        if self._rounds_left and not self._waiting:
+            self._rounds_left -= 1
             return
         turn = loop.create_future()
         self._waiting.setdefault(tenant_id, deque()).append(turn)
@@ -109,8 +109,8 @@ class FairQueue:
 
     def _begin_pass(self) -> None:
         self._next_pass = None
-        self._left = _AT_ONCE
-        while self._left and self._waiting:
+        self._rounds_left = _AT_ONCE
+        while self._rounds_left and self._waiting:
             tenant_id = next(iter(self._waiting))
             line = self._waiting.pop(tenant_id)
             turn = line.popleft()
@@ -118,8 +118,8 @@ class FairQueue:
                 self._waiting[tenant_id] = line  # now the last of the waiting tenants
             if not turn.done():  # a cancelled call is done
                 turn.set_result(None)
-                self._left -= 1
-        if self._left < _AT_ONCE:
+                self._rounds_left -= 1
+        if self._rounds_left < _AT_ONCE:
             self._next_pass = asyncio.get_running_loop().call_soon(self._begin_pass)
 
 
@@ -172,12 +172,12 @@ class MemoryLog:
         is_inner = query.path in self.names
         if not self._in_session or is_inner or not self._journal.is_new(written):
             return  # an earlier attempt stored the publication, or the session must not have it
-        kept = published.to_dict()
+        fields = published.to_dict()
         self._journal.publication(
             agent=published.agent_id,
             version=published.version,
             content=published.content,
-            details={key: kept[key] for key in ("tool_results", "messages", "metadata")},
+            details={key: fields[key] for key in ("tool_results", "messages", "metadata")},
         )
 
     def injected(self, query: Query, items: Sequence[MemoryItem]) -> None:
@@ -236,9 +236,9 @@ def _of_run(name: str | None) -> str:
 
 def storable_result(result: ToolResult) -> ToolResult:
     """Return a tool's result in a form that the log can store and that the model reads."""
-    said = {"result": result.result, "error": result.error}
-    stored = as_stored(said)
-    return result if stored is said else result.model_copy(update=stored)
+    outcome = {"result": result.result, "error": result.error}
+    content = as_stored(outcome)
+    return result if content is outcome else result.model_copy(update=content)
 
 
 def heard_in(history: Sequence[StandardMessage], logged: dict[str, ToolResult]) -> dict[str, str]:
@@ -247,15 +247,15 @@ def heard_in(history: Sequence[StandardMessage], logged: dict[str, ToolResult]) 
     Args:
         logged: the tool results since the last model call, by tool call. This function empties it.
     """
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for message in reversed(history):
         if not logged:
             break
         for result in message.tool_results if isinstance(message, ToolMessage) else ():
             known = logged.pop(result.tool_call_id, result)
             if result is not known and message.content != ToolMessage.answering(known).content:
-                found[result.tool_call_id] = message.content
-    return found
+                texts[result.tool_call_id] = message.content
+    return texts
 
 
 _FAILED_ENDS = (EventType.SUBAGENT_FAILED, EventType.SUBAGENT_TIMEOUT)
@@ -375,7 +375,7 @@ class JournalRecorder(Recorder):
         if not query.path:
             self.journal.hold()
         usage = response.usage.to_dict()
-        said, at = self._last_answers.pop(query, (None, 0))
+        text, at = self._last_answers.pop(query, (None, 0))
         if not is_answered(query, response):
             code = response.error_code or AGENT_FAILED
             error = Failure(code=code, message=response.error or "")
@@ -384,7 +384,7 @@ class JournalRecorder(Recorder):
             self.memory.ended(query, None, None)
             return
         completed: AgentCompletedData | AnswerReferenceData
-        if said and said == response.content:
+        if text and text == response.content:
             completed = AnswerReferenceData(usage=usage, answer_seq=at)
         else:
             completed = AgentCompletedData(usage=usage, output=response.content)
@@ -404,19 +404,19 @@ class JournalRecorder(Recorder):
             observer.query_escaped(query, error)
 
     async def model_call(self, query: Query, invoke: Invoke) -> AssistantMessage:
-        known = self.journal.replay.model_call(self.tasks.id_of(query), query.model_calls)
-        if known.lost is not None:
-            super().answer_lost(query, known.lost)
-            self.repeat(AgentUsage().plus(known.lost), known.lost, query.path)
-        if known.answer is not None:
-            if not known.is_carried:  # else the run that this run repeats has paid
-                self.accounts.paid_before(known.answer.usage)
-                self._spend_of_node(query, known.answer.usage)
-            self.count(query.path, usage_of(known.answer))
-            self._last_answers[query] = known.answer.content, known.seq
-            return known.answer
-        if known.failure is not None:
-            raise known.failure
+        call = self.journal.replay.model_call(self.tasks.id_of(query), query.model_calls)
+        if call.lost is not None:
+            super().answer_lost(query, call.lost)
+            self.repeat(AgentUsage().plus(call.lost), call.lost, query.path)
+        if call.answer is not None:
+            if not call.is_carried:  # else the run that this run repeats has paid
+                self.accounts.paid_before(call.answer.usage)
+                self._spend_of_node(query, call.answer.usage)
+            self.count(query.path, usage_of(call.answer))
+            self._last_answers[query] = call.answer.content, call.seq
+            return call.answer
+        if call.failure is not None:
+            raise call.failure
         with self.loops.admission(query) as admitted:
             async with self._admission(query) as permit:
                 admitted()
@@ -452,9 +452,9 @@ class JournalRecorder(Recorder):
         if query.composed:
             about["memory"] = query.composed
         target = getattr(query.agent.provider, "target", None)  # a provider may lack the attribute
-        heard = heard_in(query.agent.conversation_history, self._logged.pop(query, {}))
-        if heard:
-            about["results"] = heard
+        messages = heard_in(query.agent.conversation_history, self._logged.pop(query, {}))
+        if messages:
+            about["results"] = messages
         started = self._started(query, about, target)
         await self.journal.commit_if_binding()
         await self._fair.enter(self.journal.tenant_id)
@@ -572,10 +572,10 @@ class JournalRecorder(Recorder):
         self.check_suspend()
 
     def failing(self, query: Query) -> Failing | None:
-        known = self.journal.replay.model_call(self.tasks.id_of(query), query.model_calls)
-        if known.failing is None:
+        call = self.journal.replay.model_call(self.tasks.id_of(query), query.model_calls)
+        if call.failing is None:
             return None
-        tries, since = known.failing
+        tries, since = call.failing
         return Failing(tries, max(0.0, self.seconds_since(since)))
 
     def seconds_since(self, at: datetime) -> float:
@@ -674,10 +674,10 @@ class JournalRecorder(Recorder):
             if error is not None and error["type"] != CANCELLED["code"]:
                 failures.insert(0, ToolFailure(tool_call.name, error))
         failures = failures[:_MOST_FAILURES]
-        given = await self.lessons.failed(query.model_calls, tool_call.id, failures)
+        recalled = await self.lessons.failed(query.model_calls, tool_call.id, failures)
         if not failed:  # the help is for asynchronous tasks that failed
-            self.lessons.take(given)
-        elif text := help_after(given):
+            self.lessons.take(recalled)
+        elif text := help_after(recalled):
             return result.model_copy(update={"error": f"{result.error or ''}\n\n{text}"})
         return result
 
@@ -706,12 +706,12 @@ class JournalRecorder(Recorder):
     def version_of(self, query: Query) -> int | None:
         """Return a publication's logged version, because a replay may end queries in any order."""
         node = self.memory.node_of(query)
-        known = self.journal.replay.versions.get(node)
-        if known is None or (graph := query.agent.memory_graph) is None:
+        version = self.journal.replay.versions.get(node)
+        if version is None or (graph := query.agent.memory_graph) is None:
             return None
         last = graph.publication(query.agent.agent_id or "")
-        newest = max(*known.values(), last.version if last else 0)
-        return known.get(self.tasks.id_of(query), newest + 1)
+        newest = max(*version.values(), last.version if last else 0)
+        return version.get(self.tasks.id_of(query), newest + 1)
 
     def published(self, query: Query, publication: Publication) -> None:
         self.memory.published(query, publication)

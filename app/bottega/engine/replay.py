@@ -392,15 +392,15 @@ class RunReplay:
 
         The value is ``None`` if the task ended in this run; :func:`child_id` then returns the id.
         """
-        found: dict[UUID, UUID | None] = {}
+        parents: dict[UUID, UUID | None] = {}
         for task_id, task in self.tasks.items():
             if task_id is None or task.dispatched is None or task.ended is None:
                 continue
             dispatched: SubagentDispatchedData = task.dispatched.data
             if (run_id := dispatched.get("child_run_id")) is not None:
                 is_carried = task.ended.seq <= self.carried_seq
-                found[task_id] = UUID(run_id) if is_carried else None
-        return found
+                parents[task_id] = UUID(run_id) if is_carried else None
+        return parents
 
     def observe(self, event: Event) -> None:
         """Process the run's next event."""
@@ -408,8 +408,8 @@ class RunReplay:
         if task is None:
             task = self.tasks[event.task_id] = TaskReplay(event.agent, event.parent_task_id)
         self.clocks.observe(event)
-        if (read := _READERS.get(event.type)) is not None:
-            read(self, task, event)
+        if (reader := _READERS.get(event.type)) is not None:
+            reader(self, task, event)
         self.seen[key_of(event.type, event.task_id, event.data)] = event.seq
 
 
@@ -470,11 +470,11 @@ def _model_call_failed(replay: RunReplay, task: TaskReplay, event: Event) -> Non
 def _model_call_broke_off(replay: RunReplay, task: TaskReplay, event: Event) -> None:
     if (usage := event.data.get("usage")) is None:
         return
-    lost, is_paid = Usage.from_dict(usage), event.seq > replay.carried_seq
-    task.use(lost, is_paid=is_paid)
+    usage_lost, is_paid = Usage.from_dict(usage), event.seq > replay.carried_seq
+    task.use(usage_lost, is_paid=is_paid)
     if is_paid:
         call = task.calls[event.data["call"]]
-        call.lost = lost if call.lost is None else call.lost + lost
+        call.lost = usage_lost if call.lost is None else call.lost + usage_lost
 
 
 def _answer_rejected(replay: RunReplay, task: TaskReplay, event: Event) -> None:
@@ -496,8 +496,8 @@ def _tool_ended(replay: RunReplay, task: TaskReplay, event: Event) -> None:
         for task_id in _read_by(replay, event.task_id, ended):
             replay.tasks[task_id].is_received = True
         if call.started is not None and _is_write(ended):
-            written = call.started["arguments"]
-            replay.writes.append((event.task_id, written["path"], written["content"]))
+            arguments = call.started["arguments"]
+            replay.writes.append((event.task_id, arguments["path"], arguments["content"]))
 
 
 def _context_received(replay: RunReplay, task: TaskReplay, event: Event) -> None:
@@ -795,18 +795,18 @@ class Clocks:
             each.clock.stand(self._run_waits or self._needs_people(each), at)
 
     def _needs_people(self, wait: _Await) -> bool:
-        known = [self._statuses[each] for each in wait.awaited if each in self._statuses]
-        fewest = missing(known, wait.mode, wait.quorum)
-        return stands_still(known, min(1, fewest) if wait.mode == "any_success" else fewest)
+        statuses = [self._statuses[each] for each in wait.awaited if each in self._statuses]
+        fewest = missing(statuses, wait.mode, wait.quorum)
+        return stands_still(statuses, min(1, fewest) if wait.mode == "any_success" else fewest)
 
 
 def _await_of(arguments: Any, at: datetime) -> _Await:
     listed = arguments.get("task_ids")
-    named = [*(listed if isinstance(listed, list) else []), arguments.get("task_id")]
+    ids = [*(listed if isinstance(listed, list) else []), arguments.get("task_id")]
     mode, quorum = arguments.get("mode"), arguments.get("quorum")
     return _Await(
         _Clock(at),
-        [as_id(each) for each in named if isinstance(each, str)],
+        [as_id(each) for each in ids if isinstance(each, str)],
         mode if mode in get_args(Mode) else "all",
         quorum if isinstance(quorum, int) else None,
     )
@@ -906,19 +906,19 @@ def restored_task(
         ran: the task's running time in seconds; ``None``: the task never had a slot.
         usage, publications: of a finished task together with its sub-tasks.
     """
-    asked: SubagentDispatchedData = dispatched.data
+    data: SubagentDispatchedData = dispatched.data
     begun: SubagentDequeuedData | None = None if task.dequeued is None else task.dequeued.data
     params = DispatchParams(
-        prompt=asked["prompt"],
-        agent=asked["agent"],
-        instructions=asked["instructions"],
-        priority=asked["priority"],
-        timeout=(asked if begun is None else begun)["timeout_ms"] / 1000,
-        token_budget=asked["token_budget"],
-        metadata=asked["metadata"] or {},
-        shared_keys=tuple(asked.get("share_metadata") or ()),
-        retries=asked.get("retries") or 0,
-        is_remote=asked.get("child_run_id") is not None,
+        prompt=data["prompt"],
+        agent=data["agent"],
+        instructions=data["instructions"],
+        priority=data["priority"],
+        timeout=(data if begun is None else begun)["timeout_ms"] / 1000,
+        token_budget=data["token_budget"],
+        metadata=data["metadata"] or {},
+        shared_keys=tuple(data.get("share_metadata") or ()),
+        retries=data.get("retries") or 0,
+        is_remote=data.get("child_run_id") is not None,
     )
     remaining = None
     if begun is not None and ran is not None:

@@ -125,9 +125,9 @@ def choose(
 
     if not assignment.learns:
         return [Chosen(m.pattern, Arm.USED, m.score) for m in matches[:MOST_PATTERNS]]
-    tried = [Chosen(m.pattern, arm(m), m.score) for m in candidates[:1]]
-    places = MOST_PATTERNS - sum(each.arm is Arm.TRIAL for each in tried)
-    return [*(Chosen(m.pattern, arm(m), m.score) for m in matches[:places]), *tried]
+    choices = [Chosen(m.pattern, arm(m), m.score) for m in candidates[:1]]
+    places = MOST_PATTERNS - sum(each.arm is Arm.TRIAL for each in choices)
+    return [*(Chosen(m.pattern, arm(m), m.score) for m in matches[:places]), *choices]
 
 
 async def patterns_for(
@@ -145,13 +145,13 @@ async def patterns_for(
     """
     cache = sources.patterns
     most = MOST_PATTERNS + len(but)
-    found = await cache.find_applicable(tenant_id, features, k=most)
-    tried = (
+    matches = await cache.find_applicable(tenant_id, features, k=most)
+    choices = (
         await cache.candidates(tenant_id, features, assignment.order) if assignment.learns else []
     )
     chosen = choose(
-        [each for each in found if each.pattern.key not in but],
-        [each for each in tried if each.pattern.key not in but],
+        [each for each in matches if each.pattern.key not in but],
+        [each for each in choices if each.pattern.key not in but],
         assignment,
         sources.options,
     )
@@ -161,15 +161,15 @@ async def patterns_for(
     return [_pattern_event(each, matcher.names(each.pattern.guide.alternatives)) for each in chosen]
 
 
-def _pattern_event(chosen: Chosen, alternatives: Sequence[str]) -> ContextRecalledData:
-    pattern = chosen.pattern
+def _pattern_event(choice: Chosen, alternatives: Sequence[str]) -> ContextRecalledData:
+    pattern = choice.pattern
     recalled = context_recalled(
         f"{SOURCE}{pattern.key}",
-        pattern_text(pattern, alternatives) if chosen.arm in _GIVEN else "",
+        pattern_text(pattern, alternatives) if choice.arm in _GIVEN else "",
         version=pattern.version,
-        score=round(chosen.score, 4),
+        score=round(choice.score, 4),
     )
-    recalled["arm"] = chosen.arm.value  # type: ignore[typeddict-item]
+    recalled["arm"] = choice.arm.value  # type: ignore[typeddict-item]
     recalled["category"] = pattern.category
     recalled["name"] = pattern.name[:_LONGEST_NAME]
     recalled["uses"] = list(pattern.content.uses)
@@ -177,10 +177,10 @@ def _pattern_event(chosen: Chosen, alternatives: Sequence[str]) -> ContextRecall
     return recalled
 
 
-def insight_events(found: Sequence[FoundInsight]) -> list[ContextRecalledData]:
+def insight_events(insights: Sequence[FoundInsight]) -> list[ContextRecalledData]:
     return [
         _insight_event(each.id, rendered(each), [one.id for one in each.episodes], each.score)
-        for each in found
+        for each in insights
     ]
 
 
@@ -209,14 +209,14 @@ def pinned_events(pinned: Iterable[Lesson]) -> list[ContextRecalledData]:
     ]
 
 
-def without_repeated_insights(found: Iterable[ContextRecalledData]) -> list[ContextRecalledData]:
+def without_repeated_insights(events: Iterable[ContextRecalledData]) -> list[ContextRecalledData]:
     """Return event data without those insights that repeat the sentence of an earlier insight."""
-    kept: dict[str, ContextRecalledData] = {}
-    for data in found:
+    events_kept: dict[str, ContextRecalledData] = {}
+    for data in events:
         is_insight = data["source"].startswith(INSIGHT)
         sentence = (data.get("content") or "").partition("\n")[2]
-        kept.setdefault(sentence if is_insight else data["source"], data)
-    return [*kept.values()]
+        events_kept.setdefault(sentence if is_insight else data["source"], data)
+    return [*events_kept.values()]
 
 
 def episode_event(episode: Any, score: float = 0.0, cure: str = "") -> ContextRecalledData:
@@ -256,18 +256,18 @@ def render_episode(episode: Any, cure: str = "") -> str:
     return "\n".join([why, *lines] if why else lines)
 
 
-def part_events(found: Iterable[tuple[Hit, Mapping[str, Any]]]) -> list[ContextRecalledData]:
+def part_events(parts: Iterable[tuple[Hit, Mapping[str, Any]]]) -> list[ContextRecalledData]:
     """Return what a part did in at most two earlier runs, as event data, within a token limit."""
-    given: list[ContextRecalledData] = []
-    left = _PARTS_TOKENS
-    for hit, part in found:
+    events: list[ContextRecalledData] = []
+    tokens_left = _PARTS_TOKENS
+    for hit, part in parts:
         text = render_episode(_as_episode(hit.episode, part))
-        if len(given) < _MOST_PARTS and (left := left - estimated_tokens(text)) >= 0:
+        if len(events) < _MOST_PARTS and (tokens_left := tokens_left - estimated_tokens(text)) >= 0:
             source = f"{EPISODE}{hit.episode.id}"
             recalled = context_recalled(source, text, score=round(hit.score, 4))
             recalled["why"] = hit.why
-            given.append(recalled)
-    return given
+            events.append(recalled)
+    return events
 
 
 def _as_episode(episode: Episode, part: Mapping[str, Any]) -> Episode:
@@ -339,44 +339,44 @@ class FailureMemory(Protocol):
     ) -> Sequence[ContextRecalledData]:
         """Return help after a tool call, as event data. ``failures`` may be empty."""
 
-    def take(self, given: Sequence[ContextRecalledData]) -> None:
+    def take(self, recalled: Sequence[ContextRecalledData]) -> None:
         """Add memory to the working memory."""
 
 
-def help_after(given: Sequence[ContextRecalledData]) -> str:
+def help_after(recalled: Sequence[ContextRecalledData]) -> str:
     """Return the text to append to an error: the cure, then the other help between two marks.
 
     A pattern's cure is only the name of a tool. If an episode has a call of this tool that worked,
     the text shows this call with its arguments.
 
     Args:
-        given: data of events ``context.recalled``; a withheld pattern has no content.
+        recalled: data of events ``context.recalled``; a withheld pattern has no content.
     """
-    shown = [text for data in given if (text := data.get("content"))]
-    if not shown:
+    texts = [text for data in recalled if (text := data.get("content"))]
+    if not texts:
         return ""
-    cure = _cure(given, shown)
-    body = "\n".join(with_cures_once(shown, {cure}))
+    cure = _cure(recalled, texts)
+    body = "\n".join(with_cures_once(texts, {cure}))
     mark = fence(body)
     lines = [_DATA, f"<recalled-{mark}>", body, f"</recalled-{mark}>"]
     return "\n".join([cure, *lines] if cure else lines)
 
 
-def with_cures_once(shown: Sequence[str], told: set[str]) -> Iterator[str]:
-    """Yield texts without the cures that are in ``told``. Add new cures to ``told``."""
-    for text in shown:
+def with_cures_once(texts: Sequence[str], lines: set[str]) -> Iterator[str]:
+    """Yield texts without the cures that are in ``lines``. Add new cures to ``lines``."""
+    for text in texts:
         first, _, rest = text.partition("\n")
-        yield rest if first in told else text
+        yield rest if first in lines else text
         if first.startswith(CURE):
-            told.add(first)
+            lines.add(first)
 
 
-def _cure(given: Sequence[ContextRecalledData], shown: Sequence[str]) -> str:
-    calls = [line for text in shown if (line := text.partition("\n")[0]).startswith(CURE)]
-    uses = [each.get("uses") for each in given if each.get("content")]
-    named = [CURE + names[0] for names in uses if names]
-    for start in named:
+def _cure(recalled: Sequence[ContextRecalledData], texts: Sequence[str]) -> str:
+    calls = [line for text in texts if (line := text.partition("\n")[0]).startswith(CURE)]
+    uses = [each.get("uses") for each in recalled if each.get("content")]
+    cures = [CURE + names[0] for names in uses if names]
+    for start in cures:
         for line in calls:
             if f"{line} ".startswith(f"{start} "):
                 return line
-    return next(iter(named or calls), "")
+    return next(iter(cures or calls), "")

@@ -189,22 +189,22 @@ Clean = Callable[[str], str]
 
 def prompt(sent: Sequence[StandardMessage], clean: Clean) -> dict[str, str]:
     rules = [each for each in sent if isinstance(each, SystemMessage) and not each.is_context]
-    told = [each for each in sent if each not in rules]
-    found = {spans.INPUT: messages(told[-MOST_MESSAGES:], clean)}
+    history = [each for each in sent if each not in rules]
+    attributes = {spans.INPUT: messages(history[-MOST_MESSAGES:], clean)}
     if rules:
         parts = [_text(each.content, clean) for each in rules]
-        found[spans.INSTRUCTIONS] = json.dumps(parts, ensure_ascii=False)
-    return found
+        attributes[spans.INSTRUCTIONS] = json.dumps(parts, ensure_ascii=False)
+    return attributes
 
 
-def messages(sent: Sequence[StandardMessage], clean: Clean) -> str:
-    told = [{"role": each.role, "parts": _parts(each, clean)} for each in sent[-MOST_MESSAGES:]]
-    return json.dumps(told, ensure_ascii=False)
+def messages(history: Sequence[StandardMessage], clean: Clean) -> str:
+    parts = [{"role": each.role, "parts": _parts(each, clean)} for each in history[-MOST_MESSAGES:]]
+    return json.dumps(parts, ensure_ascii=False)
 
 
 def answer(content: str, clean: Clean) -> str:
-    told = [{"role": "assistant", "parts": [_text(content, clean)]}]
-    return json.dumps(told, ensure_ascii=False)
+    parts = [{"role": "assistant", "parts": [_text(content, clean)]}]
+    return json.dumps(parts, ensure_ascii=False)
 
 
 def value(found: Any, clean: Clean) -> str:
@@ -376,19 +376,19 @@ def _served(target: ModelTarget | None) -> dict[str, str]:
 
 def _answered(message: AssistantMessage) -> spans.Attributes:
     usage = message.usage
-    found: dict[str, spans.AttributeValue] = {
+    attributes: dict[str, spans.AttributeValue] = {
         spans.INPUT_TOKENS: usage.input,
         spans.OUTPUT_TOKENS: usage.output,
     }
     if usage.cached:
-        found[spans.CACHED_TOKENS] = usage.cached
+        attributes[spans.CACHED_TOKENS] = usage.cached
     if usage.reasoning:
-        found[spans.REASONING_TOKENS] = usage.reasoning
+        attributes[spans.REASONING_TOKENS] = usage.reasoning
     if reason := message.metadata.get("finish_reason"):
-        found[spans.FINISH_REASONS] = (str(reason),)
+        attributes[spans.FINISH_REASONS] = (str(reason),)
     if model := message.metadata.get("model"):
-        found[spans.ANSWERED_BY] = model
-    return found
+        attributes[spans.ANSWERED_BY] = model
+    return attributes
 
 
 def _code_of(error: BaseException) -> str:

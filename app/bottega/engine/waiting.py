@@ -351,9 +351,9 @@ class RunActivity:
     def wait(self) -> SuspendReason | None:
         """The reason to suspend the run; ``None``: an agent works."""
         wait, since = self._with_pauses(now := monotonic()), self._awaits_children_since
-        left = [left_s for clock in self._clocks if (left_s := clock.left_s) is not None]
-        if wait is not None and wait.reason not in ("person", "client") and left:
-            until_s = min(left) if wait.until_s is None else min(*left, wait.until_s)
+        times_left = [left_s for clock in self._clocks if (left_s := clock.left_s) is not None]
+        if wait is not None and wait.reason not in ("person", "client") and times_left:
+            until_s = min(times_left) if wait.until_s is None else min(*times_left, wait.until_s)
             wait = replace(wait, until_s=until_s)
         if wait is None or wait.children is None:
             self._awaits_children_since = None
@@ -383,8 +383,8 @@ class RunActivity:
         if not all(self._task_rests(handle) for handle in self.tasks()):
             return None
         if self._calls:
-            found = _wait_for_models(self._calls.values(), now)
-            return None if found is None else SuspendReason(found[0], "model", found[1])
+            reason = _wait_for_models(self._calls.values(), now)
+            return None if reason is None else SuspendReason(reason[0], "model", reason[1])
         children = sum(handle.is_remote for handle in self.tasks())
         children += sum(awaited.unended for awaited in self.child_runs.values())
         if self._admitted or not (self._asking or children):
@@ -420,11 +420,11 @@ class RunActivity:
         The deepest queries come first. The caller may change the state of a query's task before the
         caller reads the next query. A query that has just begun or ended is not yielded.
         """
-        found: set[Query] = set()
+        queries: set[Query] = set()
         for query in sorted(self._queries, key=lambda query: -query.depth):
-            needs = self._needs_people(query, found)
+            needs = self._needs_people(query, queries)
             if needs:
-                found.add(query)
+                queries.add(query)
             if needs is not None:
                 yield query, needs
 
@@ -452,11 +452,11 @@ class RunActivity:
         # A queued task rests while model calls hold all slots and wait for a failing model.
         return bool(self._calls or handle.holds)
 
-    def _needs_people(self, query: Query, found: Collection[Query]) -> bool | None:
+    def _needs_people(self, query: Query, queries: Collection[Query]) -> bool | None:
         """Return true if a query needs people to continue; ``None``: that is not known yet.
 
         Args:
-            found: the queries below this query that need people to continue.
+            queries: the queries below this query that need people to continue.
         """
         if query in self._calls or query in self._admitted or self._has_tool_at_work(query):
             return False
@@ -469,7 +469,7 @@ class RunActivity:
             below = [each for each in self._queries if each.path == path]
             if not below and not tool.stateless:  # the call waits for an older query of the agent
                 below = [each for each in self._queries if each.agent is tool.agent]
-            parts.append(bool(below) and all(each in found for each in below))
+            parts.append(bool(below) and all(each in queries for each in below))
         return all(parts) if parts else None
 
     def _has_tool_at_work(self, query: Query) -> bool:
@@ -654,13 +654,13 @@ class OpenInterrupts:
         kind = interrupt.kind
         number = (interrupt.number,) if interrupt.number else ()
         interrupt_id = uuid5(self._run_id, ":".join(map(str, (*key, kind, *number))))
-        known = self._journal.replay.tool_call(*key)
-        if (decided_before := known.decisions.get(kind)) is not None:
-            asked, resolution = decided_before
+        call = self._journal.replay.tool_call(*key)
+        if (decided_before := call.decisions.get(kind)) is not None:
+            question, resolution = decided_before
             # A decision that was copied from an earlier run is valid only if the call's result
             # was copied, too. Decisions of a graph's nodes are copied only with the nodes' answers.
-            is_over = known.ended is not None or interrupt.node is not None
-            if asked == str(interrupt_id) or is_over:
+            is_over = call.ended is not None or interrupt.node is not None
+            if question == str(interrupt_id) or is_over:
                 return Resolution(resolution)
         if interrupt.server is not None and self._is_too_many(str(interrupt_id)):
             return Resolution({})
@@ -683,10 +683,10 @@ class OpenInterrupts:
 
     def _is_too_many(self, interrupt_id: str) -> bool:
         """Count a question. Return true if the run's MCP servers have asked too many questions."""
-        asked = self._journal.replay.questions | self._questions
-        if interrupt_id in asked:
+        questions = self._journal.replay.questions | self._questions
+        if interrupt_id in questions:
             return False
-        if len(asked) >= _MOST_OF_RUN:
+        if len(questions) >= _MOST_OF_RUN:
             return True
         self._questions.add(interrupt_id)
         return False
@@ -714,8 +714,8 @@ class OpenInterrupts:
         seq = self._tasks.add(query, EventType.INTERRUPT_CREATED, data)
         if self._journal.is_new(seq):
             task_id, agent = self._tasks.id_of(query), name_of(query.agent) or None
-            asked = {key: each for key, each in data.items() if key != "interrupt_id"}
-            self._journal.interrupt(id=interrupt_id, task_id=task_id, agent=agent, **asked)
+            fields = {key: each for key, each in data.items() if key != "interrupt_id"}
+            self._journal.interrupt(id=interrupt_id, task_id=task_id, agent=agent, **fields)
 
     async def _wait(self, query: Query, interrupt_id: UUID, kind: str) -> Decided:
         if interrupt_id not in self._decided:
@@ -739,9 +739,9 @@ async def deliver(
     """
     if not runs:
         return
-    known = [(tenant, run_id, inbox.known) for run_id, (tenant, inbox, _) in runs.items()]
-    wanted = list(zip(*known, strict=True))
-    for row in await persist(lambda: pool.fetch(_SENT, *wanted, timeout=_PATIENCE_S)):
+    inboxes = [(tenant, run_id, inbox.known) for run_id, (tenant, inbox, _) in runs.items()]
+    columns = list(zip(*inboxes, strict=True))
+    for row in await persist(lambda: pool.fetch(_SENT, *columns, timeout=_PATIENCE_S)):
         _, inbox, interrupts = runs[row["run_id"]]
         if row["number"] is None:
             interrupts.decide(row["id"], from_json(row["content"]))

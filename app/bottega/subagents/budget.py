@@ -47,11 +47,11 @@ class _Dollars:
     def amount(self, usage: Usage) -> int:
         return 0 if usage.cost is None else billionths(usage.cost)
 
-    def price(self, sent: int, prices: ModelPrices | None) -> tuple[int, int]:
+    def price(self, input_tokens: int, prices: ModelPrices | None) -> tuple[int, int]:
         if prices is None:
             return 0, 0
-        base = prices.cost(Usage(input=sent, written=sent))
-        longest = prices.cost(Usage(input=sent, written=sent, output=MAX_OUTPUT))
+        base = prices.cost(Usage(input=input_tokens, written=input_tokens))
+        longest = prices.cost(Usage(input=input_tokens, written=input_tokens, output=MAX_OUTPUT))
         return billionths(base), billionths((longest - base) / MAX_OUTPUT)
 
     def text(self, amount: int) -> str:
@@ -146,7 +146,7 @@ def estimate(query: Query) -> int:
 
 def grant(
     accounts: Sequence[Account],
-    sent: int,
+    input_tokens: int,
     prices: ModelPrices | None = None,
     longest: int = MAX_OUTPUT,
 ) -> int | Account:
@@ -163,12 +163,12 @@ def grant(
     for account in accounts:
         if account.limit is None:
             continue
-        base, each = account.unit.price(sent, prices)
-        left = account.limit - account.spent - base
-        if left < least * each and not account.may_grow:
+        base, per_token = account.unit.price(input_tokens, prices)
+        amount_left = account.limit - account.spent - base
+        if amount_left < least * per_token and not account.may_grow:
             raise BudgetExhaustedError(account.used_up(base))
-        left -= account.reserved
-        room = left // each if each else longest
+        amount_left -= account.reserved
+        room = amount_left // per_token if per_token else longest
         if room < free:
             free, tightest = room, account
     if tightest is not None and free < least:
@@ -191,12 +191,12 @@ class Reservation:
         ModelError: a money budget needs the model's price, which is unknown (``unpriced_model``).
     """
 
-    __slots__ = ("_accounts", "_amounts", "_longest", "_permit", "_provider", "_sent")
+    __slots__ = ("_accounts", "_amounts", "_input_tokens", "_longest", "_permit", "_provider")
 
     def __init__(
         self,
         accounts: Sequence[Account],
-        sent: int,
+        input_tokens: int,
         provider: object | None = None,
         longest: int | None = None,
     ) -> None:
@@ -206,26 +206,26 @@ class Reservation:
             for account in accounts
             if account.limit is not None and not (account.is_operators and is_own)
         ]
-        self._sent = sent
+        self._input_tokens = input_tokens
         self._provider = provider
         self._longest = MAX_OUTPUT if longest is None else longest
         self._permit = Permit()
         self._amounts: list[int] = []
 
     async def __aenter__(self) -> Permit:
-        accounts, sent, longest = self._accounts, self._sent, self._longest
+        accounts, input_tokens, longest = self._accounts, self._input_tokens, self._longest
         prices = await _prices(accounts, self._provider)
         while True:
             for account in accounts:
-                base, each = account.unit.price(sent, prices)
-                await account.fill(base + longest * each)
-            most = grant(accounts, sent, prices, longest)
+                base, per_token = account.unit.price(input_tokens, prices)
+                await account.fill(base + longest * per_token)
+            most = grant(accounts, input_tokens, prices, longest)
             if not isinstance(most, Account):
                 break
             await most.changed()
         for account in accounts:
-            base, each = account.unit.price(sent, prices)
-            self._amounts.append(base + most * each)
+            base, per_token = account.unit.price(input_tokens, prices)
+            self._amounts.append(base + most * per_token)
             account.reserved += self._amounts[-1]
         if most < longest:
             self._permit.most = most

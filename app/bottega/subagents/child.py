@@ -155,9 +155,9 @@ class ChildTask:
     def give_again(self, files: Mapping[str, str]) -> None:
         """Write a restored task's input files again, except files that exist."""
         context = self.scope.swarm.context
-        known = context.list(folder_of(self.task_id))
+        paths = context.list(folder_of(self.task_id))
         for path, content in files.items():
-            if (path := self._input(path)) not in known:
+            if (path := self._input(path)) not in paths:
                 context.restore(path, content)
 
     def _input(self, path: str) -> str:
@@ -276,8 +276,8 @@ class ChildTask:
             try:
                 swarm.context.write(path, content)
             except InvalidInputError as error:  # the run has too many files
-                lost = {"code": "file_not_kept", "message": f"{path}: {error.detail}"}
-                handle.parent.listener.on_event(handle, "warning", lost)
+                warning = {"code": "file_not_kept", "message": f"{path}: {error.detail}"}
+                handle.parent.listener.on_event(handle, "warning", warning)
         keep_answer(swarm, handle.task_id, end.outcome)
         return end.outcome
 
@@ -314,8 +314,8 @@ def copy_for_task(source: BaseAgent, instructions: str | None, most: int) -> Bas
     """
     agent = source.fresh_copy()
     agent.max_iterations = min(agent.max_iterations, most)
-    known = {tool.name for tool in agent.registered_tools}
-    agent.registered_tools += [tool for tool in own_file_tools() if tool.name not in known]
+    tool_names = {tool.name for tool in agent.registered_tools}
+    agent.registered_tools += [tool for tool in own_file_tools() if tool.name not in tool_names]
     if instructions:
         own = agent.system_message
         message = own.model_copy(update={"content": f"{own.content}\n\n{instructions}"})

@@ -83,13 +83,13 @@ class Mailbox:
 
     def due(self, call: int) -> dict[str, str]:
         """Return the messages that the task reads before its model call with this number."""
-        told = self.recorded.pop(call, {})
-        for message_id in told:
+        messages = self.recorded.pop(call, {})
+        for message_id in messages:
             self.unread.pop(message_id, None)
         if call > self.calls:
-            told, self.unread = told | self.unread, {}
-        self.heard |= told
-        return told
+            messages, self.unread = messages | self.unread, {}
+        self.heard |= messages
+        return messages
 
     def again(self) -> None:
         """Let the next try read the messages that this try has read."""
@@ -273,9 +273,9 @@ class Parent:
             timeout: requested timeout, or ``None`` for the default.
         """
         limits = self.limits
-        left = self.remaining() if self.owner is None else self.owner.left(now)
+        seconds_left = self.remaining() if self.owner is None else self.owner.left(now)
         timeout = min(timeout or limits.default_timeout, limits.max_timeout)
-        return timeout if left is None else max(0.0, min(timeout, left))
+        return timeout if seconds_left is None else max(0.0, min(timeout, seconds_left))
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -294,7 +294,7 @@ class SubagentHandle(DispatchParams):
         deadline: time at which the task times out; set when the task first runs.
         paused_at: time at which the task's clock stopped, because the task waits for people.
         partial_output: the last 10,000 characters of the model's text.
-        written: number of characters of the model's whole text.
+        text_length: number of characters of the model's whole text.
         polled: number of characters of the model's text that the parent has read.
         token_usage: usage of the task, even if the task failed.
         was_limited: true if a model call failed because of limits of the model's server.
@@ -330,7 +330,7 @@ class SubagentHandle(DispatchParams):
     deadline: float | None = None
     paused_at: float | None = None
     partial_output: str = ""
-    written: int = 0
+    text_length: int = 0
     polled: int = 0
     final_output: str | None = None
     error: str | None = None
@@ -425,7 +425,7 @@ class SubagentHandle(DispatchParams):
             waiter.look()
 
     def add_text(self, text: str) -> None:
-        self.written += len(text)
+        self.text_length += len(text)
         self.partial_output = (self.partial_output + text)[-10_000:]
 
 

@@ -58,9 +58,9 @@ class SubagentLimits:
         }
         return replace(self, **lower)
 
-    def above(self, wanted: Mapping[str, float | None]) -> Iterator[tuple[str, float]]:
-        """Yield (name, this object's limit) for each value in ``wanted`` above the limit."""
-        for name, value in wanted.items():
+    def above(self, limits: Mapping[str, float | None]) -> Iterator[tuple[str, float]]:
+        """Yield (name, this object's limit) for each value in ``limits`` above the limit."""
+        for name, value in limits.items():
             if value is not None and value > (most := getattr(self, name)):
                 yield name, most
 

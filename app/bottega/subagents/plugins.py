@@ -103,10 +103,10 @@ async def before_dispatch(
     """Call all plugins, guards last; stop when a plugin skips or refuses the task."""
     for plugin in plugins:
         if not is_guard(plugin):
-            said = await _asked(plugin, ctx, request)
-            if not isinstance(said, DispatchParams):
-                return said
-            request = said
+            answer = await _asked(plugin, ctx, request)
+            if not isinstance(answer, DispatchParams):
+                return answer
+            request = answer
     return await guarded(plugins, ctx, request)
 
 
@@ -115,18 +115,18 @@ async def guarded(
 ) -> DispatchParams | Skip | Refused:
     """Call the guards until each guard has accepted the request with all changes."""
     guards = [plugin for plugin in plugins if is_guard(plugin)]
-    left = list(guards)
+    guards_left = list(guards)
     for _ in range(3 * len(guards)):
-        if not left:
+        if not guards_left:
             break
-        guard = left.pop(0)
-        said = await _asked(guard, ctx, request)
-        if not isinstance(said, DispatchParams):
-            return said
-        if said != request:
-            request = said
-            left = [each for each in guards if each is not guard]
-    if left:
+        guard = guards_left.pop(0)
+        answer = await _asked(guard, ctx, request)
+        if not isinstance(answer, DispatchParams):
+            return answer
+        if answer != request:
+            request = answer
+            guards_left = [each for each in guards if each is not guard]
+    if guards_left:
         return Refused("the guards of this service keep changing the task: use other words")
     return request
 
@@ -246,27 +246,27 @@ class _Said(BaseModel):
     result: Annotated[str, Field(max_length=100_000)] | None = None
 
 
-def _understood(said: object, request: DispatchParams) -> DispatchParams | Skip | Refused:
+def _understood(answer: object, request: DispatchParams) -> DispatchParams | Skip | Refused:
     """Apply a plugin's answer to the request.
 
     Raises:
         TypeError, ValueError: the answer is invalid, or changes a parameter that plugins may not
             change.
     """
-    if said is None or said == request:
+    if answer is None or answer == request:
         return request
-    if isinstance(said, Refused):
-        return Refused(str(said.detail))
-    if isinstance(said, Skip):
-        said = {"skip": True, "result": said.result}
-    elif isinstance(said, DispatchParams):
-        said = {field.name: getattr(said, field.name) for field in fields(said)}
-    if not isinstance(said, Mapping):
-        raise TypeError(f"it returned {type(said).__name__}")
+    if isinstance(answer, Refused):
+        return Refused(str(answer.detail))
+    if isinstance(answer, Skip):
+        answer = {"skip": True, "result": answer.result}
+    elif isinstance(answer, DispatchParams):
+        answer = {field.name: getattr(answer, field.name) for field in fields(answer)}
+    if not isinstance(answer, Mapping):
+        raise TypeError(f"it returned {type(answer).__name__}")
     own = {field.name: getattr(request, field.name) for field in fields(request)}
     try:
         valid = _Said.model_validate(
-            {name: value for name, value in said.items() if name not in own or value != own[name]}
+            {name: value for name, value in answer.items() if name not in own or value != own[name]}
         )
     except ValidationError as error:  # omit the input: it may be a prompt
         raise ValueError(str(error.errors(include_input=False, include_url=False))) from None

@@ -238,10 +238,10 @@ class SubagentRegistry:
         place: Any,
         now: float,
     ) -> SubagentHandle:
-        asked = {name: getattr(params, name) for name in _ASKED}
-        asked["timeout"] = parent.time_for(params.timeout, now)
+        fields = {name: getattr(params, name) for name in _ASKED}
+        fields["timeout"] = parent.time_for(params.timeout, now)
         handle = SubagentHandle(
-            **asked,
+            **fields,
             task_id=task_id,
             parent=parent,
             path=(*parent.path, place),
@@ -265,10 +265,10 @@ class SubagentRegistry:
             return
         unfinished = [child for child in parent.children.values() if not child.status.is_final]
         names = {child.agent for child in unfinished if child.agent is not None}
-        read = parent.ancestors(handle.agent)
+        agents = parent.ancestors(handle.agent)
         readers = {name for name in names if handle.agent in parent.ancestors(name)}
         queued = [child for child in unfinished if child.status is SubagentStatus.QUEUED]
-        pairs = [(other, handle) for other in unfinished if other.agent in read]
+        pairs = [(other, handle) for other in unfinished if other.agent in agents]
         pairs += [(handle, other) for other in queued if other.agent in readers]
         for first, then in pairs:
             then.holds |= {first}

@@ -66,7 +66,7 @@ class _Tenant:
     key: Hashable
     in_line: int = 0
     holding: int = 0
-    turns: OrderedDict[Hashable, _Run] = field(default_factory=OrderedDict)
+    runs_in_turn: OrderedDict[Hashable, _Run] = field(default_factory=OrderedDict)
 
 
 class TakeQueue:
@@ -92,7 +92,7 @@ class TakeQueue:
         self._tenant_limit = inf if tenant_limit is None else tenant_limit
         self._on_ready = on_ready
         self._tenants: dict[Hashable, _Tenant] = {}
-        self._turns: OrderedDict[Hashable, _Tenant] = OrderedDict()
+        self._tenants_in_turn: OrderedDict[Hashable, _Tenant] = OrderedDict()
         self._in_line = self._holding = 0
         self._orders = count()
         self._blocked: set[Hashable] = set()
@@ -132,14 +132,14 @@ class TakeQueue:
 
     def take(self, now: float) -> SubagentHandle | None:
         """Remove and return the next ready task, which holds a slot until :meth:`release`."""
-        if not self._turns:
+        if not self._tenants_in_turn:
             return None
-        tenant = next(iter(self._turns.values()))
-        key, run = next(iter(tenant.turns.items()))
+        tenant = next(iter(self._tenants_in_turn.values()))
+        key, run = next(iter(tenant.runs_in_turn.items()))
         heads = (line[0] for parent in run.parents for line in parent.lines.values())
         task = min(heads, key=lambda head: self._rank(head, now))
-        self._turns.move_to_end(tenant.key)
-        tenant.turns.move_to_end(key)
+        self._tenants_in_turn.move_to_end(tenant.key)
+        tenant.runs_in_turn.move_to_end(key)
         self._remove(task)
         task.parent.holders[task] = now
         self._change(task.parent, in_line=-1, holding=+1)
@@ -156,17 +156,17 @@ class TakeQueue:
 
     @property
     def ready(self) -> bool:
-        return bool(self._turns)
+        return bool(self._tenants_in_turn)
 
     @property
     def turn(self) -> Hashable:
         """The tenant that has the next turn. Read this property only if a task is ready."""
-        return next(iter(self._turns))
+        return next(iter(self._tenants_in_turn))
 
     def block(self, tenant: Hashable) -> None:
         """Give a tenant no turn until :meth:`unblock` is called."""
         self._blocked.add(tenant)
-        self._turns.pop(tenant, None)
+        self._tenants_in_turn.pop(tenant, None)
 
     def unblock(self, tenant: Hashable) -> None:
         self._blocked.discard(tenant)
@@ -175,7 +175,7 @@ class TakeQueue:
 
     def ready_of(self, tenant: Hashable) -> int:
         """Count the ready tasks of a tenant; the tenant's limit does not matter."""
-        return sum(run.ready for run in self._tenants[tenant].turns.values())
+        return sum(run.ready for run in self._tenants[tenant].runs_in_turn.values())
 
     def in_line_of(self, tenant: Hashable) -> int:
         """Count all waiting tasks of a tenant, including tasks of parents that are not ready."""
@@ -195,13 +195,13 @@ class TakeQueue:
         method's time is linear in the number of the run's ready parents and of the tenant's runs.
         """
         parent = task.parent
-        turns = self._tenants[parent.tenant_id].turns
-        own = turns.get(parent.run_id)
+        runs = self._tenants[parent.tenant_id].runs_in_turn
+        own = runs.get(parent.run_id)
         better = 0 if parent.ready else self.before(task, parent, now)
         for sibling in () if own is None else own.parents:
             better += self.before(task, sibling, now)
         ahead, takes = better, better + 1
-        for run in turns.values():
+        for run in runs.values():
             if run is own:
                 takes = better
             else:
@@ -250,16 +250,16 @@ class TakeQueue:
         before, has_room = parent.ready, len(parent.holders) < parent.limits.max_concurrent
         parent.ready = parent.in_line if has_room else 0
         if change := parent.ready - before:
-            run = tenant.turns.get(parent.run_id)
+            run = tenant.runs_in_turn.get(parent.run_id)
             if run is None:
-                run = tenant.turns[parent.run_id] = _Run()
+                run = tenant.runs_in_turn[parent.run_id] = _Run()
             run.ready += change
             if parent.ready:
                 run.parents[parent] = None
             else:
                 del run.parents[parent]
             if not run.parents:
-                del tenant.turns[parent.run_id]
+                del tenant.runs_in_turn[parent.run_id]
         self._join_turns(tenant)
         if not (tenant.in_line or tenant.holding):
             del self._tenants[tenant.key]
@@ -268,11 +268,11 @@ class TakeQueue:
 
     def _join_turns(self, tenant: _Tenant) -> None:
         """Give a tenant turns if the tenant may take a slot; otherwise remove it from the turns."""
-        may_take = tenant.turns and tenant.holding < self._tenant_limit
+        may_take = tenant.runs_in_turn and tenant.holding < self._tenant_limit
         if may_take and tenant.key not in self._blocked:
-            self._turns.setdefault(tenant.key, tenant)
+            self._tenants_in_turn.setdefault(tenant.key, tenant)
         else:
-            self._turns.pop(tenant.key, None)
+            self._tenants_in_turn.pop(tenant.key, None)
 
 
 def _place_of(task: SubagentHandle) -> Place:
@@ -361,7 +361,7 @@ class TenantPlaces:
 
 
 def estimated_start_ms(
-    handle: SubagentHandle, known: Sequence[float], queue: TakeQueue, slots: int, now: float
+    handle: SubagentHandle, durations: Sequence[float], queue: TakeQueue, slots: int, now: float
 ) -> int | None:
     """Return the milliseconds until a queued task starts, or ``None`` without an estimate.
 
@@ -369,17 +369,17 @@ def estimated_start_ms(
     recent siblings took about the same time.
 
     Args:
-        known: seconds for which recent siblings held their slots.
+        durations: seconds for which recent siblings held their slots.
         slots: number of slots that only the parent's tasks use.
     """
     parent = handle.parent
     if handle.place is None or slots < len(parent.holders):
         return None
-    left = [max(known) - (now - since) for since in parent.holders.values()]
-    if min(left, default=0.0) < 0:
+    seconds_left = [max(durations) - (now - since) for since in parent.holders.values()]
+    if min(seconds_left, default=0.0) < 0:
         return None  # a running task has taken longer than all recent tasks
-    free = sorted([0.0] * (slots - len(left)) + left)
-    mean = sum(known) / len(known)
+    free = sorted([0.0] * (slots - len(seconds_left)) + seconds_left)
+    mean = sum(durations) / len(durations)
     soon = late = 0.0
     for _ in range(2):  # at the estimated start, other tasks may have a better rank
         before = queue.before(handle, parent, now + 2 * late)
@@ -398,14 +398,14 @@ def _durations(parent: Parent) -> list[float] | None:
     if any(len(durations.get(agent, ())) < 3 for agent in parent.waiting):
         return None  # a quick check, before the slow checks below
     agents = {*parent.waiting, *(handle.agent_name for handle in parent.holders)}
-    known = [durations.get(agent, ()) for agent in agents]
-    seconds = [each for one in known for each in one]
+    samples = [durations.get(agent, ()) for agent in agents]
+    seconds = [each for one in samples for each in one]
     are_in_line = (
         parent.queued == parent.in_line
         and parent.here == parent.in_line + len(parent.holders)
         and all(handle.started_at == since for handle, since in parent.holders.items())
     )
-    if not are_in_line or min(map(len, known), default=0) < 3:
+    if not are_in_line or min(map(len, samples), default=0) < 3:
         return None
     return seconds if max(seconds) < 1.8 * min(seconds) else None
 
@@ -493,8 +493,8 @@ class SubagentScheduler:
 
     def room(self, parent: Parent) -> int:
         """Return the number of slots that a parent's tasks may get now."""
-        others = len(self._queue) - parent.ready
-        free = self.capacity - self.in_use - others
+        other_tasks = len(self._queue) - parent.ready
+        free = self.capacity - self.in_use - other_tasks
         own = parent.limits.max_concurrent - len(parent.holders)
         of_tenant = self._registry.limits.tenant_max_concurrent
         if parent.tenant_id is not None and of_tenant is not None:
@@ -516,8 +516,8 @@ class SubagentScheduler:
     def estimated_start_ms(self, handle: SubagentHandle) -> int | None:
         """Estimate the milliseconds until a queued task starts, or return ``None``."""
         parent, tenant = handle.parent, handle.tenant_id
-        known = _durations(parent)
-        if known is None:
+        durations = _durations(parent)
+        if durations is None:
             return None
         queue, counts = self._queue, self._registry.counts
         is_fixed = self.options.min_workers == self.options.max_workers
@@ -533,7 +533,7 @@ class SubagentScheduler:
                 if claims > own or not is_fixed:
                     return None
                 slots = limit
-        return estimated_start_ms(handle, known, queue, slots, self.now())
+        return estimated_start_ms(handle, durations, queue, slots, self.now())
 
     def enqueue(self, handle: SubagentHandle, now: float) -> None:
         """Queue a new task, unless a breaker or an unfinished task holds it back."""
@@ -632,12 +632,12 @@ class SubagentScheduler:
         self.pump_soon()
 
     def _start(self, handle: SubagentHandle, now: float) -> None:
-        if (left := handle.parent.time_for(handle.timeout, now)) <= 0:
+        if (seconds_left := handle.parent.time_for(handle.timeout, now)) <= 0:
             self._registry.cancel(handle.task_id, PARENTS_TIME_IS_UP)
             return
         handle.started_at = now
         if handle.deadline is None:
-            handle.timeout, handle.deadline = left, now + left
+            handle.timeout, handle.deadline = seconds_left, now + seconds_left
         data = {
             "attempt": handle.attempt,
             "waited_ms": round((now - handle.created_at) * 1000),
@@ -675,13 +675,13 @@ class SubagentScheduler:
         since = handle.parent.holders.get(handle)
         took = self.now() - since if since is not None and since == handle.started_at else inf
         if self._registry.finish(handle, outcome) and not handle.is_remote:
-            known = handle.parent.durations.setdefault(handle.agent_name, deque(maxlen=10))
-            known.append(took)
+            durations = handle.parent.durations.setdefault(handle.agent_name, deque(maxlen=10))
+            durations.append(took)
 
     def time_out(self, handle: SubagentHandle) -> None:
         owner = handle.parent.owner
-        left = None if owner is None else owner.left(self.now())
-        if owner is not None and left is not None and left <= 0:
+        seconds_left = None if owner is None else owner.left(self.now())
+        if owner is not None and seconds_left is not None and seconds_left <= 0:
             self.time_out(owner)  # the end of the owner also ends this task
         if handle.status.is_final:
             return

@@ -235,9 +235,9 @@ class SharedContext:
             "here": self._max_bytes - _size(files),
             "in this run": max(0, self._max_run_bytes - self.used),
         }
-        for where, left in rooms.items():
-            if growth > max(0, left):
-                raise _too_large(f"only {left} bytes are free {where}, but {growth} are needed")
+        for where, room in rooms.items():
+            if growth > max(0, room):
+                raise _too_large(f"only {room} bytes are free {where}, but {growth} are needed")
 
     def _put(self, folder: str, path: str, data: bytes) -> None:
         files = self._folders.setdefault(folder, {})

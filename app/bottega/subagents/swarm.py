@@ -315,8 +315,8 @@ class TaskOfQuery:
         told = {} if handle.mailbox is None else handle.mailbox.due(call)
         handle.has_answered = answered and not told
         for message_id, text in told.items():
-            read = {"message_id": message_id, "call": call, "content": text}
-            handle.parent.listener.on_event(handle, "message_read", read)
+            data = {"message_id": message_id, "call": call, "content": text}
+            handle.parent.listener.on_event(handle, "message_read", data)
         return list(told.values())
 
 

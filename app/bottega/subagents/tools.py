@@ -224,8 +224,8 @@ async def report(
     now = scope.swarm.registry.scheduler.now()
     views: dict[str, dict[str, Any] | None] = {}
     if longest_partial and (remote := scope.swarm.options.remote) is not None:
-        found = [handle for task in ids.values() if (handle := find(scope, task)) is not None]
-        await remote.read_texts([each for each in found if each.is_remote])
+        handles = [handle for task in ids.values() if (handle := find(scope, task)) is not None]
+        await remote.read_texts([each for each in handles if each.is_remote])
     for each, task in ids.items():
         handle = find(scope, task)
         views[each] = None if handle is None else _view(scope, handle, now, longest_partial, news)
@@ -303,7 +303,7 @@ def _view(
     view: dict[str, Any] = {"task_id": str(handle.task_id), "status": str(handle.status)}
     is_own = handle.parent is scope
     if longest_partial and handle.partial_output and handle.final_output is None:
-        unread = handle.written - handle.polled if news and is_own else handle.written
+        unread = handle.text_length - handle.polled if news and is_own else handle.text_length
         if new := handle.partial_output[-min(unread, longest_partial) :] if unread else "":
             view["partial_output"] = new
     if handle.final_output is not None:
@@ -327,7 +327,7 @@ def _note_read(scope: QueryScope, handle: SubagentHandle, longest_partial: int) 
     if handle.task_id in scope.dispatched:
         scope.dispatched[handle.task_id] = handle.received
     if longest_partial:
-        handle.polled = handle.written
+        handle.polled = handle.text_length
 
 
 async def checked_message(
