@@ -348,7 +348,7 @@ class BaseAgent:
             HookContractError, HistoryError: a hook, or other code of the program, has a bug.
             Exception: the recorder raised an error that is not a ``ModelError``.
         """
-        given, messages = split_turns(query_messages(query))
+        history, messages = split_turns(query_messages(query))
         with self._claimed():
             if self.first_history is None:
                 self.first_history = tuple(self.conversation_history)
@@ -360,7 +360,7 @@ class BaseAgent:
                 state = Query(agent=self, messages=tuple(messages), recorder=recorder)
             else:
                 state.messages = tuple(messages)
-            self.conversation_history += given
+            self.conversation_history += history
             return await QueryLoop(state, provider).run()
 
     def stream(

@@ -175,10 +175,10 @@ def as_edited(result: ToolResult) -> ToolResult:
     return result.model_copy(update={"result": f"{EDITED}\n{result.text}"})
 
 
-def _denial(said: Mapping[str, Any]) -> str:
-    if said.get("reason") == "expired":
+def _denial(answer: Mapping[str, Any]) -> str:
+    if answer.get("reason") == "expired":
         return "denied: nobody decided in time"
-    comment = said.get("comment")
+    comment = answer.get("comment")
     return f"denied by a person: {comment}" if comment else "denied by a person"
 
 

@@ -195,12 +195,12 @@ class _Hints:
 
     def __call__(self, parameter: inspect.Parameter) -> Any:
         name = parameter.name
-        written = self._hints.get(name, parameter.annotation)
-        if written is parameter.empty:
+        annotation = self._hints.get(name, parameter.annotation)
+        if annotation is parameter.empty:
             bound = "make the tool from a method of an object, as in tool(…)(thing.method)"
             hint = bound if name in ("self", "cls") else f"write a type, as in '{name}: str'"
             raise TypeError(f"{self._what}: the parameter '{name}' has no type; {hint}")
-        hint = resolved(f"{self._what}: the type of '{name}'", written, self.names, self._known)
+        hint = resolved(f"{self._what}: the type of '{name}'", annotation, self.names, self._known)
         return _or_none(hint) if parameter.default is None else hint
 
 

@@ -48,14 +48,14 @@ class ModelParams:
     extra_body: Mapping[str, Any] | None = field(default=None, hash=False)
 
     @classmethod
-    def from_dict(cls, given: Mapping[str, Any]) -> Self:
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
         """Build parameters from JSON; null means the default.
 
         Raises:
             InvalidInputError: a parameter is unknown (``unknown_param``), or ``tool_choice`` has a
                 wrong form.
         """
-        values = {name: value for name, value in given.items() if value is not None}
+        values = {name: value for name, value in fields.items() if value is not None}
         if unknown := sorted(values.keys() - PARAMETERS):
             raise InvalidInputError(
                 f"there is no parameter '{unknown[0]}'; put it into extra_body if the model's "
@@ -101,7 +101,7 @@ def _tool_choice(value: Any) -> ToolChoice:
     )
 
 
-def merged(given: Mapping[str, Any] | None, overrides: Mapping[str, Any] | None) -> dict[str, Any]:
+def merged(params: Mapping[str, Any] | None, overrides: Mapping[str, Any] | None) -> dict[str, Any]:
     """Merge two JSON objects of parameters by key; a null in ``overrides`` removes the key."""
-    values = {**(given or {}), **(overrides or {})}
+    values = {**(params or {}), **(overrides or {})}
     return {name: value for name, value in values.items() if value is not None}

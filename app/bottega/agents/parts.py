@@ -60,17 +60,17 @@ class Part:
     size_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        given = [name for name in _SOURCES if getattr(self, name) is not None]
+        sources = [name for name in _SOURCES if getattr(self, name) is not None]
         if self.type not in get_args(PartType):
             raise InvalidInputError(f"there is no part of the type '{self.type}'", pointer="/type")
-        if len(given) != 1:
+        if len(sources) != 1:
             raise InvalidInputError(
-                f"a part needs exactly one of {', '.join(_SOURCES)}, found {len(given)}"
+                f"a part needs exactly one of {', '.join(_SOURCES)}, found {len(sources)}"
             )
-        if (self.type == "text") != (given == ["text"]):
+        if (self.type == "text") != (sources == ["text"]):
             raise InvalidInputError(
                 "a part of the type 'text' must have a text; other parts must not",
-                pointer=f"/{given[0]}",
+                pointer=f"/{sources[0]}",
             )
         if self.data is not None and self.media_type is None:
             raise InvalidInputError("data needs its media_type", pointer="/media_type")
@@ -82,8 +82,8 @@ class Part:
     def to_dict(self) -> ContentPart:
         """Return the fields that are set. All values except ``data`` are JSON values."""
         fields = {name: getattr(self, name) for name in self.__slots__}
-        given = {name: value for name, value in fields.items() if value is not None}
-        return cast("ContentPart", given)
+        values = {name: value for name, value in fields.items() if value is not None}
+        return cast("ContentPart", values)
 
     @property
     def tokens(self) -> int:

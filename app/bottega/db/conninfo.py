@@ -181,9 +181,9 @@ def _from_url(url: str) -> dict[str, str]:
     return _renamed(options)
 
 
-def _decoded(text: str, place: str) -> str:
+def _decoded(text: str, part: str) -> str:
     if re.search(r"%(?![0-9A-Fa-f]{2})|%00", text):
-        raise _invalid(f"has %00 or a % without two hex digits in {place}: write % itself as %25")
+        raise _invalid(f"has %00 or a % without two hex digits in {part}: write % itself as %25")
     return unquote(text)
 
 

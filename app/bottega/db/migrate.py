@@ -483,8 +483,8 @@ def _fingerprint(connection: "Connection") -> str:
     return fingerprint
 
 
-def _differing(stored: Mapping[str, str]) -> list[str]:
-    return [name for name, value in hashes().items() if stored.get(name) != value]
+def _differing(revisions: Mapping[str, str]) -> list[str]:
+    return [name for name, value in hashes().items() if revisions.get(name) != value]
 
 
 async def current_revision(pool: asyncpg.Pool | asyncpg.Connection) -> str | None:

@@ -285,9 +285,9 @@ class GraphCourse:
         said = "holds" if taken else "does not hold"
         return self._decided(edge, taken, f"the condition on {edge.source} {said}")
 
-    def _decided(self, edge: EdgeRule, taken: bool, reason: str) -> EdgeDecided:
-        taken = self.recorded.get((edge.source, edge.target), taken)
-        return EdgeDecided(edge.source, edge.target, taken, reason)
+    def _decided(self, edge: EdgeRule, is_taken: bool, reason: str) -> EdgeDecided:
+        is_taken = self.recorded.get((edge.source, edge.target), is_taken)
+        return EdgeDecided(edge.source, edge.target, is_taken, reason)
 
 
 def feature_of(feature: str, end: NodeEnd, about: Mapping[str, Any]) -> Any:

@@ -239,26 +239,26 @@ class _Modern:
         self.schema = self._of(root, "")
         self._use()
 
-    def _of(self, schema: Any, place: str) -> Schema:
+    def _of(self, schema: Any, pointer: str) -> Schema:
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
-            raise _not_valid(place, f"{schema!r} is not of type 'object', 'boolean'")
-        if place not in self._parts:
-            modern = self._keywords(schema, place)
+            raise _not_valid(pointer, f"{schema!r} is not of type 'object', 'boolean'")
+        if pointer not in self._parts:
+            modern = self._keywords(schema, pointer)
             _modernise_rules(modern)
             for keyword in filter(_FORMS.__contains__, modern):
                 for error in _form(keyword).iter_errors(modern[keyword]):
-                    raise _not_valid(f"{place}/{keyword}", error.message, error.absolute_path)
-            self._parts[place] = _nullable(modern) if schema.get("nullable") is True else modern
-            self._places[id(self._parts[place])] = place
-        return self._parts[place]
+                    raise _not_valid(f"{pointer}/{keyword}", error.message, error.absolute_path)
+            self._parts[pointer] = _nullable(modern) if schema.get("nullable") is True else modern
+            self._places[id(self._parts[pointer])] = pointer
+        return self._parts[pointer]
 
-    def _keywords(self, schema: dict[str, Any], place: str) -> dict[str, Any]:
+    def _keywords(self, schema: dict[str, Any], pointer: str) -> dict[str, Any]:
         _refuse_mixed(schema)
         modern: dict[str, Any] = {}
         for keyword, value in schema.items():
-            at = f"{place}/{keyword}"
+            at = f"{pointer}/{keyword}"
             if keyword in _UNSUPPORTED:
                 raise InvalidInputError(f"schema keyword '{keyword}' is not supported: {at[:200]}")
             if keyword == "items" and isinstance(value, list):
@@ -278,26 +278,26 @@ class _Modern:
             elif keyword == "$ref":
                 modern[keyword] = _within(value)
         if isinstance(schema.get("items"), list) and "additionalItems" in schema:
-            modern["items"] = self._of(schema["additionalItems"], f"{place}/additionalItems")
+            modern["items"] = self._of(schema["additionalItems"], f"{pointer}/additionalItems")
         return modern
 
-    def _many(self, schemas: Any, place: str) -> list[Schema]:
+    def _many(self, schemas: Any, pointer: str) -> list[Schema]:
         if not isinstance(schemas, list) or not schemas:
-            raise _not_valid(place, f"{schemas!r} is not a list of schemas")
-        return [self._of(each, f"{place}/{index}") for index, each in enumerate(schemas)]
+            raise _not_valid(pointer, f"{schemas!r} is not a list of schemas")
+        return [self._of(each, f"{pointer}/{index}") for index, each in enumerate(schemas)]
 
-    def _named(self, schemas: Any, place: str) -> dict[str, Schema]:
+    def _named(self, schemas: Any, path: str) -> dict[str, Schema]:
         if not isinstance(schemas, dict):
-            raise _not_valid(place, f"{schemas!r} is not of type 'object'")
-        return {name: self._of(each, f"{place}/{escaped(name)}") for name, each in schemas.items()}
+            raise _not_valid(path, f"{schemas!r} is not of type 'object'")
+        return {name: self._of(each, f"{path}/{escaped(name)}") for name, each in schemas.items()}
 
-    def _split(self, dependencies: Any, place: str, modern: dict[str, Any]) -> None:
+    def _split(self, dependencies: Any, pointer: str, modern: dict[str, Any]) -> None:
         """Replace ``dependencies`` by ``dependentSchemas`` and ``dependentRequired``."""
         if not isinstance(dependencies, dict):
-            raise _not_valid(place, f"{dependencies!r} is not of type 'object'")
+            raise _not_valid(pointer, f"{dependencies!r} is not of type 'object'")
         schemas = {name: each for name, each in dependencies.items() if not isinstance(each, list)}
         names = {name: each for name, each in dependencies.items() if isinstance(each, list)}
-        modern["dependentSchemas"] = self._named(schemas, place)
+        modern["dependentSchemas"] = self._named(schemas, pointer)
         modern["dependentRequired"] = names
 
     def _use(self) -> None:
@@ -364,8 +364,8 @@ def _refuse_mixed(schema: dict[str, Any]) -> None:
         )
 
 
-def _not_valid(place: str, message: str, within: Iterable[str | int] = ()) -> InvalidInputError:
-    said = Problem((*map(_unescaped, place.split("/")[1:]), *within), _cut(message))
+def _not_valid(pointer: str, message: str, within: Iterable[str | int] = ()) -> InvalidInputError:
+    said = Problem((*map(_unescaped, pointer.split("/")[1:]), *within), _cut(message))
     return InvalidInputError(f"this is not a valid JSON Schema: {said}")
 
 

@@ -254,8 +254,8 @@ def headers_of(spec: ServerSpec, login: bytes = b"") -> dict[str, str]:
                 "the model's base URL has a password, so no key or header Authorization may be set"
             )
         own["Authorization"] = f"Basic {b64encode(unquote_to_bytes(login)).decode()}"
-    given = {name.lower() for name in spec.headers}
-    found = {name: value for name, value in own.items() if name.lower() not in given}
+    names = {name.lower() for name in spec.headers}
+    found = {name: value for name, value in own.items() if name.lower() not in names}
     found |= spec.headers
     for name, value in found.items():
         if not _TOKEN.fullmatch(name) or _CONTROL.search(value):

@@ -160,9 +160,9 @@ def reserved_in(dialect: DialectName, extra_body: Mapping[str, Any]) -> list[str
     return sorted(name for name in RESERVED[dialect] if _has(extra_body, name.split(".")))
 
 
-def _has(found: Any, path: Sequence[str]) -> bool:
+def _has(value: Any, path: Sequence[str]) -> bool:
     for name in path:
-        if not isinstance(found, Mapping) or name not in found:
+        if not isinstance(value, Mapping) or name not in value:
             return False
-        found = found[name]
+        value = value[name]
     return True

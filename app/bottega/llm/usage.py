@@ -240,18 +240,18 @@ class TokenPrices:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "TokenPrices":
         """Build prices from ``input``, ``output`` and optionally ``cached``: numbers or texts."""
-        given = {name: Decimal(str(value)) for name, value in data.items() if value is not None}
-        price = given["input"]
-        return cls(price, given.get("cached", price), price, given["output"])
+        prices = {name: Decimal(str(value)) for name, value in data.items() if value is not None}
+        price = prices["input"]
+        return cls(price, prices.get("cached", price), price, prices["output"])
 
     def cost(self, usage: Usage) -> Decimal:
         """Return the price of one call, in US dollars."""
         cached = min(usage.cached, usage.input)
-        written = min(usage.written, usage.input - cached)
+        cache_write = min(usage.written, usage.input - cached)
         total = (
-            (usage.input - cached - written) * self.input
+            (usage.input - cached - cache_write) * self.input
             + cached * self.cached
-            + written * self.written
+            + cache_write * self.written
             + usage.output * self.output
         )
         return total / _MILLION

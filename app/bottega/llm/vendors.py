@@ -164,7 +164,7 @@ class OpenAIProvider(ModelProvider):
     ) -> None:
         if api not in ("chat", "responses"):
             raise InvalidInputError("api must be one of: chat, responses")
-        given = ServerSpec(
+        server = ServerSpec(
             dialect=api,
             api_key=api_key,
             base_url=base_url,
@@ -172,7 +172,7 @@ class OpenAIProvider(ModelProvider):
             patience_s=patience_s,
             extra_body=dict(extra_body or {}),
         )
-        super().__init__(with_openai(given), model, **tools)
+        super().__init__(with_openai(server), model, **tools)
 
 
 class AnthropicProvider(VendorProvider):

@@ -153,13 +153,13 @@ class AnthropicAnswer(AnswerBuilder):
     def _reported(self) -> Reported:
         counts = Counts(self._usage)
         cached = counts.part("cache_read_input_tokens")
-        written = counts.part("cache_creation_input_tokens")
+        cache_write = counts.part("cache_creation_input_tokens")
         return Reported(
-            counts.total("input_tokens", cached, written),
+            counts.total("input_tokens", cached, cache_write),
             counts.total("output_tokens"),
             cached,
             counts.part("thinking_tokens", "output_tokens_details"),
-            written,
+            cache_write,
             counts.is_odd,
         )
 
@@ -303,12 +303,12 @@ def _source(media: Media) -> dict[str, Any]:
     return {"type": "base64", "media_type": media.media_type, "data": media.data}
 
 
-def _opening(system: str, turns: list[Item]) -> dict[str, Any]:
-    return present(system=[_text(system) | _CACHED] if system else None, messages=turns)
+def _opening(system: str, conversation: list[Item]) -> dict[str, Any]:
+    return present(system=[_text(system) | _CACHED] if system else None, messages=conversation)
 
 
-def _user(said: str | Sequence[Block]) -> Item:
-    return {"role": "user", "content": [_text(said)] if isinstance(said, str) else said}
+def _user(content: str | Sequence[Block]) -> Item:
+    return {"role": "user", "content": [_text(content)] if isinstance(content, str) else content}
 
 
 def _text(text: str) -> Block:

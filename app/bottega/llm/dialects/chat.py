@@ -114,8 +114,8 @@ def _opening(system: str, turns: list[Item]) -> dict[str, Any]:
     return {"messages": [{"role": "system", "content": system}, *turns] if system else turns}
 
 
-def _user(said: str | Sequence[Block]) -> Item:
-    return {"role": "user", "content": said}
+def _user(content: str | Sequence[Block]) -> Item:
+    return {"role": "user", "content": content}
 
 
 def _text(text: str) -> Block:

@@ -110,13 +110,13 @@ class Form:
         """Return the turns that are between two turns of the model."""
         if not results:
             return [self.turn(said)]
-        turns = list(results)
+        items = list(results)
         if self.results_are_blocks:
             after = self._blocks(said) if self.bridge is None else []
-            turns = [self.user([*results, *after])]
+            items = [self.user([*results, *after])]
         if said and self.bridge is not None:
-            turns += [self.bridge, self.turn(said)]
-        return turns
+            items += [self.bridge, self.turn(said)]
+        return items
 
     def _blocks(self, said: Sequence[str | Sequence[Block]]) -> list[Block]:
         found: list[Block] = []
@@ -140,7 +140,7 @@ def arranged(
         system.append(demand)
     context = [each.said for each in pieces[:head] if each.kind == CONTEXT and each.said]
     place = _place(pieces, asked) if context else -1
-    turns: list[Item] = []
+    conversation: list[Item] = []
     said = context if place < 0 else []  # texts of the user's unfinished turn
     results: list[Item] = []
     for index, (kind, items, text) in enumerate(pieces[head:], head):
@@ -149,17 +149,17 @@ def arranged(
         elif kind >= ANSWER:
             if items:
                 if results and not (said or form.results_are_blocks):  # the usual case
-                    turns += results
+                    conversation += results
                 else:
-                    turns += form.tool_turns(results, said)
-                turns += items
+                    conversation += form.tool_turns(results, said)
+                conversation += items
                 said, results = [], []
         elif index == place:
             said[:0] = context
         if text:
             said.append(text)
-    turns += form.tool_turns(results, said)
-    return form.opening("\n\n".join(map(str, system)), turns)
+    conversation += form.tool_turns(results, said)
+    return form.opening("\n\n".join(map(str, system)), conversation)
 
 
 def _place(pieces: Sequence[Piece], asked: Piece | None) -> int:

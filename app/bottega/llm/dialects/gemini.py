@@ -230,13 +230,13 @@ def _tool_config(params: ModelParams) -> dict[str, Any] | None:
     return {"functionCallingConfig": config}
 
 
-def _opening(system: str, turns: list[Item]) -> dict[str, Any]:
+def _opening(system: str, conversation: list[Item]) -> dict[str, Any]:
     instruction = {"parts": [_text(system)]} if system else None
-    return present(systemInstruction=instruction, contents=turns)
+    return present(systemInstruction=instruction, contents=conversation)
 
 
-def _user(said: str | Sequence[Block]) -> Item:
-    return {"role": "user", "parts": [_text(said)] if isinstance(said, str) else said}
+def _user(content: str | Sequence[Block]) -> Item:
+    return {"role": "user", "parts": [_text(content)] if isinstance(content, str) else content}
 
 
 def _text(text: str) -> Block:

@@ -293,12 +293,12 @@ def write_tool(tool: ToolSchema) -> Item:
     }
 
 
-def _opening(system: str, turns: list[Item]) -> dict[str, Any]:
-    return {"input": [_message("system", system), *turns] if system else turns}
+def _opening(system: str, conversation: list[Item]) -> dict[str, Any]:
+    return {"input": [_message("system", system), *conversation] if system else conversation}
 
 
-def _user(said: str | Sequence[Block]) -> Item:
-    return _message("user", said)
+def _user(content: str | Sequence[Block]) -> Item:
+    return _message("user", content)
 
 
 def _message(role: str, content: str | Sequence[Block]) -> Item:

@@ -76,12 +76,12 @@ class Output:
             after_results: true if the request ended with results of tools. Without results, the
                 turn has no other calls. Servers need no state of a turn without calls.
         """
-        given = [call for call in message.tool_calls if call.name == ANSWER_TOOL]
-        if self.tools and given:
+        answers = [call for call in message.tool_calls if call.name == ANSWER_TOOL]
+        if self.tools and answers:
             others = tuple(call for call in message.tool_calls if call.name != ANSWER_TOOL)
             if others:  # the answer is not final
                 return message.model_copy(update={"tool_calls": others})
-            call = given[0]
+            call = answers[0]
             said = (
                 call.malformed if call.malformed is not None else to_json(call.arguments).decode()
             )
@@ -98,13 +98,13 @@ class Output:
 
 def output_of(schema: Schema, spec: ServerSpec) -> Output:
     """Choose the form of a schema in requests to a server."""
-    way = spec.structured_output
-    if way == "native":
+    mode = spec.structured_output
+    if mode == "native":
         try:
             return Output(schema=_native(schema, spec.dialect))
         except _UnfitError:
-            way = "prompt"
-    if way == "tool" and schema.get("type") == "object":
+            mode = "prompt"
+    if mode == "tool" and schema.get("type") == "object":
         tool = ToolSchema(ANSWER_TOOL, "Give your final answer.", dict(schema))
         return Output(tools=(tool,), demand=_BY_TOOL)
     return Output(demand=BY_TEXT + to_json(schema).decode())
@@ -224,52 +224,52 @@ def _fitted(schema: Any, dialect: DialectName, depth: int) -> dict[str, Any]:
     return found
 
 
-def _rename(found: dict[str, Any], dialect: DialectName) -> None:
-    if dialect == "gemini" and "const" in found:
-        found["enum"] = [found.pop("const")]
-    if dialect == "anthropic" and "oneOf" in found:
-        found["anyOf"] = found.pop("oneOf")
+def _rename(schema: dict[str, Any], dialect: DialectName) -> None:
+    if dialect == "gemini" and "const" in schema:
+        schema["enum"] = [schema.pop("const")]
+    if dialect == "anthropic" and "oneOf" in schema:
+        schema["anyOf"] = schema.pop("oneOf")
 
 
-def _refuse_old(found: Schema) -> None:
+def _refuse_old(schema: Schema) -> None:
     """Refuse references in the form of older drafts. Servers do not follow such references."""
-    if "definitions" in found or not str(found.get("$ref", "#/$defs/")).startswith("#/$defs/"):
+    if "definitions" in schema or not str(schema.get("$ref", "#/$defs/")).startswith("#/$defs/"):
         raise _UnfitError
 
 
-def _refuse_joint(found: Schema) -> None:
+def _refuse_joint(schema: Schema) -> None:
     """Refuse objects that several schemas describe.
 
     After :func:`_close`, each of these schemas would forbid the properties of the others.
     """
-    if "allOf" in found and (len(found["allOf"]) > 1 or "properties" in found):
+    if "allOf" in schema and (len(schema["allOf"]) > 1 or "properties" in schema):
         raise _UnfitError
 
 
-def _close(found: dict[str, Any]) -> None:
+def _close(schema: dict[str, Any]) -> None:
     """Forbid additional properties, because Anthropic requires this.
 
     Raises:
         _UnfitError: the schema describes additional properties, or no properties, or no type.
     """
-    if found.get("type") == "object" or "properties" in found:
-        if found.get("additionalProperties") not in (None, True, False) or not found.get(
+    if schema.get("type") == "object" or "properties" in schema:
+        if schema.get("additionalProperties") not in (None, True, False) or not schema.get(
             "properties"
         ):
             raise _UnfitError
-        found["additionalProperties"] = False
-    elif not any(name in found for name in ("type", "enum", "const", "anyOf", "allOf", "$ref")) or (
-        isinstance(found.get("type"), Sequence) and not isinstance(found["type"], str)
-    ):
+        schema["additionalProperties"] = False
+    elif not any(
+        name in schema for name in ("type", "enum", "const", "anyOf", "allOf", "$ref")
+    ) or (isinstance(schema.get("type"), Sequence) and not isinstance(schema["type"], str)):
         raise _UnfitError
 
 
-def _unfit_values(found: dict[str, Any], dialect: DialectName) -> dict[str, Any]:
+def _unfit_values(schema: dict[str, Any], dialect: DialectName) -> dict[str, Any]:
     if dialect != "anthropic":
         return {}
     left = {}
-    if found.get("minItems", 0) not in (0, 1):
-        left["minItems"] = found.pop("minItems")
-    if "format" in found and found["format"] not in _ANTHROPIC_FORMATS:
-        left["format"] = found.pop("format")
+    if schema.get("minItems", 0) not in (0, 1):
+        left["minItems"] = schema.pop("minItems")
+    if "format" in schema and schema["format"] not in _ANTHROPIC_FORMATS:
+        left["format"] = schema.pop("format")
     return left
