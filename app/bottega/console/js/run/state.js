@@ -7,19 +7,7 @@
 
 import { HELD_BACK } from "../en.js";
 
-/** @typedef {import("../api.js").Schemas["KnownEvent"]} KnownEvent */
-/**
- * Events of an area, such as "llm".
- *
- * @template {string} Area
- * @typedef {Extract<KnownEvent, { type: `${Area}.${string}` }>} EventOf
- */
-/**
- * A piece of live text.
- *
- * @typedef {{ type: "llm.delta" | "subagent.output_chunk", seq: null, at: string, task_id: string | null,
- *   agent: string | null, data: { call: number, attempt: number, offset: number, text: string } }} LiveText
- */
+/** @import { EventOf, IsLive, IsOf, KnownEvent, LiveText } from "./events" */
 
 /** The status of a run by its last event. */
 export const FINAL = { "run.completed": "completed", "run.failed": "failed", "run.timeout": "timeout",
@@ -30,19 +18,8 @@ const ENDED = new Set(["completed", "failed", "timeout", "cancelled"]);
 
 export const isFinal = (status) => ENDED.has(status);
 
-/**
- * @param {KnownEvent | LiveText} event
- * @returns {event is LiveText}
- */
-const isLive = (event) => event.type === "llm.delta" || event.type === "subagent.output_chunk";
-
-/**
- * @template {string} Area
- * @param {KnownEvent} event
- * @param {Area} area
- * @returns {event is EventOf<Area>}
- */
-const isOf = (event, area) => event.type.startsWith(`${area}.`);
+const isLive = /** @type {IsLive} */ (({ type }) => type === "llm.delta" || type === "subagent.output_chunk");
+const isOf = /** @type {IsOf} */ ((event, area) => event.type.startsWith(`${area}.`));
 
 export class RunState {
   constructor() {
