@@ -95,4 +95,14 @@ export function plain(value) {
   return JSON.stringify(value);
 }
 
+/** The object or list that a text is in JSON, such as the answer of an agent with a schema; null: it is none. */
+export function objectIn(text) {
+  if (!/^\s*[[{]/.test(text)) return null;
+  try {
+    return JSON.parse(text);
+  } catch {
+    return null;
+  }
+}
+
 export const shortId = (id) => (id ? `${id.slice(0, 4)}…${id.slice(-6)}` : NONE);

@@ -1,22 +1,18 @@
 /** Choices of a person for this browser: theme, and the language and time zone of dates. */
 import { effect, signal } from "@preact/signals";
 
-import { setDates } from "./format.js";
+import { objectIn, setDates } from "./format.js";
 
 const THEME = "bottega.theme", DATES = "bottega.dates";
 
 /** `system`, `light` or `dark`. */
 export const theme = signal(localStorage.getItem(THEME) ?? "system");
 /** `{language, zone}`; "": the browser's time zone. */
-export const dates = signal(readDates());
+export const dates = signal({ language: "en", zone: "", ...keptIn(DATES) });
 
-function readDates() {
-  const usual = { language: "en", zone: "" };
-  try {
-    return { ...usual, ...JSON.parse(localStorage.getItem(DATES) ?? "{}") };
-  } catch {
-    return usual;
-  }
+/** The object that this browser keeps under a name; empty: none. */
+export function keptIn(name) {
+  return objectIn(localStorage.getItem(name) ?? "") ?? {};
 }
 
 effect(() => {

@@ -6,7 +6,6 @@ import { GivenFields } from "../forms/typed.js";
 import { begun } from "../forms/shape.js";
 import { excerpt } from "../format.js";
 import { html } from "../html.js";
-import { usePostOnce } from "../once.js";
 import { Button, Failure, Link, Panel, Select, Status } from "../parts/basics.js";
 import { Decision } from "../parts/decision.js";
 import { Author } from "../parts/readable.js";
@@ -27,8 +26,7 @@ export function DraftChat({ name, draft, asked, onProblems }) {
   const model = chosen ?? (info.value && !info.value.demo_model ? "real" : "demo");
   const [text, setText] = useState("");
   const [open, setOpen] = useState(null);
-  const { busy, error, work } = useWork();
-  const [postOnce] = usePostOnce();
+  const { busy, error, work, postOnce } = useWork();
   const [state] = useRunState(open, (ended) => {
     const answer = { role: "assistant", content: outputOf(ended), run: open, error: ended.error,
       calls: callsOf(ended) };

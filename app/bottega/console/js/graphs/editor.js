@@ -8,8 +8,7 @@ import { useKnown, useSchemas } from "../forms/schemas.js";
 import { Fields } from "../forms/typed.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
-import { usePostOnce } from "../once.js";
-import { Button, Empty, Failure, Link, Loaded, Loading, Panel, Select } from "../parts/basics.js";
+import { Button, Empty, Failure, Link, Loading, Panel, Read, Select } from "../parts/basics.js";
 import { Canvas } from "../parts/canvas.js";
 import { Rows } from "../parts/lists.js";
 import { instead, useWork } from "../parts/work.js";
@@ -80,12 +79,11 @@ const isUnknown = (agents, agent) => Boolean(agent) && agents !== null && !agent
 function Agents({ graph, agents, level, chosen, setChosen, change }) {
   const [name, setName] = useState("");
   const [type, setType] = useState("agent");
-  const add = (event) => {
-    event.preventDefault();
+  const add = instead(() => {
     change(withNode(graph, name.trim(), type));
     setChosen(name.trim());
     setName("");
-  };
+  });
   return html`<${Panel} title="Agents">
     <div class="body"><form class="filters" onSubmit=${add}>
       <${Select} label="Kind of node" value=${type} options=${Object.entries(KINDS)} onChange=${setType} />
@@ -130,10 +128,9 @@ function Edges({ graph, chosen, setChosen, change, connect }) {
   const names = graph.nodes.map(nameOf);
   const [wanted, setWanted] = useState({ source: "", target: "", policy: USUAL });
   const set = (part) => setWanted((old) => ({ ...old, ...part }));
-  const add = (event) => {
-    event.preventDefault();
+  const add = instead(() => {
     if (connect(wanted.source, wanted.target, wanted.policy)) setWanted({ source: "", target: "", policy: USUAL });
-  };
+  });
   const choice = (label, name) => html`<${Select} label=${label} required any="agent" value=${wanted[name]}
     options=${names} onChange=${(value) => set({ [name]: value })} />`;
   return html`<${Panel} title="Edges">
@@ -251,18 +248,16 @@ function placeOf(graph, pointer) {
 
 function NodeAgent({ name }) {
   const [known, failed] = useKnown();
-  const stored = useData(url`/v1/agents/${name}`);
   if (failed) return html`<${Failure} error=${failed} />`;
   if (!known) return html`<${Loading} what="the form" />`;
-  return html`<${Loaded} from=${stored} what="the agent">${(agent) => html`<${Form} ...${{ known, stored: agent }} />`}
-    <//>`;
+  return html`<${Read} path=${url`/v1/agents/${name}`} what="the agent">${(stored) => html`<${Form}
+    ...${{ known, stored }} />`}<//>`;
 }
 
 /** A form that makes a node's missing agent from instructions. The user sets all other fields later. */
 function NewAgent({ name, onMade }) {
   const [text, setText] = useState("");
-  const [postOnce] = usePostOnce();
-  const { busy, error, work } = useWork();
+  const { busy, error, work, postOnce } = useWork();
   const make = instead(() => work(() => postOnce("/v1/agents", { name, system_message: text }).then(onMade)));
   return html`<form class="form body" aria-label=${`New agent ${name}`} onSubmit=${make}>
     <p>There is no agent ${name} yet.</p>

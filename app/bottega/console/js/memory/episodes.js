@@ -5,8 +5,7 @@ import { post, url, withQuery } from "../api.js";
 import { JUDGES, OUTCOME_WORDS } from "../en.js";
 import { count, duration, excerpt, plain } from "../format.js";
 import { html } from "../html.js";
-import { useData } from "../load.js";
-import { Empty, Failure, Figure, Figures, Link, Loaded, Panel, Select, Time, Value } from "../parts/basics.js";
+import { Empty, Failure, Figure, Figures, Link, Panel, Read, Select, Time, Value } from "../parts/basics.js";
 import { Filter, filtersOf, Pages, Rows } from "../parts/lists.js";
 import { may } from "../person.js";
 import { go } from "../router.js";
@@ -109,9 +108,8 @@ function Latest({ query, whose }) {
         html`<${Time} at=${each.at} />`]} />`}<//><//>`;
 }
 
-export function Episode({ id }) {
-  const found = useData(url`/v1/episodes/${id}`);
-  return html`<${Loaded} from=${found} what="the episode">${(episode) => html`
+export const Episode = ({ id }) => html`<${Read} path=${url`/v1/episodes/${id}`} what="the episode">
+  ${(episode) => html`
     <div class="head"><div><h2>${excerpt(episode.summary.task, 160)}</h2><p class="small soft"><${Outcome}
       value=${episode.outcome} /> <${Time} at=${episode.at} />${episode.agent && html` · agent <${Link}
         path=${["agents", episode.agent]}>${episode.agent}<//>`}${episode.run_id && html` · <${Link}
@@ -138,7 +136,6 @@ export function Episode({ id }) {
     </div>
     <${Panel} title="Steps"><${Steps} trace=${episode.execution.trace ?? []} text=${episode.summary.steps} /><//>
     ${episode.reflection && html`<${Panel} title="What was learnt"><${Learnt} of=${episode.reflection} /><//>`}`}<//>`;
-}
 
 /** An error: `code` of a run's error, `type` of an imported episode's error. */
 const Wrong = ({ error }) => html`<p class="note bad"><strong>${error.code ?? error.type}</strong> ${error.message}

@@ -2,8 +2,7 @@
 import { url, withQuery } from "../api.js";
 import { excerpt, plain } from "../format.js";
 import { html } from "../html.js";
-import { useData } from "../load.js";
-import { Empty, Link, Loaded, Panel, Status, Time } from "../parts/basics.js";
+import { Empty, Link, Panel, Read, Status, Time } from "../parts/basics.js";
 import { Rows } from "../parts/lists.js";
 import { Worth } from "../parts/run_table.js";
 import { Source } from "../parts/source.js";
@@ -16,14 +15,13 @@ const ended = (found) => found.status === "done" || found.status === "failed";
 const none = (found) => (found.status === "pending" ? "It is being looked at." : found.status
   ? "Nothing was learnt from it." : "The run is not over, or it left no episode.");
 
-export function Given({ id }) {
-  const run = useData(url`/v1/runs/${id}`, { everyMs: 3000, ended: ({ status }) => isFinal(status) });
-  const learning = useData(url`/v1/runs/${id}/learning`, { everyMs: 3000, ended });
-  return html`<${Loaded} from=${run} what="the run">${(shown) => html`
+export const Given = ({ id }) => html`<${Read} path=${url`/v1/runs/${id}`} what="the run" everyMs=${3000}
+  ended=${({ status }) => isFinal(status)}>${(shown) => html`
     <div class="head"><div><h2>${shown.agent ?? shown.graph}: ${excerpt(plain(shown.input), 120)}</h2>
       <p class="small soft"><${Link} path=${["runs", id]}>the run<//> <${Status}
         value=${shown.status} /> outcome <${Worth} of=${shown} /></p></div></div>
-    <${Loaded} from=${learning} what="what was learnt">${(found) => html`
+    <${Read} path=${url`/v1/runs/${id}/learning`} what="what was learnt" everyMs=${3000} ended=${ended}>
+      ${(found) => html`
       ${found.error && html`<p class="note bad" role="alert">Learning failed: ${found.error}
         ${found.next_at && html`; tried again <${Time} at=${found.next_at} />`}</p>`}
       <${Panel} title="What memory gave it"><${Recalled} id=${id} /><//>
@@ -36,19 +34,16 @@ export function Given({ id }) {
               <${Link} path=${["memory", "patterns", each.id]}>${each.name}<//> <span class="small soft">
                 ${each.category.toLowerCase()}, ${each.state.toLowerCase().replace("_", " ")}</span></li>`)}</ul>
                   <//>`}`}<//>`}<//>`;
-}
 
 /** What of earlier runs stood in the run's prompts. */
-function Recalled({ id }) {
-  const found = useData(withQuery(url`/v1/runs/${id}/events`, { types: "context.recalled", limit: 100 }));
-  return html`<${Loaded} from=${found} what="what it was given">${({ items }) => {
+const Recalled = ({ id }) => html`<${Read} what="what it was given"
+  path=${withQuery(url`/v1/runs/${id}/events`, { types: "context.recalled", limit: 100 })}>${({ items }) => {
     const given = items.filter(({ data }) => data.content);
     return given.length ? html`<ul class="rows">${given.map(({ seq, data }) => html`<li key=${seq}>
         <p><${Source} of=${data.source} />${data.score != null && html` <span class="small soft">likeness
           ${" "}${data.score}</span>`}</p><p class="small">${excerpt(data.content, 200)}</p></li>`)}</ul>`
       : html`<${Empty} title="It was given nothing of earlier runs." />`;
   }}<//>`;
-}
 
 function Tried({ items }) {
   return html`<${Rows} label="Patterns tried on the run" items=${items} empty="No pattern fitted this run."

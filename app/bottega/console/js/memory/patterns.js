@@ -6,7 +6,7 @@ import { differenceCells, differenceOf, percent, rateOf } from "../figures/rates
 import { count, excerpt, plain } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
-import { Empty, Link, Loaded, Panel, Time, Value } from "../parts/basics.js";
+import { Empty, Link, Loaded, Panel, Read, Time, Value } from "../parts/basics.js";
 import { Act, Confirmed, filtersOf, Pages, Rows } from "../parts/lists.js";
 
 const TONES = { CANDIDATE: "wait", VALIDATED: "ok", IN_REVIEW: "bad", DEPRECATED: "quiet" };
@@ -31,7 +31,6 @@ export function Patterns({ query }) {
 export function Pattern({ id }) {
   const found = useData(url`/v1/patterns/${id}`);
   const evidence = useData(url`/v1/patterns/${id}/evidence`);
-  const similar = useData(url`/v1/patterns/${id}/similar`);
   const [told, setTold] = useState(null);
   const validate = async () => {
     const said = await post(url`/v1/patterns/${id}/validate`);
@@ -62,7 +61,8 @@ export function Pattern({ id }) {
       <${Panel} title="When it applies"><div class="body"><${Value} value=${pattern.applicability} /></div><//>
     </div>
     <${Panel} title="From these episodes"><${Sources} evidence=${pattern.evidence} /><//>
-    <${Panel} title="Patterns like it"><${Loaded} from=${similar} what="patterns like it">${({ items }) => items.length
+    <${Panel} title="Patterns like it"><${Read} path=${url`/v1/patterns/${id}/similar`} what="patterns like it">
+      ${({ items }) => items.length
       ? html`<ul class="rows">${items.map((each) => html`<li key=${each.pattern.id}><${Link}
         path=${["memory", "patterns", each.pattern.id]}>${each.pattern.name}<//> <${State}
           value=${each.pattern.lifecycle.state} /> <span class="small soft">${percent(each.likeness)} alike</span>

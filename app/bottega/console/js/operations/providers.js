@@ -7,7 +7,7 @@ import { SchemaForm } from "../forms/schema_form.js";
 import { useSchemas } from "../forms/schemas.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
-import { Button, Link, Loaded, Panel } from "../parts/basics.js";
+import { Button, Link, Panel, Read } from "../parts/basics.js";
 import { Confirmed, Pages, Rows } from "../parts/lists.js";
 import { ServerState } from "../parts/waits.js";
 import { go } from "../router.js";
@@ -67,9 +67,8 @@ function limits(provider) {
 
 /** `model`: one whose price is wanted. `onDone` is called once it is stored, or left. */
 function ProviderForm({ name, model, onDone }) {
-  const stored = useData(url`/v1/providers/${name}`);
   const [schemas] = useSchemas();
-  return schemas && html`<${Loaded} from=${stored} what="the provider">${(provider) => html`<${Form}
+  return schemas && html`<${Read} path=${url`/v1/providers/${name}`} what="the provider">${(provider) => html`<${Form}
     ...${{ provider, model, schema: schemas.ProviderBody, onDone }} />`}<//>`;
 }
 

@@ -9,8 +9,8 @@ import { excerpt } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { usePostOnce } from "../once.js";
-import { Button, chosenOf, Failure, Link, Loaded, Loading, Panel, permitted, Select,
-  Tabs, Time } from "../parts/basics.js";
+import { Button, chosenOf, Failure, Link, Loaded, Loading, Panel, permitted, Read,
+  Select, Tabs, Time } from "../parts/basics.js";
 import { Diff } from "../parts/diff.js";
 import { Confirmed, Pages, Rows } from "../parts/lists.js";
 import { follow, go } from "../router.js";
@@ -62,11 +62,8 @@ function New({ wanted = "" }) {
         </div><//>`;
 }
 
-function Stored({ name, query }) {
-  const stored = useData(url`/v1/agents/${name}`);
-  return html`<${Loaded} from=${stored} what="the agent">${(agent) => html`<${One} stored=${agent} query=${query} />`}
-    <//>`;
-}
+const Stored = ({ name, query }) => html`<${Read} path=${url`/v1/agents/${name}`} what="the agent">
+  ${(agent) => html`<${One} stored=${agent} query=${query} />`}<//>`;
 
 function One({ stored, query }) {
   const [known, failed] = useKnown();
@@ -122,9 +119,8 @@ function Versions({ agent, onTakeBack, onRestore }) {
   <//>`;
 }
 
-function AllVersions({ agent, onRestore }) {
-  const versions = useData(url`/v1/agents/${agent.name}/versions?order=desc&view=full&limit=${LIMIT}`);
-  return html`<${Panel} title="Versions"><${Loaded} from=${versions} what="versions">${({ items, next_cursor }) => html`
+const AllVersions = ({ agent, onRestore }) => html`<${Panel} title="Versions"><${Read} what="versions"
+  path=${url`/v1/agents/${agent.name}/versions?order=desc&view=full&limit=${LIMIT}`}>${({ items, next_cursor }) => html`
     <ol class="rows">${items.map((each) => html`<li key=${each.version}><strong>Version ${each.version}</strong>
       <span class="small soft"> <${Time} at=${each.created_at} /></span>
       ${each.version === agent.version ? html` <span class="status ok">current</span>` : html` <${Confirmed}
@@ -133,4 +129,3 @@ function AllVersions({ agent, onRestore }) {
       ${noteOf(each) && html`<div>${noteOf(each)}</div>`}</li>`)}</ol>
     ${next_cursor && html`<p class="small soft">Older ones: <code>GET /v1/agents/${agent.name}/versions</code></p>`}`}
     <//><//>`;
-}

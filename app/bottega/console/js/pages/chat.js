@@ -7,13 +7,14 @@ import { plain } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
 import { usePostOnce } from "../once.js";
-import { Button, Copy, Empty, Link, Loaded, Loading, Panel, Stale, Status, Time } from "../parts/basics.js";
+import { Button, Copy, Empty, Folded, Link, Loading, Panel, Read, Stale, Status, Time } from "../parts/basics.js";
 import { Conversations } from "../parts/conversations.js";
 import { Decision } from "../parts/decision.js";
 import { ChosenFiles, FilePart, partsOf, useFiles } from "../parts/files.js";
 import { Markdown } from "../parts/markdown.js";
 import { Author, Readable, ResultOf, ToolCall } from "../parts/readable.js";
 import { see } from "../parts/seen.js";
+import { instead } from "../parts/work.js";
 import { may } from "../person.js";
 import { isFinal } from "../run/state.js";
 import { Rating } from "../run/story.js";
@@ -29,16 +30,12 @@ export function Chat({ query }) {
 
 /** Choose an agent for a new conversation, or go on with an old one. */
 function Choice({ wanted, query }) {
-  const agents = useData("/v1/agents?limit=100");
-  const start = (event) => {
-    event.preventDefault();
-    const agent = new FormData(event.target).get("agent");
-    go(["chat"], { agent, session: `chat-${newId()}` });
-  };
+  const start = instead(({ target }) =>
+    go(["chat"], { agent: new FormData(target).get("agent"), session: `chat-${newId()}` }));
   return html`
     <div class="head"><h1>Chat</h1></div>
     <${Panel} title="A new conversation">
-      <${Loaded} from=${agents} what="agents">${(page) => page.items.length
+      <${Read} path="/v1/agents?limit=100" what="agents">${(page) => page.items.length
         ? html`<form class="body filters" onSubmit=${start}><label>Agent <${AgentField} page=${page} wanted=${wanted} />
           </label>
             <button class="button primary">Start</button></form>`
@@ -208,14 +205,9 @@ function Said({ message, by }) {
 }
 
 /** The rating of an answer; what it is now is read once it is asked for. */
-function Rate({ run }) {
-  const [isOpen, setOpen] = useState(false);
-  const found = useData(isOpen ? url`/v1/runs/${run}` : null);
-  if (!may("run") || !may("read")) return null;
-  return html`<details class="rate" onToggle=${(e) => setOpen(e.currentTarget.open)}><summary>Rate it</summary>
-    ${isOpen && html`<${Loaded} from=${found} what="its rating">${(now) => html`<${Rating} run=${now}
-      onRated=${found.reload} />`}<//>`}</details>`;
-}
+const Rate = ({ run }) => may("run") && may("read") && html`<${Folded} class="rate" summary="Rate it">${() => html`
+  <${Read} path=${url`/v1/runs/${run}`} what="its rating">${(now, reload) => html`<${Rating} run=${now}
+    onRated=${reload} />`}<//>`}<//>`;
 
 /** The text of the answer so far, and what the agents do; nothing once the answer was read. */
 function Coming({ state, root, said, by }) {

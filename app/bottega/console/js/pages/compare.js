@@ -7,10 +7,11 @@ import { linesOf } from "../compare/talk_lines.js";
 import { count, duration, knownAmount, money, plain, shortId, tokens } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
-import { Button, Copy, Empty, Link, Loaded, Panel, Status, Time } from "../parts/basics.js";
+import { Button, Copy, Empty, Folded, Link, Loaded, NoRun, Panel, Read, Status, Time } from "../parts/basics.js";
 import { Pages, Rows, usePages } from "../parts/lists.js";
 import { titleOf, worth } from "../parts/run_table.js";
 import { Source } from "../parts/source.js";
+import { instead } from "../parts/work.js";
 import { go } from "../router.js";
 import { isFinal } from "../run/state.js";
 
@@ -18,10 +19,7 @@ export function Compare({ id, query }) {
   const other = query.with ?? "";
   const [chooses, setChooses] = useState(false);
   const run = useData(url`/v1/runs/${id}`);
-  if (run.error?.status === 404) {
-    return html`<div class="head"><h1>There is no such run</h1></div>
-      <p><${Link} path=${["runs"]}>Show all runs<//></p>`;
-  }
+  if (run.error?.status === 404) return html`<${NoRun} />`;
   // The older run is `before`; ids begin with their time.
   const choose = (chosen) => {
     setChooses(false);
@@ -62,15 +60,13 @@ function Both({ id, other }) {
 }
 
 /** The questions of both runs. */
-function Questions({ before, after }) {
-  const [old, now] = [useData(url`/v1/runs/${before}`), useData(url`/v1/runs/${after}`)];
-  return html`<${Panel} title="Question"><${Loaded} from=${old} what="the question">${(first) => html`
-    <${Loaded} from=${now} what="the question">${(second) => plain(first.input) === plain(second.input)
+const Questions = ({ before, after }) => html`<${Panel} title="Question">
+  <${Read} path=${url`/v1/runs/${before}`} what="the question">${(first) => html`
+    <${Read} path=${url`/v1/runs/${after}`} what="the question">${(second) => plain(first.input) === plain(second.input)
       ? html`<div class="body"><p class="small soft">The same in both.</p>
         <pre class="text story" tabindex="0">${plain(first.input)}</pre></div>`
       : html`<${Sides} rows=${rowsOfTexts(plain(first.input), plain(second.input))}
         label="Difference of the questions" />`}<//>`}<//><//>`;
-}
 
 /** The outcome and the version of a run. */
 function Worth({ id }) {
@@ -139,17 +135,13 @@ async function readTalk(id, agent) {
 }
 
 /** `before` and `after`: ids of the runs. The data are read when the user opens the part; `isOpen`: open at first. */
-function Talk({ agent, before, after, isOpen: opens }) {
-  const [isOpen, setOpen] = useState(opens);
-  const found = useData(isOpen ? `${before} ${after} ${agent}` : null, {
-    from: () => Promise.all([before, after].map((id) => readTalk(id, agent))) });
-  return html`<details class="talk" open=${isOpen} onToggle=${(e) => setOpen(e.currentTarget.open)}>
-    <summary>Prompts, tool calls and arguments of ${agent}</summary>
-    ${isOpen && html`<${Loaded} from=${found} what="what was said">${([old, now]) => old || now
+const Talk = ({ agent, before, after, isOpen }) => html`<${Folded} class="talk" isOpen=${isOpen}
+  summary=${`Prompts, tool calls and arguments of ${agent}`}>${() => html`<${Read} path=${`${before} ${after} ${agent}`}
+    what="what was said" from=${() => Promise.all([before, after].map((id) => readTalk(id, agent)))}>
+    ${([old, now]) => old || now
       ? html`${old === now && html`<p class="small soft">The same in both.</p>`}<${Sides} rows=${rowsOfTexts(old, now)}
         label=${`What ${agent} was told, called and said`} />`
-      : html`<${Empty} title="It called no model in either run." />`}<//>`}</details>`;
-}
+      : html`<${Empty} title="It called no model in either run." />`}<//>`}<//>`;
 
 const UUID = /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/;
 
@@ -160,10 +152,7 @@ const relation = (run, each) =>
 function Choice({ run, onChoose }) {
   const source = useData(run.retry_of && url`/v1/runs/${run.retry_of}`);
   const [id, setId] = useState("");
-  const choose = (event) => {
-    event.preventDefault();
-    onChoose(id);
-  };
+  const choose = instead(() => onChoose(id));
   const alike = (each) => each.id !== run.id && each.id !== run.retry_of && each.agent === run.agent
     && each.graph === run.graph;
   return html`<${Panel} title=${`Compare ${shortId(run.id)} with`}>

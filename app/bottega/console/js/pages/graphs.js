@@ -7,8 +7,7 @@ import { changes, draftOf, POLICIES } from "../graphs/draft.js";
 import { GraphEditor, MissingAgents } from "../graphs/editor.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
-import { usePostOnce } from "../once.js";
-import { Button, chosenOf, Failure, Link, Loaded, Panel, permitted, Status, Tabs, Time,
+import { Button, chosenOf, Failure, Link, Panel, permitted, Read, Status, Tabs, Time,
   Value } from "../parts/basics.js";
 import { Dialog } from "../parts/dialog.js";
 import { Pages, Rows } from "../parts/lists.js";
@@ -35,9 +34,8 @@ function All() {
 }
 
 function New() {
-  const [postOnce] = usePostOnce();
   const [name, setName] = useState("");
-  const { error, work } = useWork();
+  const { error, work, postOnce } = useWork();
   const make = instead(() => work(() => follow(postOnce("/v1/graphs", { name }), () => ["graphs", name])));
   return may("define") && html`<form class="filters" onSubmit=${make}>
       <label>Name of a new graph <input value=${name} required pattern="[a-z][a-z0-9_\\-]{0,63}"
@@ -49,11 +47,10 @@ function New() {
 }
 
 function One({ name, query }) {
-  const stored = useData(url`/v1/graphs/${name}`);
   const known = useData("/v1/agents?limit=200");
   const agents = known.data && !known.data.next_cursor ? known.data.items.map((agent) => agent.name) : null;
-  return html`<${Loaded} from=${stored} what="the graph">${(graph) => html`<${Workshop} ...${{ graph, agents, query }}
-    reload=${stored.reload} onAgent=${known.reload} />`}<//>`;
+  return html`<${Read} path=${url`/v1/graphs/${name}`} what="the graph">${(graph, reload) => html`<${Workshop}
+    ...${{ graph, agents, query, reload }} onAgent=${known.reload} />`}<//>`;
 }
 
 /** The page of one graph, with the drafts since it was last stored: the last one is shown. */
@@ -139,10 +136,9 @@ function Removal({ name, version, onClose }) {
 const LIMIT = 50;
 
 /** `current`: the stored version's number; `onTake` gets the content of a version. */
-function Versions({ name, current, onTake }) {
-  const versions = useData(url`/v1/graphs/${name}/versions?order=desc&view=full&limit=${LIMIT}`);
-  return html`<${Panel} title="Versions">
-    <${Loaded} from=${versions} what="versions">${({ items, next_cursor }) => html`
+const Versions = ({ name, current, onTake }) => html`<${Panel} title="Versions">
+    <${Read} path=${url`/v1/graphs/${name}/versions?order=desc&view=full&limit=${LIMIT}`} what="versions">
+      ${({ items, next_cursor }) => html`
       <ol class="rows">${items.map((graph, at) => html`<li key=${graph.version}>
         <strong>Version ${graph.version}</strong> <span class="small soft"><${Time} at=${graph.created_at}
           /> · ${graph.nodes.length} agents, ${graph.edges.length} edges</span>
@@ -153,14 +149,12 @@ function Versions({ name, current, onTake }) {
           : graph.version === 1 ? "the first" : ""}</div></li>`)}</ol>
       ${next_cursor && html`<p class="small soft">Older ones: <code>GET /v1/graphs/${name}/versions</code></p>`}`}<//>
   <//>`;
-}
 
 /** `name`: of the graph; `agents`: names, or null; `isChanged`: the page has changes that are not stored. */
 function Trial({ name, agents, isChanged }) {
-  const [postOnce] = usePostOnce();
   const [agent, setAgent] = useState("");
   const [input, setInput] = useState("");
-  const { busy, error, work } = useWork();
+  const { busy, error, work, postOnce } = useWork();
   const [found, setFound] = useState(null);
   const asked = agent ? { agent, input } : { input };
   const dryRun = instead(() => work(async () => setFound(await post(url`/v1/graphs/${name}/dry-run`, asked)), "dry"));

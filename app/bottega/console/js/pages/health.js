@@ -10,7 +10,7 @@ import { html } from "../html.js";
 import { badlyOf, failureOf, groupsOf, numbersOf } from "../health/failures.js";
 import { slowestFirst } from "../health/slow.js";
 import { useData } from "../load.js";
-import { Button, Empty, Figure, Figures, Link, Loaded, Panel, Time } from "../parts/basics.js";
+import { Button, Empty, Figure, Figures, Link, Loaded, Panel, Read, Time } from "../parts/basics.js";
 import { Chart } from "../parts/chart.js";
 import { RUN_COLUMNS } from "../parts/csv.js";
 import { allOf, Export } from "../parts/export.js";
@@ -157,12 +157,12 @@ function Agents({ span, found, judge }) {
 }
 
 function Providers() {
-  const found = useData("/v1/provider-health", { everyMs: EVERY_MS });
   const whyOf = ({ agent, model, code, http_status: status, calls, first_at: first, last_at: last }) =>
     `${agent} with ${model}: ${didOf({ code, message: status ? `HTTP ${status}` : "" })} ${times(calls)}, ${
       clock(first)}${calls > 1 ? ` to ${clock(last)}` : ""}`;
-  return html`<${Panel} title="Providers, by the last 100 calls that were sent"><${Loaded} from=${found}
-    what="providers">${({ items }) => html`<${Rows} label="Providers" items=${items} id=${({ name }) => name}
+  return html`<${Panel} title="Providers, by the last 100 calls that were sent"><${Read} path="/v1/provider-health"
+    what="providers" everyMs=${EVERY_MS}>${({ items }) => html`<${Rows} label="Providers" items=${items}
+      id=${({ name }) => name}
       head=${["Provider", "#Calls", "#Failed", "#Median", "#95 %", "Why", "Now"]}
       cells=${({ name, recent, ...now }) => [html`<${Link} path=${["operations", "providers"]}>${name}<//>`,
         count(recent.calls), html`<span class=${recent.failed ? "bad-text" : ""}>${

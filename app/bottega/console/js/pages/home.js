@@ -7,7 +7,6 @@ import { clock, count, excerpt, money, tokens } from "../format.js";
 import { modelWaits } from "../health/queue.js";
 import { html } from "../html.js";
 import { pending, useData } from "../load.js";
-import { usePostOnce } from "../once.js";
 import { Button, Empty, Failure, Figure, Figures, Link, Loaded, Panel, Time } from "../parts/basics.js";
 import { RunTable, titleOf } from "../parts/run_table.js";
 import { timesOf } from "../parts/series.js";
@@ -134,9 +133,8 @@ function Causes({ runs, hasMore }) {
 
 /** Start the demo's team, if its agents are here, and show its run. */
 function Demo() {
-  const [postOnce] = usePostOnce();
   const lead = useData("/v1/agents?limit=100");
-  const { busy, error, work } = useWork();
+  const { busy, error, work, postOnce } = useWork();
   const isHere = lead.data?.items.some((each) => each.name === DEMO.run.agent
     && each.metadata?.created_by === DEMO.mark);
   const start = () => work(() => follow(postOnce("/v1/runs", DEMO.run), ({ id }) => ["runs", id]));

@@ -5,11 +5,10 @@ import { call, post, url, withQuery } from "../api.js";
 import { MemoryFigures } from "../figures/outcomes.js";
 import { count, duration } from "../format.js";
 import { html } from "../html.js";
-import { useData } from "../load.js";
 import { Episode, Episodes } from "../memory/episodes.js";
 import { Given } from "../memory/given.js";
 import { Pattern, Patterns } from "../memory/patterns.js";
-import { Button, Empty, Failure, Link, Loaded, Panel, Status, Tabs, Time, Value } from "../parts/basics.js";
+import { Button, Empty, Failure, Link, Loaded, Panel, Read, Status, Tabs, Time, Value } from "../parts/basics.js";
 import { Confirmed, filtersOf, Pages, Rows, Table, usePages } from "../parts/lists.js";
 import { periodIn } from "../parts/series.js";
 import { forAll } from "../parts/work.js";
@@ -48,8 +47,8 @@ function Reports() {
 }
 
 function Report({ id }) {
-  const found = useData(url`/v1/memory/reports/${id}`, { everyMs: 3000, ended: (job) => job.ended_at !== null });
-  return html`<${Loaded} from=${found} what="the report">${(job) => html`
+  return html`<${Read} path=${url`/v1/memory/reports/${id}`} what="the report" everyMs=${3000}
+    ended=${(job) => job.ended_at !== null}>${(job) => html`
     <div class="head"><div><h2>Report of <${Time} at=${job.created_at} /></h2><p class="small soft"><${Status}
       value=${SHOWN[job.status] ?? job.status} /> ${job.cause}, took ${took(job)}</p></div></div>
     ${job.error && html`<p class="note bad" role="alert">${job.error}</p>`}

@@ -9,8 +9,8 @@ import { html } from "../html.js";
 import { useData } from "../load.js";
 import { usePostOnce } from "../once.js";
 import { Providers } from "../operations/providers.js";
-import { Button, chosenOf, Copy, Empty, Figure, Figures, Link, Loaded, Panel, permitted, Status, Tabs,
-  Time, Value } from "../parts/basics.js";
+import { Button, chosenOf, Copy, Empty, Figure, Figures, Folded, Link, Loaded, Panel, permitted, Read,
+  Status, Tabs, Time, Value } from "../parts/basics.js";
 import { Act, Confirmed, filtersOf, Pages, Rows, Sending, } from "../parts/lists.js";
 import { may } from "../person.js";
 import { follow, go } from "../router.js";
@@ -83,14 +83,10 @@ function Schedules() {
 }
 
 /** The next start; unfolded, the next five. */
-function Starts({ schedule }) {
-  const [isOpen, setOpen] = useState(false);
-  const found = useData(isOpen ? url`/v1/schedules/${schedule.name}` : null);
-  return html`<details onToggle=${(e) => setOpen(e.currentTarget.open)}><summary><${Time} at=${schedule.next_at} />
-    </summary>${isOpen && html`<${Loaded} from=${found} what="its next starts">${({ next_starts: starts }) => html`
-      <ol class="small" aria-label=${`Next starts of ${schedule.name}`}>${starts.map((at) => html`<li key=${at}>
-        ${exact(at)}</li>`)}</ol>`}<//>`}</details>`;
-}
+const Starts = ({ schedule }) => html`<${Folded} summary=${html`<${Time} at=${schedule.next_at} />`}>${() => html`
+  <${Read} path=${url`/v1/schedules/${schedule.name}`} what="its next starts">${({ next_starts: starts }) => html`
+    <ol class="small" aria-label=${`Next starts of ${schedule.name}`}>${starts.map((at) => html`<li key=${at}>
+      ${exact(at)}</li>`)}</ol>`}<//>`}<//>`;
 
 /** Change a schedule, in the fields that the API has for it. */
 const Change = ({ schedule: { name, cron, timezone, paused, run }, onDone }) => html`<${Panel}
@@ -207,8 +203,8 @@ const EVERY_MS = 2000;
 const sum = (items, of) => items.reduce((total, each) => total + of(each), 0);
 
 function Scheduler() {
-  const found = useData("/v1/scheduler", { everyMs: EVERY_MS });
-  return html`<${Loaded} from=${found} what="workers">${({ workers, runs, waiting, quotas }) => html`
+  return html`<${Read} path="/v1/scheduler" what="workers" everyMs=${EVERY_MS}>
+  ${({ workers, runs, waiting, quotas }) => html`
     <${Figures}>
       <${Figure} name="Workers" value=${count(workers.length)} />
       <${Figure} name="Runs under way" value=${count(sum(workers, (each) => each.pool.runs))} />

@@ -4,8 +4,7 @@ import { useState } from "preact/hooks";
 import { withQuery } from "../api.js";
 import { count, plain } from "../format.js";
 import { html } from "../html.js";
-import { useData } from "../load.js";
-import { Button, Empty, Link, Loaded, Panel, Time, useHeading } from "../parts/basics.js";
+import { Button, Empty, Link, Panel, Read, Time, useHeading } from "../parts/basics.js";
 import { useKeys } from "../parts/keys.js";
 import { Filter } from "../parts/lists.js";
 import { Markdown } from "../parts/markdown.js";
@@ -25,16 +24,16 @@ export function Ratings({ query }) {
   });
   const field = (name, label, rest = {}) => html`<${Filter} label=${label} value=${query[name] ?? ""} leaves ...${rest}
     onChange=${(text) => go(["ratings"], { ...route.value.query, [name]: text }, { replace: true })} />`;
-  const found = useData(path, { ended: () => true }); // read once: what is rated stays in its place
+  // Read once: what is rated stays in its place.
   return html`
     <div class="head"><h1>Ratings</h1><p class="small soft">Keys: <kbd>g</kbd> good, <kbd>b</kbd> bad,${" "}
       <kbd>c</kbd> comment, <kbd>j</kbd> next, <kbd>k</kbd> before</p></div>
     <form class="filters" onSubmit=${(e) => e.preventDefault()}>
       ${field("q", "Question contains", { kind: "grow", type: "search", maxlength: 500 })} ${field("agent", "Agent")}
       ${field("user", "User")} ${field("since", "Since", { type: "date" })}</form>
-    <${Loaded} from=${found} what="answers">${({ items, next_cursor }) => items.length
+    <${Read} path=${path} what="answers" ended=${() => true}>${({ items, next_cursor }, reload) => items.length
       ? html`<${Queue} key=${items.map(({ id }) => id).join()} runs=${items} hasMore=${next_cursor !== null}
-        more=${found.reload} />`
+        more=${reload} />`
       : html`<${Panel}><${Empty} title=${agent || user || q || since
         ? "No answer like that waits for a rating." : "Every answer is rated."} /><//>`}<//>`;
 }

@@ -6,12 +6,11 @@ import { LINK_STATES, RETRY_HELP } from "../en.js";
 import { count, duration, excerpt, money, plain, tokens } from "../format.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
-import { usePostOnce } from "../once.js";
-import { Button, Copy, Empty, Failure, Figure, Figures, Link, Loading, Panel, RunStatus, SIGNS, Stale, Tabs, Time,
-  Unpriced, Value } from "../parts/basics.js";
+import { Button, Copy, Empty, Failure, Figure, Figures, Link, Loading, NoRun, Panel, RunStatus, SIGNS, Stale,
+  Tabs, Time, Unpriced, Value } from "../parts/basics.js";
 import { useChecks, useOthers } from "../parts/checked.js";
 import { Decision } from "../parts/decision.js";
-import { Dialog } from "../parts/dialog.js";
+import { DialogForm } from "../parts/dialog.js";
 import { Windowed } from "../parts/windowed.js";
 import { instead, useWork } from "../parts/work.js";
 import { may } from "../person.js";
@@ -19,7 +18,6 @@ import { follow, go, useTitle } from "../router.js";
 import { programsOf, requestOf } from "../run/copy_as.js";
 import { Graph, skippedOf } from "../run/graph.js";
 import { Playback } from "../run/playback.js";
-import { countsOf, countsText, FEW, progressOf } from "../run/progress.js";
 import { isFinal } from "../run/state.js";
 import { Answer, Diagnosis, Question, textOf } from "../run/story.js";
 import { TaskDetail } from "../run/task.js";
@@ -59,10 +57,7 @@ export function Run({ id, query }) {
   // Before the log is read, an ended run would look like a waiting run.
   const isUnread = run.data && isFinal(run.data.status) && !live.queuedAt && !isLate;
 
-  if (link === "gone" || run.error?.status === 404) {
-    return html`<div class="head"><h1>There is no such run</h1></div><p><${Link} path=${["runs"]}>Show all runs<//>
-      </p>`;
-  }
+  if (link === "gone" || run.error?.status === 404) return html`<${NoRun} />`;
   if (run.error && !run.data) return html`<${Failure} error=${run.error} again=${run.reload} />`;
   if (!run.data || isUnread) return html`<${Loading} what="the run" />`;
   const now = played ? played.now : moves ? Date.now() : live.endedAt;
@@ -155,8 +150,7 @@ function Numbers({ state, now }) {
   return html`<${Figures}>
     <${Figure} name="Time" value=${duration(state.startedAt && now - state.startedAt)}
       note=${state.startedAt && `after ${duration(state.startedAt - state.queuedAt)} in the queue`} />
-    <${Figure} name="Tasks" value=${count(state.tasks.size)}
-      note=${progressOf(state).total < FEW && countsText({ ...countsOf(state.tasks.values()), done: 0 })} />
+    <${Figure} name="Tasks" value=${count(state.tasks.size)} />
     <${Figure} name="Model calls" value=${count(Math.max(usage?.model_calls ?? 0, calls))} />
     <${Figure} name="Tool calls" value=${count(usage?.tool_calls ?? tools)} />
     <${Figure} name="Tokens" value=${tokens(usage ? usage.input + usage.output : input)}
@@ -182,9 +176,8 @@ const Checked = ({ asked }) => html`<${Decision} interrupt=${asked} ...${useChec
 
 /** `status`: the current status; the status in `run` may be older. */
 function Actions({ run, status, onDone }) {
-  const [postOnce] = usePostOnce();
   const moves = !isFinal(status);
-  const { busy, error, work } = useWork();
+  const { busy, error, work, postOnce } = useWork();
   const [changing, setChanging] = useState(false);
   const act = (name, what) => work(async () => {
     await what();
@@ -219,30 +212,20 @@ function CopyAs({ run }) {
 
 /** A form that asks the same agent another question: a new run, outside the session of the old run. */
 function Changed({ run, onClose }) {
-  const [postOnce] = usePostOnce();
   const [input, setInput] = useState(run.input);
-  const { busy, error, work } = useWork();
-  const start = instead(() => work(async () => {
-    await follow(postOnce("/v1/runs", { ...requestOf(run), input }), ({ id }) => ["runs", id]);
-    onClose();
-  }));
-  return html`<${Dialog} title="Change and run" onClose=${onClose}>
-    <form class="form" onSubmit=${start}>
+  const start = (postOnce) => follow(postOnce("/v1/runs", { ...requestOf(run), input }), ({ id }) => ["runs", id]);
+  return html`<${DialogForm} title="Change and run" label="Start" send=${start} disabled=${!input.trim()}
+    onClose=${onClose}>
       <label>Question <textarea rows="8" autofocus value=${input} onInput=${(e) => setInput(e.target.value)}></textarea>
         </label>
       <p class="small soft">A new run of the same agent in its present version, outside of the session.</p>
-      ${error && html`<${Failure} error=${error} />`}
-      <div class="actions"><${Button} type="submit" kind="primary" busy=${busy} disabled=${!input.trim()}>Start<//>
-        <${Button} onClick=${onClose}>Cancel<//></div>
-    </form>
   <//>`;
 }
 
 function Steer({ run, state, moves }) {
-  const [postOnce] = usePostOnce();
   const [text, setText] = useState("");
   const [sent, setSent] = useState({});
-  const { busy, error, work } = useWork();
+  const { busy, error, work, postOnce } = useWork();
   const takes = moves && run.mode !== "dag" && may("run");
   // A new message appears in the log a little later.
   const known = new Set(state.messages.map((each) => each.id));

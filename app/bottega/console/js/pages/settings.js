@@ -4,11 +4,11 @@ import { useState } from "preact/hooks";
 import { call, fetchBlob, url, withQuery } from "../api.js";
 import { count, exact } from "../format.js";
 import { html } from "../html.js";
-import { useData } from "../load.js";
-import { Button, Failure, Link, Loaded, Panel, Select, Time } from "../parts/basics.js";
+import { Button, Failure, Link, Panel, Read, Select, Time } from "../parts/basics.js";
 import { FilePart } from "../parts/files.js";
 import { Confirmed, Pages, Rows, Table } from "../parts/lists.js";
 import { save } from "../parts/export.js";
+import { useWork } from "../parts/work.js";
 import { may, me } from "../person.js";
 import { dates, theme } from "../preferences.js";
 
@@ -40,9 +40,8 @@ export function Settings() {
     <${User} />`;
 }
 
-function Server() {
-  const info = useData("/v1/info");
-  return html`<${Panel} title="Server"><${Loaded} from=${info} what="the server">${(server) => html`<dl class="body">
+const Server = () => html`<${Panel} title="Server"><${Read} path="/v1/info" what="the server">
+  ${(server) => html`<dl class="body">
     <dt>Version</dt><dd>${server.version}</dd><dt>Default model</dt><dd>${server.model}${server.demo_model
       && " (the demo model)"}</dd>${Object.entries(KEPT)
       .map(([kind, words]) => html`<dt>${words}</dt><dd>${keptFor(server.retention[kind])}</dd>`)}</dl>
@@ -51,7 +50,6 @@ function Server() {
     <p class="small soft"><${Link} path=${["operations", "keys"]} needs="admin">API keys<//> <${Link}
       path=${["operations", "secrets"]}>Secrets<//> <${Link} path=${["operations", "providers"]}>Providers<//> <${Link}
       path=${["operations"]}>Limits<//></p><//>`;
-}
 
 /** What is stored of one end user, its export and its erasure. */
 function User() {
@@ -64,25 +62,19 @@ function User() {
 }
 
 function Stored({ name }) {
-  const found = useData(url`/v1/users/${name}`);
-  const [error, setError] = useState(null);
-  const [isSaving, setSaving] = useState(false);
-  const write = async () => {
-    setSaving(true);
-    setError(null);
-    await fetchBlob(url`/v1/users/${name}/export`).then((blob) => save(blob, "user.ndjson"), setError);
-    setSaving(false);
-  };
+  const { busy, error, work } = useWork();
+  const write = () => work(async () => save(await fetchBlob(url`/v1/users/${name}/export`), "user.ndjson"));
   const at = (path, words) => html`<${Link} class="button" path=${path} query=${{ user: name }}>${words}<//>`;
-  return html`<${Loaded} from=${found} what="the user">${(user) => html`<div class="body stacked">
+  return html`<${Read} path=${url`/v1/users/${name}`} what="the user">${(user, reload) => html`
+    <div class="body stacked">
     ${user.status === "erasing" && html`<p class="note" role="status">All that is stored of ${name} is being erased,
       since <${Time} at=${user.requested_at} />.</p>`}
     ${error && html`<${Failure} error=${error} />`}
     <div class="actions">${at(["chat"], "Conversations")} ${at(["runs"], "Runs")} ${at(["memory"], "Episodes")}
       ${at(["memory", "lessons"], "Lessons")}
-      <${Button} busy=${isSaving} onClick=${write}>Export<//>
+      <${Button} busy=${busy} onClick=${write}>Export<//>
       <${Confirmed} needs="admin" label="Erase" question=${`Erase all that is stored of ${name}? It cannot be undone.`}
-        act=${async () => (await call("DELETE", url`/v1/users/${name}`), found.reload())} /></div>
+        act=${async () => (await call("DELETE", url`/v1/users/${name}`), reload())} /></div>
     <h3>Facts</h3><${UserFacts} name=${name} />
     <h3>Files</h3><${UserFiles} name=${name} /></div>`}<//>`;
 }

@@ -1,4 +1,5 @@
 /** Facts about a call that waits for a person: differences from the conversation, and repetitions. Pure. */
+import { objectIn } from "../format.js";
 
 const NUMBER = /(?<![\p{L}\p{N}]|\d[.,])(?:eur|usd|gbp|chf)?(\d+(?:[.,'’]\d+)*)(?:eur|usd|gbp|chf)?(?![\p{L}\p{N}])/gu;
 const GROUPED = /^[1-9]\d{0,2}([.,'’])\d{3}(?:\1\d{3})*(?:(?!\1)[.,]\d+)?$/;
@@ -64,13 +65,7 @@ const OWNER = /^(customer|user|owner|client|account)(_?(id|name))?$/i;
 
 /** The owner in a tool's result: in the object that has the value; null: the result names no owner. */
 function ownerIn(found, value) {
-  if (typeof found === "string" && /^\s*[[{]/.test(found)) {
-    try {
-      return ownerIn(JSON.parse(found), value);
-    } catch {
-      return null;
-    }
-  }
+  if (typeof found === "string") return ownerIn(objectIn(found), value);
   if (found === null || typeof found !== "object") return null;
   const fields = Object.entries(found);
   const [, owner] = fields.find(([name, each]) => OWNER.test(name) && typeof each === "string") ?? [];

@@ -5,6 +5,7 @@ import { connected } from "../api.js";
 import { ERROR_TITLES, WAITS_FOR } from "../en.js";
 import { ago, exact } from "../format.js";
 import { html } from "../html.js";
+import { useData } from "../load.js";
 import { may } from "../person.js";
 import { to } from "../router.js";
 
@@ -97,6 +98,9 @@ export const Failure = ({ error, again }) => html`
     ${again && html`<${Button} onClick=${again}>Try again<//>`}
   </div>`;
 
+export const NoRun = () => html`<div class="head"><h1>There is no such run</h1></div>
+  <p><${Link} path=${["runs"]}>Show all runs<//></p>`;
+
 /** A note that the data on the page are old, because the page could not load new data. */
 export const Stale = ({ from, again = from.reload }) => from.error && (from.error.status !== 0 || connected.value)
   && html`
@@ -108,6 +112,19 @@ export function Loaded({ from, what, children }) {
   if (from.data !== null) return html`<${Stale} from=${from} />${children(from.data)}`;
   if (from.error) return html`<${Failure} error=${from.error} again=${from.reload} />`;
   return html`<${Loading} what=${what} />`;
+}
+
+/** Shows what `children` makes of the data of a path and of `reload`; `options`: of `useData`. */
+export function Read({ path, what, children, ...options }) {
+  const found = useData(path, options);
+  return html`<${Loaded} from=${found} what=${what}>${(data) => children(data, found.reload)}<//>`;
+}
+
+/** A part that `children` makes when the user opens the part; `isOpen`: open at first. */
+export function Folded({ summary, isOpen: opens = false, children, ...rest }) {
+  const [isOpen, setOpen] = useState(opens);
+  return html`<details ...${rest} open=${isOpen} onToggle=${(e) => setOpen(e.currentTarget.open)}>
+    <summary>${summary}</summary>${isOpen && children()}</details>`;
 }
 
 /** Copy a text; false: the browser refused. Without HTTPS, browsers only have `execCommand`. */

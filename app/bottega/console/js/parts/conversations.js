@@ -10,6 +10,7 @@ import { Button, Empty, Link, Panel, Time } from "./basics.js";
 import { Act, Confirmed, filtersOf, Pages } from "./lists.js";
 import { searchOf } from "./search_words.js";
 import { isUnread } from "./seen.js";
+import { instead, useWork } from "./work.js";
 
 const TONES = { answering: "busy", waiting: "wait", failed: "bad" };
 
@@ -69,20 +70,13 @@ function Conversation({ of, onChange }) {
 /** Another title for a conversation; without one its first question is shown. */
 function Naming({ id, title, onEnd }) {
   const [text, setText] = useState(title ?? "");
-  const [error, setError] = useState("");
+  const { error, work } = useWork();
   const field = useRef(null);
   useEffect(() => field.current.select(), []);
-  const save = async (event) => {
-    event.preventDefault();
-    try {
-      await call("PATCH", url`/v1/sessions/${id}`, { title: text.trim() || null });
-      onEnd();
-    } catch (problem) {
-      setError(problem.message);
-    }
-  };
+  const save = instead(() => work(() =>
+    call("PATCH", url`/v1/sessions/${id}`, { title: text.trim() || null }).then(onEnd)));
   return html`<form class="inline" onSubmit=${save} onKeyDown=${(e) => e.key === "Escape" && onEnd()}>
     <label>Title <input ref=${field} value=${text} maxlength="200" onInput=${(e) => setText(e.target.value)} /></label>
     <${Button} type="submit" kind="small primary">Save<//><${Button} kind="small" onClick=${onEnd}>Cancel<//>
-    ${error && html`<span class="bad-text small" role="alert">${error}</span>`}</form>`;
+    ${error && html`<span class="bad-text small" role="alert">${error.message}</span>`}</form>`;
 }

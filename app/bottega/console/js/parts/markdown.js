@@ -4,6 +4,7 @@ import { Marked } from "marked";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 
 import { fetchBlob, ROOT } from "../api.js";
+import { objectIn } from "../format.js";
 import { html } from "../html.js";
 import { Button, copied } from "./basics.js";
 
@@ -116,15 +117,7 @@ function finishCode(block) {
   box.append(block, button);
 }
 
-/** True for an object or a list in JSON, such as the answer of an agent with a schema. */
-function isJson(text) {
-  if (!/^\s*[[{]/.test(text)) return false;
-  try {
-    return typeof JSON.parse(text) === "object";
-  } catch {
-    return false;
-  }
-}
+const isJson = (text) => objectIn(text) !== null;
 
 /** A text as elements; null: no Markdown, or too long, too deep or too slow, so the text is shown without Markdown. */
 export function rendered(text) {

@@ -1,15 +1,11 @@
 /** A value for a reader: its fields by name, texts as they are; only what is nested is JSON. */
+import { objectIn } from "../format.js";
 import { html } from "../html.js";
 import { Value } from "./basics.js";
 
 /** The object that a value is, or that a text has as JSON; null: it is another value. */
 function fieldsOf(value) {
-  let found = value;
-  try {
-    if (typeof value === "string" && value.trimStart().startsWith("{")) found = JSON.parse(value);
-  } catch {
-    return null;
-  }
+  const found = typeof value === "string" ? objectIn(value) : value;
   const isObject = found !== null && typeof found === "object" && !Array.isArray(found);
   return isObject && Object.keys(found).length ? found : null;
 }

@@ -2,19 +2,13 @@
 import { signal } from "@preact/signals";
 
 import { ROOT } from "../api.js";
+import { keptIn } from "../preferences.js";
 
 const KEPT = `bottega.seen${ROOT}`;
 const MOST = 500;
 
 /** `{since, at: {session: ms}}`; `since`: when this browser first showed the list. */
-function read() {
-  try {
-    const { since, at } = JSON.parse(localStorage.getItem(KEPT) ?? "{}");
-    return { since: since ?? Date.now(), at: at ?? {} };
-  } catch {
-    return { since: Date.now(), at: {} };
-  }
-}
+const read = () => ({ since: Date.now(), at: {}, ...keptIn(KEPT) });
 
 const seen = signal(read());
 const keep = (value) => {

@@ -1,13 +1,16 @@
 /** Work that a button or a form starts. */
 import { useState } from "preact/hooks";
 
+import { usePostOnce } from "../once.js";
+
 /**
- * `{busy, error, work, setError}`. `work(act, name)` awaits `act` and returns its result; `busy` is the name of the
- * work in progress; "": none. `error`: the error of the last work that failed.
+ * `{busy, error, work, setError, postOnce}`. `work(act, name)` awaits `act` and returns its result; `busy` is the name
+ * of the work in progress; "": none. `error`: the error of the last work that failed. `postOnce`: of `usePostOnce`.
  */
 export function useWork() {
   const [busy, setBusy] = useState("");
   const [error, setError] = useState(null);
+  const [postOnce] = usePostOnce();
   const work = async (act, name = "work") => {
     setBusy(name);
     setError(null);
@@ -20,7 +23,7 @@ export function useWork() {
       setBusy("");
     }
   };
-  return { busy, error, work, setError };
+  return { busy, error, work, setError, postOnce };
 }
 
 /** The handler of a form that the browser does not send. */

@@ -9,13 +9,6 @@ export const FEW = 8;
 /** So many tasks must be done before the time of the others is estimated. */
 const ESTIMATE_FROM = 3;
 
-/** How many tasks are done, failed, running and waiting. */
-export function countsOf(tasks) {
-  const counts = { done: 0, failed: 0, running: 0, waiting: 0 };
-  for (const { status } of tasks) counts[PART_OF[status]] += 1;
-  return counts;
-}
-
 /** "3 failed · 2 running" */
 export const countsText = (counts) => Object.entries(counts).filter(([, number]) => number)
   .map(([part, number]) => `${count(number)} ${part}`).join(" · ");
@@ -26,7 +19,8 @@ export const countsText = (counts) => Object.entries(counts).filter(([, number])
  */
 export function progressOf(state) {
   const tasks = [...state.tasks.values()].filter(({ queuedAt }) => queuedAt);
-  const counts = countsOf(tasks);
+  const counts = { done: 0, failed: 0, running: 0, waiting: 0 };
+  for (const { status } of tasks) counts[PART_OF[status]] += 1;
   const over = counts.done + counts.failed, total = tasks.length;
   const first = tasks.reduce((least, { queuedAt }) => Math.min(least, queuedAt), Infinity);
   const last = tasks.reduce((most, { endedAt }) => Math.max(most, endedAt ?? 0), 0);

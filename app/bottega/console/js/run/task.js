@@ -4,15 +4,11 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { post, url, withQuery } from "../api.js";
 import { count, duration, excerpt, money, plain, tokens } from "../format.js";
 import { html } from "../html.js";
-import { useData } from "../load.js";
-import { usePostOnce } from "../once.js";
-import { Button, chosenOf, Copy, Empty, Failure, Loaded, Panel, permitted, Select, Status, Tabs,
-  Value } from "../parts/basics.js";
-import { Dialog } from "../parts/dialog.js";
-import { Pages, Rows } from "../parts/lists.js";
+import { Button, chosenOf, Copy, Empty, Panel, permitted, Read, Select, Status, Tabs, Value } from "../parts/basics.js";
+import { DialogForm } from "../parts/dialog.js";
+import { Act, Pages, Rows } from "../parts/lists.js";
 import { Readable, ResultOf, ToolCall } from "../parts/readable.js";
 import { Source } from "../parts/source.js";
-import { instead, useWork } from "../parts/work.js";
 import { may } from "../person.js";
 import { follow } from "../router.js";
 import { isFinal } from "./state.js";
@@ -50,12 +46,9 @@ export function TaskDetail({ run, state, task, now, tab: wanted, call, onChange 
 }
 
 function CancelTask({ run, task }) {
-  const [error, setError] = useState(null);
   if (isFinal(task.status) || task.id === null) return null;
-  const cancel = () =>
-    post(url`/v1/runs/${run.id}/tasks/${task.id}/cancel`).catch((problem) => setError(problem.message));
-  return html`<${Button} needs="run" kind="small danger" onClick=${cancel}>Cancel task<//>${error && html`<span
-    class="bad-text small" role="alert">${error}</span>`}`;
+  return html`<${Act} needs="run" kind="small danger" label="Cancel task"
+    act=${() => post(url`/v1/runs/${run.id}/tasks/${task.id}/cancel`)} />`;
 }
 
 function Text({ task }) {
@@ -134,17 +127,12 @@ function Fork({ run, state, task }) {
 }
 
 function Form({ run, node, text, onClose }) {
-  const [postOnce] = usePostOnce();
   const [gives, setGives] = useState(false);
   const [publication, setPublication] = useState(text);
-  const { busy, error, work } = useWork();
-  const start = instead(() => work(async () => {
-    const body = gives ? { node, publication } : { node };
-    await follow(postOnce(url`/v1/runs/${run.id}/fork`, body), ({ id }) => ["runs", id]);
-    onClose();
-  }));
-  return html`<${Dialog} title=${`Repeat from ${node}`} onClose=${onClose}>
-    <form class="form" onSubmit=${start}>
+  const body = gives ? { node, publication } : { node };
+  const start = (postOnce) => follow(postOnce(url`/v1/runs/${run.id}/fork`, body), ({ id }) => ["runs", id]);
+  return html`<${DialogForm} title=${`Repeat from ${node}`} label="Repeat" send=${start}
+    disabled=${gives && !publication.trim()} onClose=${onClose}>
       <p class="small soft">A new run takes over what came before, at no cost. ${node} and all nodes that follow it are
         done again.</p>
       <label class="inline"><input type="checkbox" checked=${gives} onChange=${(e) => setGives(e.target.checked)} />
@@ -152,11 +140,6 @@ function Form({ run, node, text, onClose }) {
       <label>What ${node} publishes
         <textarea rows="8" disabled=${!gives} value=${publication}
           onInput=${(e) => setPublication(e.target.value)}></textarea></label>
-      ${error && html`<${Failure} error=${error} />`}
-      <div class="actions">
-        <${Button} type="submit" kind="primary" busy=${busy} disabled=${gives && !publication.trim()}>Repeat<//>
-        <${Button} onClick=${onClose}>Cancel<//></div>
-    </form>
   <//>`;
 }
 
@@ -168,12 +151,12 @@ const ORIGINS = {
 /** `call`: number of the chosen model call; null: the last one. */
 function Prompt({ run, task, call, onChoose }) {
   const chosen = call ?? task.calls.at(-1)?.call ?? null;
-  const found = useData(chosen && withQuery(url`/v1/runs/${run.id}/prompt`, { task_id: task.id, call: chosen }));
   if (chosen === null) return html`<${Empty} title="No model call yet." />`;
   return html`
     <${Select} kind="choice" label="Model call" value=${chosen} onChange=${(call) => onChoose(Number(call))}
       options=${task.calls.map(({ call, model }) => [call, `${call}${model ? ` · ${model}` : ""}`])} />
-    <${Loaded} from=${found} what="the prompt">${(prompt) => html`
+    <${Read} what="the prompt"
+      path=${withQuery(url`/v1/runs/${run.id}/prompt`, { task_id: task.id, call: chosen })}>${(prompt) => html`
       <p class="small soft">${prompt.version && `version ${prompt.version} of the agent · `}${prompt.model}
         ${params(prompt.params)}</p>
       ${prompt.shortened && html`<p

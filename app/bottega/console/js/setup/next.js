@@ -4,10 +4,8 @@ import { useState } from "preact/hooks";
 import { post, ROOT, url } from "../api.js";
 import { html } from "../html.js";
 import { useData } from "../load.js";
-import { usePostOnce } from "../once.js";
-import { Button, Failure, Link, Panel } from "../parts/basics.js";
-import { Dialog } from "../parts/dialog.js";
-import { instead, useWork } from "../parts/work.js";
+import { Button, Link, Panel } from "../parts/basics.js";
+import { DialogForm } from "../parts/dialog.js";
 import { may } from "../person.js";
 import { follow } from "../router.js";
 import { info, isOpen } from "./model.js";
@@ -72,25 +70,18 @@ async function store(definitions) {
 
 function Ask({ template, onClose }) {
   const [question, setQuestion] = useState(template.ask);
-  const { busy, error, work } = useWork();
-  const [postOnce] = usePostOnce();
-  const ask = instead(() => work(async () => {
+  const ask = async (postOnce) => {
     await store(template.definitions);
     const lines = question.split("\n").filter((line) => line.trim());
     await follow(template.batch
       ? postOnce("/v1/batches", { ...template.run, items: lines.map((input) => ({ input })) })
       : postOnce("/v1/runs", { ...template.run, input: question }),
     ({ id }) => [template.batch ? "batches" : "runs", id]);
-    onClose();
-  }));
+  };
   const names = (template.definitions.agents ?? []).map(({ name }) => name).join(", ");
-  return html`<${Dialog} title=${template.title} onClose=${onClose}>
-    <p>${template.about}</p><p class="small soft">It stores ${names}, for you to change under Agents.</p>
-    <form class="form" onSubmit=${ask}>
+  const about = html`<p>${template.about}</p>
+    <p class="small soft">It stores ${names}, for you to change under Agents.</p>`;
+  return html`<${DialogForm} title=${template.title} about=${about} label="Ask" send=${ask} onClose=${onClose}>
       <label>${template.batch ? "One question a line" : "Question"} <textarea rows="4" required value=${question}
-        onInput=${(e) => setQuestion(e.target.value)}></textarea></label>
-      ${error && html`<${Failure} error=${error} />`}
-      <div class="actions"><${Button} type="submit" kind="primary" busy=${busy}>Ask<//>
-        <${Button} onClick=${onClose}>Cancel<//></div></form>
-  <//>`;
+        onInput=${(e) => setQuestion(e.target.value)}></textarea></label><//>`;
 }

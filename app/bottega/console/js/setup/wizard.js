@@ -4,7 +4,6 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { call, get, post, url, withQuery } from "../api.js";
 import { count } from "../format.js";
 import { html } from "../html.js";
-import { usePostOnce } from "../once.js";
 import { Button, Failure } from "../parts/basics.js";
 import { Dialog } from "../parts/dialog.js";
 import { instead, useWork } from "../parts/work.js";
@@ -47,8 +46,7 @@ export function Wizard({ onConnected, onClose }) {
   const [tested, setTested] = useState(null);
   const [model, setModel] = useState("");
   const [price, setPrice] = useState({ input: "", output: "" });
-  const { busy, error, work, setError } = useWork();
-  const [postOnce] = usePostOnce();
+  const { busy, error, work, setError, postOnce } = useWork();
   const secret = useRef(null);
   const provider = useRef(null);
   const first = useRef(null);
