@@ -112,6 +112,7 @@ def figures() -> dict[str, int]:
         "sql_lines": sql.count("\n"),
         "sql_planner_pins": len(_PIN.findall(sql)),
         "tests_lines": lines_of(python_in(ROOT / "tests")),
+        "console_lines": lines_of(sorted((PACKAGE / "console/js").rglob("*.js"))),
         "benchmarks_lines": lines_of(python_in(ROOT / "benchmarks")),
     }
 
