@@ -29,13 +29,13 @@ CHANGES: tuple[tuple[tuple[str, ...], set[str]], ...] = (
     (("migrate",), {"key.create"}),  # the operator's first key
     (("tenants", "delete", "acme", "--yes"), {"tenant.delete"}),
 )
-BY_API = {"apply", "batch", "cancel", "chat", "fork", "run", "interrupts resolve"}
+BY_API = {"apply", "batch", "cancel", "chat", "evals start", "fork", "run", "interrupts resolve"}
 """They send requests, whose changes name the key."""
 SERVE = {"serve", "worker", "demo", "demo-model"}
 """They serve, or start what serves; the first key is stored as by ``migrate``."""
 READS = {
-    *("doctor", "export", "interrupts list", "interrupts show", "keys list", "providers test"),
-    *("settings", "tenants list", "watch"),
+    *("doctor", "evals list", "evals show", "export", "interrupts list", "interrupts show"),
+    *("keys list", "providers test", "settings", "tenants list", "watch"),
 }
 
 
