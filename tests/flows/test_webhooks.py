@@ -421,8 +421,9 @@ async def test_an_attempt_that_outlived_its_lease_does_not_end_the_next_one(
         async with delivering(api.service):
             run_id = await ended(api.client, receiver.url())
             await arrived(receiver)
-            await api.owner.execute("UPDATE webhooks SET next_at = now()")
-            assert len(await leased(api.owner, "webhook")) == 1  # the next one has it
+            async with api.owner.acquire() as owner, owner.transaction():
+                await owner.execute("UPDATE webhooks SET next_at = now()")
+                assert len(await leased(owner, "webhook")) == 1  # the next one has it
             gate.set()
             await until(lambda: any(entry["event"] == "webhook.failed" for entry in logs))
     webhook = await webhook_of(api.client, run_id)
