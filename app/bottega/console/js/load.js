@@ -76,5 +76,8 @@ export function useData(path, { everyMs = 0, ended = never, from = get } = {}) {
   return { ...state, reload: read };
 }
 
+/** Read several paths at once, which spaces separate; for `from` of `useData`. */
+export const getAll = (paths) => Promise.all(paths.split(" ").map((path) => get(path)));
+
 /** Calls that wait for people: `useData` of `GET /v1/interrupts?status=pending`, read once for all pages. */
 export const pending = signal(/** @type {any} */ ({ data: null, error: null, retries: true }));

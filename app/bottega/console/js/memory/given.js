@@ -19,7 +19,7 @@ export const Given = ({ id }) => html`<${Read} path=${url`/v1/runs/${id}`} what=
   ended=${({ status }) => isFinal(status)}>${(shown) => html`
     <div class="head"><div><h2>${shown.agent ?? shown.graph}: ${excerpt(plain(shown.input), 120)}</h2>
       <p class="small soft"><${Link} path=${["runs", id]}>the run<//> <${Status}
-        value=${shown.status} /> outcome <${Worth} of=${shown} /></p></div></div>
+        value=${shown.status} /> outcome <${Worth} of=${shown} /></p></div></div>`}<//>
     <${Read} path=${url`/v1/runs/${id}/learning`} what="what was learnt" everyMs=${3000} ended=${ended}>
       ${(found) => html`
       ${found.error && html`<p class="note bad" role="alert">Learning failed: ${found.error}
@@ -33,7 +33,7 @@ export const Given = ({ id }) => html`<${Read} path=${url`/v1/runs/${id}`} what=
             (each) => html`<li key=${each.id}>
               <${Link} path=${["memory", "patterns", each.id]}>${each.name}<//> <span class="small soft">
                 ${each.category.toLowerCase()}, ${each.state.toLowerCase().replace("_", " ")}</span></li>`)}</ul>
-                  <//>`}`}<//>`}<//>`;
+                  <//>`}`}<//>`;
 
 /** What of earlier runs stood in the run's prompts. */
 const Recalled = ({ id }) => html`<${Read} what="what it was given"

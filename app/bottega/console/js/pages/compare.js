@@ -6,7 +6,7 @@ import { parts, rowsOf, rowsOfTexts } from "../compare/rows.js";
 import { linesOf } from "../compare/talk_lines.js";
 import { count, duration, knownAmount, money, plain, shortId, tokens } from "../format.js";
 import { html } from "../html.js";
-import { useData } from "../load.js";
+import { getAll, useData } from "../load.js";
 import { Button, Copy, Empty, Folded, Link, Loaded, NoRun, Panel, Read, Status, Time } from "../parts/basics.js";
 import { Pages, Rows, usePages } from "../parts/lists.js";
 import { titleOf, worth } from "../parts/run_table.js";
@@ -61,12 +61,12 @@ function Both({ id, other }) {
 
 /** The questions of both runs. */
 const Questions = ({ before, after }) => html`<${Panel} title="Question">
-  <${Read} path=${url`/v1/runs/${before}`} what="the question">${(first) => html`
-    <${Read} path=${url`/v1/runs/${after}`} what="the question">${(second) => plain(first.input) === plain(second.input)
+  <${Read} path=${url`/v1/runs/${before} /v1/runs/${after}`} from=${getAll} what="the question">
+    ${([first, second]) => plain(first.input) === plain(second.input)
       ? html`<div class="body"><p class="small soft">The same in both.</p>
         <pre class="text story" tabindex="0">${plain(first.input)}</pre></div>`
       : html`<${Sides} rows=${rowsOfTexts(plain(first.input), plain(second.input))}
-        label="Difference of the questions" />`}<//>`}<//><//>`;
+        label="Difference of the questions" />`}<//><//>`;
 
 /** The outcome and the version of a run. */
 function Worth({ id }) {

@@ -5,6 +5,7 @@ import { DraftChat, TrialForm } from "../agents/draft_chat.js";
 import { trialOf } from "../agents/schema.js";
 import { excerpt } from "../format.js";
 import { html } from "../html.js";
+import { getAll } from "../load.js";
 import { Button, Link, Panel, Read } from "../parts/basics.js";
 import { Rows } from "../parts/lists.js";
 import { go } from "../router.js";
@@ -20,13 +21,13 @@ const ofServers = ({ items }) => items.flatMap((server) => (server.tools ?? []).
 
 export const Tools = ({ query }) => html`
   <div class="head"><h1>Tools</h1><div class="actions"><${Link} path=${["mcp"]}>MCP servers<//></div></div>
-    <${Read} path="/v1/agents?view=full&limit=100" what="tools">${(own) => html`
-    <${Read} path="/v1/mcp-servers?view=full&limit=100" what="tools">${(others) => {
+    <${Read} path="/v1/agents?view=full&limit=100 /v1/mcp-servers?view=full&limit=100" from=${getAll}
+      what="tools">${([own, others]) => {
       const tools = [...ofAgents(own), ...ofServers(others)];
       const chosen = tools.find((each) => each.place === (query.server ?? query.agent) && each.name === query.tool);
       return html`<${Listed} tools=${tools} />${chosen && html`<${Trial} key=${`${chosen.place} ${chosen.name}`}
         tool=${chosen} />`}`;
-    }}<//>`}<//>`;
+    }}<//>`;
 
 const Listed = ({ tools }) => html`<${Panel} title="Tools that are called outside"><${Rows} label="Tools" items=${tools}
   id=${(each) => `${each.place} ${each.name}`} empty="There is none yet."

@@ -1,12 +1,12 @@
-/** How far the tasks of a run are. Pure. */
+/** Progress of the tasks of a run. Pure. */
 import { count } from "../format.js";
 
-/** What each status of a task means for the progress of all. */
+/** The count in which a task of each status is included. */
 export const PART_OF = { queued: "waiting", running: "running", streaming: "running", waiting: "waiting",
   completed: "done", failed: "failed", timeout: "failed", cancelled: "failed" };
 /** Below this number of tasks there is no picture of their progress, and no search among them. */
 export const FEW = 8;
-/** So many tasks must be done before the time of the others is estimated. */
+/** Number of done tasks from which on the time of the others is estimated. */
 const ESTIMATE_FROM = 3;
 
 /** "3 failed · 2 running" */
