@@ -533,7 +533,7 @@ def _message_delivered(replay: RunReplay, task: TaskReplay, event: Event) -> Non
 def _people_asked(replay: RunReplay, task: TaskReplay, event: Event) -> None:
     replay.asked_people = True
     replay.asks[event.data["interrupt_id"]] = event.task_id, event.at, None
-    if event.data["server"] is not None:
+    if event.data.get("server") is not None:
         replay.questions.add(event.data["interrupt_id"])
 
 
