@@ -17,7 +17,7 @@ _ALIKE = {
 def test_module_that_writes_an_event_uses_the_class_of_its_data() -> None:
     """Refuse bare dicts, whose fields the type checker does not compare with the class."""
     for path in PACKAGE.rglob("*.py"):
-        names = {node.id for node in nodes(path) if isinstance(node, ast.Name)}
+        of_module = {node.id for node in nodes(path) if isinstance(node, ast.Name)}
         for node in nodes(path):
             match node:
                 case ast.Call(
@@ -27,6 +27,9 @@ def test_module_that_writes_an_event_uses_the_class_of_its_data() -> None:
                     place = f"{path}:{node.lineno}"
                     assert not isinstance(data, ast.Dict | ast.BinOp), place
                     own = _IN_LOG.get(EventType[kind], DATA[EventType[kind]].__name__)
+                    names = of_module
+                    if isinstance(data, ast.Call) and isinstance(data.func, ast.Name):
+                        names = {data.func.id}
                     assert own in names or EventType[kind] in _MADE_ELSEWHERE, place
 
 

@@ -76,7 +76,7 @@ _PARTS = {
     "timeout": "failed",
     "cancelled": "failed",
 }
-"""What each status of a task means for the progress of all, as in ``tasks`` of a run."""
+"""Count in which a task of each status is included, as in ``tasks`` of a run."""
 
 
 @dataclass(slots=True)
@@ -92,7 +92,7 @@ class Crowd:
     MANY: ClassVar[int] = 10
     """From this number of tasks on, the tasks are counted and not shown one by one."""
     ESTIMATE_FROM: ClassVar[int] = 3
-    """So many tasks must be done before the time of the others is estimated."""
+    """Number of done tasks from which on the time of the others is estimated."""
 
     parts: dict[str, str] = field(default_factory=dict)
     began: float = 0.0

@@ -93,7 +93,7 @@ class Branch(Body):
     when: Line
     """The case, in words."""
     then: Line
-    """What to do in this case."""
+    """Action in this case."""
 
 
 Steps = Annotated[list[Step], Field(min_length=1, max_length=50)]
@@ -107,7 +107,7 @@ class StrategyFields(Body):
     principles: Lines = Field(default_factory=list)
     """Rules to follow."""
     trade_offs: Lines = Field(default_factory=list)
-    """What the approach costs."""
+    """Cost of the approach."""
 
 
 class TemplateFields(Body):
@@ -126,7 +126,7 @@ class HeuristicFields(Body):
     condition: Annotated[str, StringConstraints(min_length=1, max_length=2000)]
     """Case in which the rule applies, in words."""
     action: Annotated[str, StringConstraints(min_length=1, max_length=4000)]
-    """What to do when the rule applies."""
+    """Action when the rule applies."""
     rationale: Annotated[str, StringConstraints(max_length=4000)] = ""
     """Reason why the rule works."""
 
@@ -196,7 +196,7 @@ class PatternGuide(Body):
     benefits: Lines = Field(default_factory=list)
     """Advantages of the pattern."""
     risks: Lines = Field(default_factory=list)
-    """What may go wrong."""
+    """Problems that may occur."""
     alternatives: Ids = Field(default_factory=list)
     """Ids of patterns to use instead."""
 
@@ -249,7 +249,7 @@ class NewPattern(Body):
     content: NewContent
     applicability: PatternApplicability = Field(default_factory=PatternApplicability)
     description: Text = ""
-    """What the pattern is about, for people."""
+    """Description of the pattern for people."""
     summary: Text = ""
     """One or two sentences that a model reads."""
     detail: Detail = ""
@@ -507,7 +507,7 @@ class Pattern(Answer):
     created_at: datetime
     updated_at: datetime
     description: str
-    """What the pattern is about, for people."""
+    """Description of the pattern for people."""
     summary: str
     detail: str
     """All other facts about the pattern, for people."""
@@ -547,7 +547,7 @@ class PatternMatch(Answer):
 
     pattern: Pattern
     score: float
-    """How well the pattern fits the task, from 0 to 1."""
+    """Fit of the pattern to the task, from 0 to 1."""
     quality: float
     """Share of the task's known features that the pattern tests."""
     parts: ScoreParts | None
